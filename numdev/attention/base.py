@@ -1,0 +1,82 @@
+"""What every implementation of attention takes and returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from numdev.errors import BadInput
+from numdev.formats import Format
+from numdev.mask import Mask
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of attention, and what the run counted of itself.
+
+    Attributes:
+        out: `softmax(scale Q K^T) V`; rows that see no key are 0.
+        lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
+            implementation does not return it.
+        counters: events of the run, as rates or counts; see `numdev.attention.tiled.Counters`.
+    """
+
+    out: Float[Tensor, "batch heads queries dim"]
+    lse: Float[Tensor, "batch heads queries"] | None
+    counters: dict[str, float] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs by name, which is what a measurement compares."""
+        return {"out": self.out} if self.lse is None else {"out": self.out, "lse": self.lse}
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot honour."""
+
+    @property
+    def format(self) -> Format:
+        """Format of the output, in whose ulp the deviation is counted."""
+        ...
+
+    @property
+    def input_key(self) -> Hashable:
+        """Equal for implementations whose `round_inputs` is the same function, so that golden is computed once."""
+        ...
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs as the implementation sees them: what golden receives for the arithmetic error."""
+        ...
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Attention on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
+        ...
+
+
+def softmax_scale(q: Tensor, scale: float | None) -> float:
+    """`1/sqrt(d)` (Vaswani et al. 2017, equation 1) unless a scale is given."""
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
+    """Raise BadInput, naming the field, unless q, k, v and the mask fit together."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4 or 0 in tensor.shape:
+            raise BadInput(name, tuple(tensor.shape), "give [batch, heads, tokens, head_dim], none of them 0")
+    if k.shape[:3] != v.shape[:3]:
+        raise BadInput("v", tuple(v.shape), f"it must have the batch, heads and tokens of k, {tuple(k.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+        raise BadInput("k", tuple(k.shape), f"it must have the batch and head_dim of q, {tuple(q.shape)}")
+    if q.shape[1] % k.shape[1]:
+        raise BadInput("problem.kv_heads", k.shape[1], f"it must divide the {q.shape[1]} heads of q")
+    mask.check(q.shape[0], k.shape[-2])
+
+
+def group_heads(q: Tensor, kv_heads: int) -> Float[Tensor, "batch kv_heads group queries dim"]:
+    """q with the heads that share a KV head as an own dimension (GQA, Ainslie et al. 2023)."""
+    return q.unflatten(1, (kv_heads, -1))

@@ -1,0 +1,66 @@
+"""What a tiled run counts of itself: the mechanisms behind a deviation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from numdev.rounding import Cast
+from numdev.softmax import OnlineSoftmax
+
+COUNTERS = {
+    "rescales_per_row": "times that alpha differed from 1 on a row already begun, mean over rows",
+    "tied_rows": "share of rows whose largest score occurs more than once",
+    "p_one_per_row": "entries of P equal to 1, mean over rows",
+    "p_flushed": "share of the visible entries of P that are 0 after the probabilities cast",
+    "p_saturated": "share of the visible entries of P beyond the largest number of the probabilities format",
+    "stagnated_per_row": "tiles whose positive sum left the row sum as it was, mean over rows",
+}
+
+
+class Counters:
+    """Events of one run, summed over tiles on the device; only `summary` waits for it."""
+
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast) -> None:
+        """`rows` is any tensor of shape [..., rows, 1] on the device."""
+        self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
+        self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
+        self._limit = probabilities.to.max
+        largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
+        self._can_saturate = largest_p > self._limit
+
+    def scores(self, s: Tensor, m: Tensor, m_old: Tensor, first: int) -> None:
+        """How often the running maximum occurs; the count starts over when the maximum rises."""
+        ties = self._ties[..., first : first + s.shape[-2]]
+        ties.masked_fill_((m > m_old).squeeze(-1), 0).add_((s == m).sum(-1))
+
+    def row_sums(
+        self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor
+    ) -> None:
+        self._events[0] += ((alpha != 1) & begun).sum()
+        self._events[1] += torch.count_nonzero(p == 1)
+        self._events[2] += ((row_sum == kept) & (tile_sum > 0) & begun).sum()
+
+    def before_cast(self, p: Tensor) -> None:
+        if self._can_saturate:
+            self._events[3] += torch.count_nonzero(p > self._limit)
+
+    def after_cast(self, p: Tensor, visible: Tensor | None) -> None:
+        seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
+        self._events[4] += seen - torch.count_nonzero(p)  # an entry that is masked is 0 and not seen
+        self._events[5] += seen
+
+    def summary(self) -> dict[str, float]:
+        """The columns of `COUNTERS`."""
+        rescales, ones, stagnated, saturated, flushed, entries = self._events.tolist()
+        rows = self._ties.numel()
+        return {
+            "rescales_per_row": rescales / rows,
+            "tied_rows": float((self._ties > 1).double().mean()),
+            "p_one_per_row": ones / rows,
+            "p_flushed": flushed / max(entries, 1),
+            "p_saturated": saturated / max(entries, 1),
+            "stagnated_per_row": stagnated / rows,
+        }

@@ -1,0 +1,74 @@
+"""A user's own attention, measured like the others."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from numdev.attention.base import Output, check_shapes
+from numdev.errors import BadInput
+from numdev.formats import BF16, Format
+from numdev.mask import Mask
+from numdev.rounding import Cast
+
+_FIELD = "attention.function"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """`function(q, k, v, mask=Mask, scale=float) -> out` or `(out, lse)`, named `package.module:function`.
+
+    The function receives tensors of the torch dtype of `fmt`, already rounded to it, on the device of the measurement. It
+    raises `numdev.Unsupported` for a mask or shape that it cannot honour.
+
+    Attributes:
+        function: where to import it from.
+        fmt: the format of its inputs, and of its output's ulp.
+    """
+
+    function: str
+    fmt: Format = BF16
+
+    def __post_init__(self) -> None:
+        if self.fmt.dtype is None:
+            raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+        self._load()
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float32
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cast = Cast(self.fmt)
+        q, k, v = (cast(t.double()).to(self.fmt.dtype) for t in (q, k, v))  # already in the format: to() is exact
+        return q, k, v
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Call the function and check what it returns."""
+        check_shapes(q, k, v, mask)
+        result = self._load()(q, k, v, mask=mask, scale=scale)
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        if not isinstance(out, Tensor) or out.shape != (*q.shape[:-1], v.shape[-1]):
+            shape = tuple(getattr(out, "shape", ())) or type(out).__name__
+            raise BadInput(_FIELD, self.function, f"it returned {shape}; it must return out of shape {tuple(q.shape)}")
+        return Output(out, lse)
+
+    def _load(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+        module, colon, name = self.function.partition(":")
+        if not colon:
+            raise BadInput(_FIELD, self.function, "write it as package.module:function")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError as error:
+            raise BadInput(_FIELD, self.function, f"its module cannot be imported ({error})") from None
+        if not callable(found):
+            raise BadInput(_FIELD, self.function, f"module {module} has no function {name}")
+        return found  # type: ignore[no-any-return]

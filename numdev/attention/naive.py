@@ -1,0 +1,79 @@
+"""Naive, untiled attention under a precision policy: the paper's baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.formats import Format
+from numdev.mask import Mask
+from numdev.precision import Precision
+from numdev.softmax import Normalise
+
+_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
+
+
+@dataclass(frozen=True)
+class Naive:
+    """`S = scale Q K^T; P = exp(S - rowmax S); O = (P / l) V`, each step in its format, over whole rows.
+
+    Attributes:
+        precision: the policy. `rescale` is not used: nothing is rescaled.
+        normalise: EACH divides P by `l` before the product, as the paper's `softmax(Q K^T / sqrt(d)) V` does (section II.A);
+            END divides O after it, which is exactly tiled attention with a single tile.
+    """
+
+    precision: Precision
+    normalise: Normalise = Normalise.EACH
+
+    @property
+    def format(self) -> Format:
+        return self.precision.format
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.precision.inputs, self.precision.carrier
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.precision.round_inputs(q, k, v)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""
+        check_shapes(q, k, v, mask)
+        factor = softmax_scale(q, scale)
+        carrier = self.precision.carrier
+        q, k, v = q.to(carrier), k.to(carrier), v.to(carrier)
+        queries, (kv_heads, keys) = q.shape[2], k.shape[1:3]
+        grouped, k, v = group_heads(q, kv_heads), k[:, :, None], v[:, :, None]
+        out = q.new_empty(*grouped.shape[:-1], v.shape[-1])
+        lse = q.new_empty(grouped.shape[:-1])
+        step = max(16, _WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys))
+        for start in range(0, queries, step):
+            rows = (start, min(start + step, queries))
+            visible = mask.visible(queries, keys, rows, (0, keys), q.device)
+            block = grouped[..., slice(*rows), :]
+            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(block, k, v, visible, factor)
+        return Output(out.flatten(1, 2), lse.flatten(1, 2))
+
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+        step = self.precision
+        s = step.scores.accumulate.apply_(step.scores(q, k.mT).mul_(factor))
+        if visible is not None:
+            s.masked_fill_(~visible[:, :, None], float("-inf"))
+        m = s.amax(-1, keepdim=True)
+        m.masked_fill_(m == float("-inf"), 0.0)
+        p = step.exponential.apply_(step.exponential.apply_(s.sub_(m)).exp_())
+        row_sum = step.row_sum.sum(p)
+        divisor = torch.where(row_sum == 0, 1.0, row_sum)
+        log_sum = step.row_sum.accumulate.apply_(row_sum.log())
+        lse = step.row_sum.accumulate.apply_(m + log_sum).squeeze(-1)
+        if self.normalise is Normalise.EACH:
+            out = step.values(step.probabilities.apply_(p.div_(divisor)), v)
+        else:
+            out = step.values(step.probabilities.apply_(p), v)
+            out = step.accumulator.apply_(step.accumulator.apply_(out).div_(divisor))
+        return step.output.apply_(out), lse

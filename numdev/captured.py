@@ -1,0 +1,138 @@
+"""q, k and v captured from a trained model."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from numdev.errors import BadInput
+from numdev.problem import Shape
+
+_SUFFIXES = (".safetensors", ".pt", ".npz")
+_FIELD = "problem.source.path"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
+
+    The heads of all chosen layers (and batch entries) stand in a row, and replicate `seed` takes the next `heads` of them:
+    a captured tensor has no seed, so other heads are its replicates. The first `queries` and `keys` tokens are used.
+
+    Attributes:
+        path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
+        layer: the name before `.q`; None takes all layers, in the order of the file.
+    """
+
+    path: str = "minilm"
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        layers = _load(self.path)
+        if self.layer is not None and self.layer not in layers:
+            raise BadInput("problem.source.layer", self.layer, f"{self.path} has {', '.join(layers)}")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, so that results of another file under the same name are told apart."""
+        return _digest(self.path)
+
+    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
+        layers = _load(self.path)
+        chosen = [layers[self.layer]] if self.layer is not None else list(layers.values())
+        tensors = []
+        for i, name in enumerate("qkv"):
+            size = shape.q if name == "q" else shape.kv
+            tensors.append(self._take(torch.cat([layer[i] for layer in chosen]), name, size, seed))
+        return tensors[0], tensors[1], tensors[2]
+
+    def _take(self, heads: Tensor, name: str, size: tuple[int, int, int, int], seed: int) -> Tensor:
+        batch, wanted, tokens, dim = size
+        if heads.shape[-1] != dim:
+            raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {heads.shape[-1]}")
+        if heads.shape[-2] < tokens:
+            field = "problem.queries" if name == "q" else "problem.keys"
+            raise BadInput(field, tokens, f"{name} of {self.path} has {heads.shape[-2]} tokens; give at most that")
+        count = batch * wanted
+        replicates = heads.shape[0] // count
+        if seed >= replicates:
+            mend = f"{self.path} has {heads.shape[0]} heads of {name}, so {replicates} replicates of {count}"
+            raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
+        return heads[seed * count : (seed + 1) * count, :tokens].double().unflatten(0, (batch, wanted))
+
+
+@lru_cache(maxsize=4)
+def _load(path: str) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Layer name to its q, k, v, each `[heads, tokens, head_dim]`."""
+    tensors = _read(_file(path))
+    layers: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
+        missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
+        if missing:
+            raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
+        layers[name] = tuple(_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")  # type: ignore[assignment]
+        q, k, v = layers[name]
+        if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+            shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+            raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
+    if not layers:
+        raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
+    return layers
+
+
+def _file(path: str) -> Path:
+    return Path(str(files("numdev") / "data" / "minilm_qkv.safetensors")) if path == "minilm" else Path(path)
+
+
+@lru_cache(maxsize=4)
+def _digest(path: str) -> str:
+    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if file.suffix not in _SUFFIXES:
+        raise BadInput(_FIELD, str(file), f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+    if not file.is_file():
+        raise BadInput(_FIELD, str(file), "there is no such file; give an existing path, or minilm")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(file))
+        if file.suffix == ".npz":
+            import numpy as np
+
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: torch.from_numpy(archive[name]) for name in archive.files}
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise _malformed(file, error) from None
+    except Exception as error:
+        if type(error).__name__ in ("SafetensorError", "BadZipFile"):
+            raise _malformed(file, error) from None
+        raise
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
+    return loaded
+
+
+def _malformed(file: Path, error: Exception) -> BadInput:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
+
+
+def _check(tensor: Tensor, path: str, name: str) -> Tensor:
+    if not tensor.is_floating_point() or tensor.ndim not in (3, 4):
+        raise BadInput(_FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
+    bad = int((~tensor.double().isfinite()).sum())
+    if bad:
+        raise BadInput(_FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
+    return tensor.flatten(0, -3)

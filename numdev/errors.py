@@ -1,0 +1,23 @@
+"""The two errors that a user can cause, each one sentence that names the field, what was wrong, and the mend."""
+
+from __future__ import annotations
+
+
+class NumdevError(Exception):
+    """Base of everything that numdev raises on purpose."""
+
+
+class BadInput(NumdevError, ValueError):
+    """A value that cannot be used: `field` got `value`; `mend` says what would do."""
+
+    def __init__(self, field: str, value: object, mend: str) -> None:
+        super().__init__(f"{field}: {value!r} cannot be used; {mend}")
+        self.field = field
+
+
+class Unsupported(NumdevError):
+    """An implementation cannot honour what was asked for; `field` says which part, `reason` why."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field

@@ -1,0 +1,235 @@
+"""Number formats as data: a `Format` is a finite set of binary numbers, described by a few integers.
+
+A format with `e` exponent bits and `m` mantissa bits holds the numbers
+
+    +- (1 + k / 2^m) * 2^E      emin <= E <= emax     (normal)
+    +- (k / 2^m) * 2^emin                             (subnormal, and zero)
+
+with `0 <= k < 2^m`, `bias = 2^(e-1) - 1` and `emin = 1 - bias` (IEEE 754-2019, section 3.3). The OCP 8-bit formats
+differ only in which codes of the top exponent are numbers (OCP OFP8, section 5). A symmetric integer format is the
+same set without normal numbers and with a quantum of one: `+- k`, `0 <= k < 2^m`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from numdev.errors import BadInput
+
+
+class Specials(Enum):
+    """What the largest exponent code of a format stands for."""
+
+    IEEE = "ieee"  # infinities and NaNs take the whole of it
+    NAN_ONLY = "fn"  # one NaN, the all-ones mantissa; the rest are numbers (OCP E4M3)
+    FINITE = "finite"  # numbers only (OCP FP4 and FP6, the integers)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary number format.
+
+    Attributes:
+        exponent_bits: width of the exponent field; 0 makes a symmetric integer format.
+        mantissa_bits: stored fraction bits, without the hidden one.
+        specials: what the top exponent code stands for.
+
+    Raises:
+        BadInput: if the widths are outside what FP64 arithmetic can carry.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    specials: Specials = Specials.IEEE
+
+    def __post_init__(self) -> None:
+        e, m = self.exponent_bits, self.mantissa_bits
+        if e == 0:
+            if self.specials is not Specials.FINITE or not 1 <= m <= 31:
+                raise BadInput("format", f"e0m{m}", "an integer format is finite and has 1 to 31 magnitude bits")
+        elif not (2 <= e <= 11 and 1 <= m <= 52):
+            raise BadInput("format", f"e{e}m{m}", "give 2 to 11 exponent bits and 1 to 52 mantissa bits")
+
+    @staticmethod
+    def parse(text: str) -> Format:
+        """Read a catalogue name (`bf16`), `e{x}m{y}`, `e{x}m{y}fn`, `e{x}m{y}finite` or `int{n}`."""
+        if text in _CATALOGUE:
+            return _CATALOGUE[text]
+        if match := re.fullmatch(r"e(\d+)m(\d+)(fn|finite)?", text):
+            exponent, mantissa, suffix = match.groups()
+            if int(exponent) > 0:
+                return Format(int(exponent), int(mantissa), Specials(suffix or "ieee"))
+        if match := re.fullmatch(r"int(\d+)", text):
+            return Format(0, int(match[1]) - 1, Specials.FINITE)
+        raise BadInput(
+            "format", text, f"use one of {', '.join(_CATALOGUE)}, or e{{x}}m{{y}} (e5m2, e3m4fn, e2m1finite), or int{{n}}"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name that `parse` reads back to this format."""
+        if self in _NAMES:
+            return _NAMES[self]
+        if self.is_integer:
+            return f"int{self.mantissa_bits + 1}"
+        suffix = "" if self.specials is Specials.IEEE else self.specials.value
+        return f"e{self.exponent_bits}m{self.mantissa_bits}{suffix}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_integer(self) -> bool:
+        return self.exponent_bits == 0
+
+    @property
+    def precision(self) -> int:
+        """Significant bits `p`, the hidden one included."""
+        return self.mantissa_bits + (0 if self.is_integer else 1)
+
+    @property
+    def bits(self) -> int:
+        """Width of the encoding, sign included."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @cached_property
+    def emin(self) -> int:
+        """Exponent of the smallest normal number; for an integer format, the one that makes the quantum 1."""
+        return self.mantissa_bits if self.is_integer else 2 - 2 ** (self.exponent_bits - 1)
+
+    @cached_property
+    def emax(self) -> int:
+        """Exponent of the largest finite number."""
+        if self.is_integer:
+            return self.mantissa_bits - 1
+        top = 2 ** (self.exponent_bits - 1)
+        return top - 1 if self.specials is Specials.IEEE else top
+
+    @cached_property
+    def max(self) -> float:
+        """The largest finite number."""
+        if self.is_integer:
+            return float(2**self.mantissa_bits - 1)
+        lost = 2 if self.specials is Specials.NAN_ONLY else 1
+        return math.ldexp(2 ** (self.mantissa_bits + 1) - lost, self.emax - self.mantissa_bits)
+
+    @cached_property
+    def min_normal(self) -> float:
+        return math.ldexp(1.0, self.emin)
+
+    @cached_property
+    def min_subnormal(self) -> float:
+        """The smallest positive number, which is the spacing below `min_normal`."""
+        return math.ldexp(1.0, self.emin - self.mantissa_bits)
+
+    @cached_property
+    def u(self) -> float:
+        """Unit roundoff `2^-p`: the largest relative error of rounding to nearest a number in the normal range."""
+        return math.ldexp(1.0, -self.precision)
+
+    @property
+    def has_infinity(self) -> bool:
+        return self.specials is Specials.IEEE
+
+    @property
+    def has_nan(self) -> bool:
+        return self.specials is not Specials.FINITE
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The torch dtype with exactly this set of numbers, where there is one (TF32 has none)."""
+        return _DTYPES.get(self)
+
+    def covers(self, other: Format) -> bool:
+        """Whether every finite number of `other` is one of this format, so that rounding it changes nothing."""
+        if other.is_integer or self.is_integer:
+            return self == other or (not self.is_integer and self.precision >= other.precision)
+        return (
+            self.precision >= other.precision
+            and self.emin - self.mantissa_bits <= other.emin - other.mantissa_bits
+            and self.max >= other.max
+        )
+
+    def ulp(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The spacing of the format at `|x|`, in FP64: `2^(max(floor(log2 |x|), emin) - m)` (Goldberg 1991, section 1.2)."""
+        x = x.double()
+        _, exponent = torch.frexp(x)  # x = f * 2^exponent with 1/2 <= f < 1, also for subnormal x; never a logarithm
+        exponent = (exponent - 1).clamp_(self.emin, self.emax).masked_fill_(x == 0, self.emin)
+        power = ((exponent.long() + 1023) << 52).view(torch.float64)  # 2^exponent, from its bits
+        return power.mul_(2.0**-self.mantissa_bits)
+
+    def values(self) -> Float[Tensor, " count"]:
+        """All finite numbers of a format of 16 bits or fewer, ascending, zero once, in FP64.
+
+        Raises:
+            BadInput: for a wider format.
+        """
+        if self.bits > 16:
+            raise BadInput("format", self.name, "a table of values exists for formats of 16 bits or fewer")
+        return _positive_values(self)
+
+    def __repr__(self) -> str:
+        return f"Format({self.name})"
+
+
+@lru_cache(maxsize=32)
+def _positive_values(fmt: Format) -> Tensor:
+    m = fmt.mantissa_bits
+    magnitudes = {math.ldexp(k, fmt.emin - m) for k in range(2**m)}
+    if not fmt.is_integer:
+        for exponent in range(fmt.emin, fmt.emax + 1):
+            magnitudes.update(math.ldexp(2**m + k, exponent - m) for k in range(2**m))
+    kept = sorted(value for value in magnitudes if value <= fmt.max)
+    return torch.tensor([-value for value in reversed(kept) if value] + kept, dtype=torch.float64)
+
+
+FP64 = Format(11, 52)
+FP32 = Format(8, 23)
+TF32 = Format(8, 10)
+BF16 = Format(8, 7)
+FP16 = Format(5, 10)
+E4M3FN = Format(4, 3, Specials.NAN_ONLY)
+E5M2 = Format(5, 2)
+INT8 = Format(0, 7, Specials.FINITE)
+INT4 = Format(0, 3, Specials.FINITE)
+
+_CATALOGUE = {
+    "fp64": FP64,
+    "fp32": FP32,
+    "tf32": TF32,
+    "bf16": BF16,
+    "fp16": FP16,
+    "e4m3fn": E4M3FN,
+    "e5m2": E5M2,
+    "int8": INT8,
+    "int4": INT4,
+}
+_NAMES = {fmt: name for name, fmt in _CATALOGUE.items()}
+_DTYPES = {
+    FP64: torch.float64,
+    FP32: torch.float32,
+    BF16: torch.bfloat16,
+    FP16: torch.float16,
+    E4M3FN: torch.float8_e4m3fn,
+    E5M2: torch.float8_e5m2,
+}
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format that a torch floating dtype stands for.
+
+    Raises:
+        BadInput: for a dtype that is no floating format of the catalogue.
+    """
+    for fmt, known in _DTYPES.items():
+        if known is dtype:
+            return fmt
+    raise BadInput("dtype", str(dtype), f"use one of {', '.join(str(known) for known in _DTYPES.values())}")

@@ -1,0 +1,80 @@
+"""Which keys a query sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from numdev.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The conjunction of a causal limit, a sliding window and a number of keys per batch entry.
+
+    With `Nq` queries and `Nk` keys, query `i` stands at position `p = i + Nk - Nq`: bottom-right aligned, so that the last
+    query sees the last key (FlashAttention 2.1 and later).
+
+    Attributes:
+        causal: key `j` is seen only if `j <= p`.
+        window: key `j` is seen only if `|p - j| < window`; with `causal`, the last `window` keys.
+        key_lengths: for each batch entry, the number of keys that exist; the rest is padding.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    key_lengths: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise BadInput("problem.window", self.window, "give the width of the window, at least 1, or null")
+        if self.key_lengths is not None and any(length < 0 for length in self.key_lengths):
+            raise BadInput("problem.key_lengths", self.key_lengths, "give one length of at least 0 per batch entry")
+
+    @property
+    def is_none(self) -> bool:
+        return not self.causal and self.window is None and self.key_lengths is None
+
+    def check(self, batch: int, keys: int) -> None:
+        """Raise BadInput unless `key_lengths` fits the batch and the number of keys."""
+        lengths = self.key_lengths
+        if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
+            raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
+
+    def query_range(self, queries: int, keys: int, start: int, stop: int) -> tuple[int, int]:
+        """The half-open range of queries outside which no query sees any key of `[start, stop)`."""
+        shift = keys - queries
+        first = start - shift if self.causal else 0
+        last = queries
+        if self.window is not None:
+            first = max(first, start - shift - self.window + 1)
+            last = min(last, stop - 1 - shift + self.window)
+        return min(max(first, 0), queries), max(min(last, queries), 0)
+
+    def visible(
+        self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
+    ) -> Bool[Tensor, "batch_or_1 1 rows columns"] | None:
+        """Whether each query of `rows` sees each key of `columns`; None where all do."""
+        if self._all_visible(queries, keys, rows, columns):
+            return None
+        position = torch.arange(*rows, device=device)[:, None] + (keys - queries)
+        key = torch.arange(*columns, device=device)[None, :]
+        seen = torch.ones(1, 1, rows[1] - rows[0], columns[1] - columns[0], dtype=torch.bool, device=device)
+        if self.causal:
+            seen = seen & (key <= position)
+        if self.window is not None:
+            seen = seen & ((position - key).abs() < self.window)
+        if self.key_lengths is not None:
+            lengths = torch.tensor(self.key_lengths, device=device)[:, None, None, None]
+            seen = seen & (key < lengths)
+        return seen
+
+    def _all_visible(self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
+        first, last = rows[0] + keys - queries, rows[1] - 1 + keys - queries
+        near = self.window is None or (last - columns[0] < self.window and columns[1] - 1 - first < self.window)
+        before = not self.causal or columns[1] - 1 <= first
+        present = self.key_lengths is None or min(self.key_lengths) >= columns[1]
+        return near and before and present

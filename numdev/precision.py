@@ -1,0 +1,221 @@
+"""Which number format each arithmetic step of attention uses, and how a matrix product accumulates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from numdev.errors import BadInput
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
+from numdev.quantise import Quantised, Scale, Smoothing
+from numdev.rounding import Cast
+
+_LEAST = 16  # BLAS takes other kernels, with other orders of summation, below about this many rows or columns
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One matrix product and the format of its running sum.
+
+    Products are formed and added in the carrier; after every `every` of them the running sum is rounded to
+    `accumulate`. `every=None` rounds once per tile, which for FP32 and FP64 in their own carrier is the native product.
+    `Dot(Cast.parse("e8m13:toward_zero"), 16)` is a tensor core that keeps 13 fraction bits and truncates.
+    """
+
+    accumulate: Cast
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise BadInput("precision.every", self.every, "give the number of products between roundings, at least 1")
+
+    @staticmethod
+    def parse(text: str) -> Dot:
+        """Read `cast` or `cast@every`: `fp32`, `bf16@64`, `e8m13:toward_zero@16`."""
+        cast, at, every = text.partition("@")
+        if at and not every.isdigit():
+            raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")
+        return Dot(Cast.parse(cast), int(every) if at else None)
+
+    def __str__(self) -> str:
+        return f"{self.accumulate}" if self.every is None else f"{self.accumulate}@{self.every}"
+
+    def __repr__(self) -> str:
+        return f"Dot({self})"
+
+    def __call__(
+        self, a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
+    ) -> Float[Tensor, "*batch rows columns"]:
+        """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
+        if self.every is None:
+            return self.accumulate.apply_(_product(a, b))
+        total: Tensor | None = None
+        for start in range(0, a.shape[-1], self.every):
+            part = _product(a[..., start : start + self.every], b[..., start : start + self.every, :])
+            total = self.accumulate.apply_(part if total is None else part.add_(total))
+        assert total is not None, "the inner dimension is never empty"
+        return total
+
+    def sum(self, a: Float[Tensor, "*batch rows inner"]) -> Float[Tensor, "*batch rows 1"]:
+        """The sum over the last dimension: the product with a column of ones, without forming it."""
+        if self.every is None:
+            return self.accumulate.apply_(a.sum(-1, keepdim=True))
+        total = self.accumulate.apply_(a[..., : self.every].sum(-1, keepdim=True))
+        for start in range(self.every, a.shape[-1], self.every):
+            total = self.accumulate.apply_(total + a[..., start : start + self.every].sum(-1, keepdim=True))
+        return total
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    rows, columns = a.shape[-2], b.shape[-1]
+    if rows >= _LEAST and columns >= _LEAST:
+        return a @ b
+    a = torch.nn.functional.pad(a, (0, 0, 0, max(0, _LEAST - rows)))
+    b = torch.nn.functional.pad(b, (0, max(0, _LEAST - columns)))
+    return (a @ b)[..., :rows, :columns].contiguous()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision policy: one Cast or Dot per step of tiled attention, in the order of execution.
+
+    A step's cast is applied after every elementary operation of the step; max and comparison never round.
+
+    Attributes:
+        inputs: q, k and v as the algorithm receives them.
+        scores: the product `Q K^T`, and its scaling.
+        exponential: `S - m`, then its exponential.
+        rescale: `m_old - m_new`, then its exponential, `alpha`.
+        row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones.
+        probabilities: `P` as it enters the second product.
+        values: the product `P V`.
+        accumulator: `alpha * O`, then `+ P V`; and the division by `l`.
+        output: what is returned.
+    """
+
+    inputs: Cast | Quantised
+    scores: Dot
+    exponential: Cast
+    rescale: Cast
+    row_sum: Dot
+    probabilities: Cast
+    values: Dot
+    accumulator: Cast
+    output: Cast
+
+    @staticmethod
+    def golden() -> Precision:
+        """Every step in FP64."""
+        return Precision.uniform(FP64)
+
+    @staticmethod
+    def uniform(fmt: Format) -> Precision:
+        """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
+        cast = Cast(fmt)
+        return Precision(cast, Dot(cast), cast, cast, Dot(cast), cast, Dot(cast), cast, cast)
+
+    @staticmethod
+    def eager(fmt: Format) -> Precision:
+        """matmul, softmax, matmul as three tensor operations in `fmt`: softmax works in FP32 inside and rounds once."""
+        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
+        return Precision(low, Dot(low), high, high, Dot(high), low, Dot(low), low, low)
+
+    @staticmethod
+    def kernel(fmt: Format) -> Precision:
+        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do."""
+        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
+        return Precision(low, Dot(high), high, high, Dot(high), low, Dot(high), high, low)
+
+    @staticmethod
+    def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
+        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3)."""
+        high, low = Cast(FP32), Cast(E4M3FN)
+        inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
+        return Precision(inputs, Dot(high), high, high, Dot(high), low, Dot(high), high, Cast(FP16))
+
+    @staticmethod
+    def int8() -> Precision:
+        """INT8 q and k by block with the mean of k taken out, P and V in FP16 (SageAttention, section 4)."""
+        high = Cast(FP32)
+        inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
+        return Precision(inputs, Dot(high), high, high, Dot(high), Cast(FP16), Dot(high), high, Cast(FP16))
+
+    @staticmethod
+    def parse(name: str) -> Precision:
+        """A preset by name: `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..., `fp8`, `int8`."""
+        fixed = {"golden": Precision.golden, "fp8": Precision.fp8, "int8": Precision.int8}
+        if name in fixed:
+            return fixed[name]()
+        kind, _, fmt = name.rpartition("_")
+        policies = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
+        try:
+            return policies[kind](Format.parse(fmt))
+        except (BadInput, KeyError):
+            mend = "use golden, fp8, int8, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+            raise BadInput("precision", name, mend) from None
+
+    def casts(self) -> Iterator[Cast]:
+        """Every cast of the policy, in the order of execution."""
+        for field in fields(self):
+            step = getattr(self, field.name)
+            if isinstance(step, Quantised):
+                yield from (step.to, step.values or step.to)
+            else:
+                yield step.accumulate if isinstance(step, Dot) else step
+
+    @property
+    def carrier(self) -> torch.dtype:
+        """The dtype that the arithmetic runs in: FP32 if that leaves every rounding innocuous, else FP64.
+
+        A result of + - * / or sqrt that is first rounded to q bits and then to p is the correctly rounded one when
+        q >= 2p + 2 (Figueroa 1995), which FP32 (q = 24) grants to formats of p <= 11 bits, and to FP32 itself natively.
+        """
+        narrow = all(c.to == FP32 or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
+        return torch.float32 if narrow else torch.float64
+
+    @property
+    def format(self) -> Format:
+        """The format of the output, in whose ulp and unit roundoff deviations are counted."""
+        return self.output.to
+
+    def round_inputs(
+        self,
+        q: Float[Tensor, "batch heads queries dim"],
+        k: Float[Tensor, "batch kv_heads keys dim"],
+        v: Float[Tensor, "batch kv_heads keys dim"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as the algorithm sees them, in the carrier."""
+        if isinstance(self.inputs, Quantised):
+            rounded = self.inputs(q, k, v)
+            return tuple(t.to(self.carrier) for t in rounded)  # type: ignore[return-value]
+        # Rounded before narrowed: FP64 to FP32 to the format would round twice.
+        return tuple(self.inputs(t.double()).to(self.carrier) for t in (q, k, v))  # type: ignore[return-value]
+
+    @property
+    def name(self) -> str:
+        """The preset that this policy is, as `parse` reads it; `custom` for any other."""
+        return _preset_names().get(self, "custom")
+
+    def steps(self) -> dict[str, str]:
+        """Every step and its format as text, as the command line takes them."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
+
+    def __repr__(self) -> str:
+        return "Precision(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
+
+
+@lru_cache(maxsize=1)
+def _preset_names() -> dict[Precision, str]:
+    names = {Precision.fp8(): "fp8", Precision.int8(): "int8"}
+    for fmt in (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64):
+        names |= {
+            Precision.eager(fmt): f"eager_{fmt}",
+            Precision.kernel(fmt): f"kernel_{fmt}",
+            Precision.uniform(fmt): f"{fmt}",
+        }
+    return names

@@ -1,0 +1,144 @@
+"""A study: many points under one question, measured in one job, resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numdev.errors import BadInput
+from numdev.measure import Bench
+from numdev.record import Record, Status, describe
+from numdev.store import Store
+
+DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """One point of a study.
+
+    Attributes:
+        problem, variant, baseline, seeds: what `Bench.measure` takes.
+        setting: the name of the circumstances, such as `uniform_each`; a claim is judged once per setting.
+        labels: the point's place on the study's axes, for tables and figures.
+    """
+
+    problem: Any
+    variant: Any
+    baseline: Any
+    seeds: int
+    setting: str = "default"
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Setting and labels in one line."""
+        return " ".join([self.setting, *(f"{name}={value}" for name, value in self.labels.items())])
+
+
+@dataclass(frozen=True)
+class Study:
+    """Named points.
+
+    Attributes:
+        name: of the study, and of its manifest in a store.
+        title: what it shows, in one line.
+        figure: the figure function that draws it, or None.
+        claims: the claims of the table that it serves.
+        points: in the order of the grid.
+    """
+
+    name: str
+    title: str
+    figure: str | None
+    claims: tuple[str, ...]
+    points: tuple[StudyPoint, ...]
+
+    def manifest(self, keys: list[str]) -> dict[str, Any]:
+        """Which points belong to the study: what the report reads."""
+        points = [
+            {"key": key, "setting": point.setting, "labels": describe(point.labels)}
+            for key, point in zip(keys, self.points, strict=True)
+        ]
+        return {"name": self.name, "title": self.title, "figure": self.figure, "claims": list(self.claims), "points": points}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part `index` of `count` of a study's distinct points."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise BadInput("shard", self.index, f"give a number from 0 to shards - 1, which is {self.count - 1}")
+
+
+@dataclass
+class Outcome:
+    """What a run of a study did."""
+
+    measured: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
+
+    @property
+    def has_errors(self) -> bool:
+        return any(status is Status.ERROR for _, status, _ in self.failures)
+
+
+Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
+
+
+def run(
+    study: Study,
+    bench: Bench,
+    store: Store,
+    *,
+    fresh: bool = False,
+    shard: Shard | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Measure the points of a study that the store does not have yet.
+
+    Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
+    listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
+    """
+    shard = shard or Shard()
+    keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+    store.put_study(study.name, study.manifest(keys))
+    work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
+    outcome = Outcome()
+    for done, (key, point) in enumerate(work):
+        if progress is not None:
+            progress(done, len(work), point)
+        record = None if fresh else store.get(key)
+        if record is not None and record.status in DONE:
+            outcome.skipped += 1
+        else:
+            record = _measure(bench, key, point)
+            store.put(record)
+            outcome.measured += 1
+            outcome.seconds += record.seconds
+        if record.status is not Status.OK:
+            outcome.failures.append((point.text(), record.status, record.reason))
+    return outcome
+
+
+def _measure(bench: Bench, key: str, point: StudyPoint) -> Record:
+    """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
+    try:
+        return bench.measure(point.problem, point.variant, point.baseline, point.seeds)
+    except BadInput as error:
+        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
+        return Record(key, config, bench.environment(), Status.ERROR, str(error))
+
+
+def _by_problem(points: dict[str, StudyPoint]) -> list[tuple[str, StudyPoint]]:
+    """Distinct points, those of one problem together, in the order in which problems and points first appear."""
+    first = {}
+    for point in points.values():
+        first.setdefault(point.problem, len(first))
+    return sorted(points.items(), key=lambda item: first[item[1].problem])

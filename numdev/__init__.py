@@ -9,70 +9,37 @@ Implements "Is Flash Attention Stable?" (Golden et al. 2024) and goes beyond it.
 
 from __future__ import annotations
 
-from numdev.api import measure
-from numdev.attention.base import Attention, Output
-from numdev.attention.custom import Custom
-from numdev.attention.exact import Exact
-from numdev.attention.naive import Naive
-from numdev.attention.tiled import Tiled
-from numdev.captured import Captured
-from numdev.deviation import Deviation, wasserstein
-from numdev.distributions import Distribution, Kind
-from numdev.environment import package_version
-from numdev.errors import BadInput, NumdevError, Unsupported
-from numdev.formats import Format, Specials
-from numdev.mask import Mask
-from numdev.measure import Bench
-from numdev.precision import Dot, Precision
-from numdev.problem import Problem, Shape
-from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.record import Record, Status
-from numdev.rounding import Cast, Overflow, Rounding, Subnormals
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
-from numdev.store import Store
-from numdev.tiling import Loop, Order, Tiling
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from numdev.version import package_version
+
+if TYPE_CHECKING:
+    from numdev.public import *  # noqa: F403
 
 __version__ = package_version()
 
-__all__ = [
-    "Attention",
-    "BadInput",
-    "Bench",
-    "Captured",
-    "Cast",
-    "Custom",
-    "Deviation",
-    "Distribution",
-    "Dot",
-    "Exact",
-    "Exponential",
-    "Format",
-    "Kind",
-    "Loop",
-    "Mask",
-    "Naive",
-    "Normalise",
-    "NumdevError",
-    "OnlineSoftmax",
-    "Order",
-    "Output",
-    "Overflow",
-    "Precision",
-    "Problem",
-    "Quantised",
-    "Record",
-    "Rounding",
-    "Scale",
-    "ScaleOn",
-    "Shape",
-    "Smoothing",
-    "Specials",
-    "Status",
-    "Store",
-    "Subnormals",
-    "Tiled",
-    "Tiling",
-    "Unsupported",
-    "measure",
-    "wasserstein",
-]
+
+class _Package(ModuleType):
+    """Imports `numdev.public` when one of its names is first asked for: `numdev --help` need not wait for torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'numdev' has no attribute {name!r}")
+        public = importlib.import_module("numdev.public")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module 'numdev' has no attribute {name!r}")
+        return getattr(public, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system binds a submodule to its package; `numdev.measure` stays the function.
+        if not (name == "measure" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+sys.modules[__name__].__class__ = _Package

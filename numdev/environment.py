@@ -6,20 +6,13 @@ import os
 import platform
 import subprocess
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from numdev.errors import BadInput
-
-
-def package_version() -> str:
-    """The installed version of numdev, or that of the source tree."""
-    try:
-        return version("numdev")
-    except PackageNotFoundError:
-        return "0+source"
+from numdev.version import package_version
 
 
 def resolve_device(name: str) -> torch.device:

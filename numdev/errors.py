@@ -12,7 +12,14 @@ class BadInput(NumdevError, ValueError):
 
     def __init__(self, field: str, value: object, mend: str) -> None:
         super().__init__(f"{field}: {value!r} cannot be used; {mend}")
-        self.field = field
+        self.field, self.value, self.mend = field, value, mend
+
+    def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
+
+    def at(self, field: str) -> BadInput:
+        """The same complaint about the field as the caller names it."""
+        return type(self)(field, self.value, self.mend)
 
 
 class Unsupported(NumdevError):

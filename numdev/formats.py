@@ -57,6 +57,8 @@ class Format:
                 raise BadInput("format", f"e0m{m}", "an integer format is finite and has 1 to 31 magnitude bits")
         elif not (2 <= e <= 11 and 1 <= m <= 52):
             raise BadInput("format", f"e{e}m{m}", "give 2 to 11 exponent bits and 1 to 52 mantissa bits")
+        elif e == 11 and self.specials is not Specials.IEEE:
+            raise BadInput("format", f"e{e}m{m}{self.specials.value}", "beyond FP64's range; 11 exponent bits are IEEE only")
 
     @staticmethod
     def parse(text: str) -> Format:
@@ -150,11 +152,9 @@ class Format:
 
     def covers(self, other: Format) -> bool:
         """Whether every finite number of `other` is one of this format, so that rounding it changes nothing."""
-        if other.is_integer or self.is_integer:
-            return self == other or (not self.is_integer and self.precision >= other.precision)
         return (
             self.precision >= other.precision
-            and self.emin - self.mantissa_bits <= other.emin - other.mantissa_bits
+            and self.min_subnormal <= other.min_subnormal
             and self.max >= other.max
         )
 
@@ -162,7 +162,7 @@ class Format:
         """The spacing of the format at `|x|`, in FP64: `2^(max(floor(log2 |x|), emin) - m)` (Goldberg 1991, section 1.2)."""
         x = x.double()
         _, exponent = torch.frexp(x)  # x = f * 2^exponent with 1/2 <= f < 1, also for subnormal x; never a logarithm
-        exponent = (exponent - 1).clamp_(self.emin, self.emax).masked_fill_(x == 0, self.emin)
+        exponent = (exponent - 1).clamp_(max=self.emax).clamp_(min=self.emin).masked_fill_(x == 0, self.emin)
         power = ((exponent.long() + 1023) << 52).view(torch.float64)  # 2^exponent, from its bits
         return power.mul_(2.0**-self.mantissa_bits)
 

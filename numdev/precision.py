@@ -15,7 +15,9 @@ from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, For
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 
-_LEAST = 16  # BLAS takes other kernels, with other orders of summation, below about this many rows or columns
+# BLAS takes other kernels, with other orders of summation, below about 16 rows or columns, and cuts inner dimensions
+# beyond about 768 by the size of the whole product (seen with MKL 2024.2).
+_LEAST, _LONGEST = 16, 512
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Dot:
     ) -> Float[Tensor, "*batch rows columns"]:
         """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
         if self.every is None:
-            return self.accumulate.apply_(_product(a, b))
+            return self.accumulate.apply_(product(a, b))
         total: Tensor | None = None
         for start in range(0, a.shape[-1], self.every):
-            part = _product(a[..., start : start + self.every], b[..., start : start + self.every, :])
+            part = product(a[..., start : start + self.every], b[..., start : start + self.every, :])
             total = self.accumulate.apply_(part if total is None else part.add_(total))
         assert total is not None, "the inner dimension is never empty"
         return total
@@ -71,13 +73,20 @@ class Dot:
         return total
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    rows, columns = a.shape[-2], b.shape[-1]
-    if rows >= _LEAST and columns >= _LEAST:
-        return a @ b
-    a = torch.nn.functional.pad(a, (0, 0, 0, max(0, _LEAST - rows)))
-    b = torch.nn.functional.pad(b, (0, max(0, _LEAST - columns)))
-    return (a @ b)[..., :rows, :columns].contiguous()
+def product(
+    a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
+) -> Float[Tensor, "*batch rows columns"]:
+    """`a @ b` in the carrier, by shapes and layouts for which a row's bits do not depend on the rows beside it."""
+    rows, columns, inner = a.shape[-2], b.shape[-1], a.shape[-1]
+    if rows < _LEAST:
+        a = torch.nn.functional.pad(a, (0, 0, 0, _LEAST - rows))
+    if columns < _LEAST:
+        b = torch.nn.functional.pad(b, (0, _LEAST - columns))
+    b = b.contiguous()  # a transposed operand has kernels of its own
+    total = a[..., :_LONGEST] @ b[..., :_LONGEST, :]
+    for start in range(_LONGEST, inner, _LONGEST):
+        total += a[..., start : start + _LONGEST] @ b[..., start : start + _LONGEST, :]
+    return total[..., :rows, :columns].contiguous()
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class Cast:
             object.__setattr__(self, "overflow", default)
         elif self.overflow is Overflow.INFINITY and not self.to.has_nan:
             raise BadInput("overflow", "infinity", f"{self.to.name} has neither infinity nor NaN; use saturate")
+        if self.to.is_integer and self.subnormals is Subnormals.FLUSHED:
+            raise BadInput("subnormals", "flush", f"{self.to.name} has no normal numbers, so that nothing would be left")
         if self.seed and self.rounding is not Rounding.STOCHASTIC:
             raise BadInput("seed", self.seed, "only stochastic rounding takes a seed")
 

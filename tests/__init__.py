@@ -1,0 +1,1 @@
+"""One file per module; what they are held against is in `tests.oracles`."""

@@ -27,14 +27,20 @@ class Counters:
         """`rows` is any tensor of shape [..., rows, 1] on the device."""
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
+        self._largest = torch.full_like(rows, float("-inf"))
+        self._maximum_lags = softmax.rescale_threshold > 0 or softmax.tie_shift is not None
         self._limit = probabilities.to.max
         largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
         self._can_saturate = largest_p > self._limit
 
-    def scores(self, s: Tensor, m: Tensor, m_old: Tensor, first: int) -> None:
-        """How often the running maximum occurs; the count starts over when the maximum rises."""
-        ties = self._ties[..., first : first + s.shape[-2]]
-        ties.masked_fill_((m > m_old).squeeze(-1), 0).add_((s == m).sum(-1))
+    def scores(self, s: Tensor, m: Tensor, first: int) -> None:
+        """How often the largest score so far occurs, in any split; the count starts over when it rises."""
+        rows = slice(first, first + s.shape[-2])
+        ties, before = self._ties[..., rows], self._largest[..., rows, :]
+        largest = torch.maximum(before, s.amax(-1, keepdim=True) if self._maximum_lags else m)
+        equal = (s == largest).sum(-1).masked_fill_((largest == float("-inf")).squeeze(-1), 0)
+        ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
+        before.copy_(largest)
 
     def row_sums(
         self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor

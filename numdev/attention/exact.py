@@ -11,6 +11,7 @@ from torch import Tensor
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.formats import FP64, Format
 from numdev.mask import Mask
+from numdev.precision import product
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
 
@@ -47,7 +48,7 @@ class Exact:
         step = max(1, _WORKSPACE[q.device.type] // (batch * heads * keys))
         for start in range(0, queries, step):
             stop = min(start + step, queries)
-            scores = (grouped[..., start:stop, :] @ k.mT).mul_(factor)
+            scores = product(grouped[..., start:stop, :], k.mT).mul_(factor)
             visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
             if visible is not None:
                 scores.masked_fill_(~visible[:, :, None], float("-inf"))
@@ -56,5 +57,5 @@ class Exact:
             p = scores.sub_(m).exp_()
             row_sum = p.sum(-1, keepdim=True)
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
-            out[..., start:stop, :] = (p @ v).div_(torch.where(row_sum == 0, 1.0, row_sum))
+            out[..., start:stop, :] = product(p, v).div_(torch.where(row_sum == 0, 1.0, row_sum))
         return Output(out.flatten(1, 2), lse.flatten(1, 2))

@@ -1,7 +1,7 @@
 """Tiled attention in pure tensors, every step in a format of its own: the instrument's subject.
 
 The recurrence of FlashAttention-1 (Dao et al. 2022, Algorithm 1) and -2 (Dao 2023, Algorithm 1) as DESIGN states it.
-All rows of all heads and batch entries go through one KV tile together, since rows are independent; only tiles are a loop.
+Rows are independent, so those of all heads and batch entries go through one KV tile together; only tiles are a loop.
 """
 
 from __future__ import annotations
@@ -10,35 +10,22 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.attention.counters import Counters
+from numdev.attention.recurrence import Rows, Setting
 from numdev.formats import Format
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
-from numdev.softmax import Normalise, OnlineSoftmax, ScaleOn
+from numdev.softmax import OnlineSoftmax, ScaleOn
 from numdev.tiling import Tiling
 
 
-@dataclass
-class _State:
-    """The running values of a block of rows; the tile step updates them in place."""
-
-    m: Float[Tensor, "*rows 1"]
-    l: Float[Tensor, "*rows 1"]  # noqa: E741  the paper's symbol
-    o: Float[Tensor, "*rows dim"]
-
-    @staticmethod
-    def start(q: Tensor, dim: int) -> _State:
-        rows = q.shape[:-1]
-        return _State(q.new_full((*rows, 1), float("-inf")), q.new_zeros(*rows, 1), q.new_zeros(*rows, dim))
-
-    def rows(self, first: int, last: int) -> _State:
-        """A view of some rows."""
-        return _State(*(t[..., first:last, :] for t in (self.m, self.l, self.o)))
+# Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
+# block is as many rows as memory should bear.
+_WORKSPACE = {"cpu": 1 << 17, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -80,104 +67,30 @@ class Tiled:
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision.probabilities) if self.count else None
-        parts = []
-        for tiles in self.tiling.key_tiles(k.shape[-2]):
-            state = _State.start(q, v.shape[-1])
-            for tile in tiles:
-                self._tile(state, q, k, v, mask, factor, tile, counters)
-            parts.append(self._finish(state))
-        out, lse = parts[0] if len(parts) == 1 else self._combine(parts)
-        out = self.precision.output.apply_(out)
+        setting = Setting(self.precision, self.softmax, q, k, v, mask, factor, counters)
+        out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+        block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
+        for first in range(0, q.shape[-2], block):
+            rows = slice(first, min(first + block, q.shape[-2]))
+            out[..., rows, :], lse[..., rows, :] = self._rows(setting, rows.start, rows.stop)
         counted = counters.summary() if counters is not None else {}
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted)
+
+    def _rows(self, setting: Setting, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """A block of rows through every tile; how many rows a block has changes no bit."""
+        parts = []
+        for tiles in self.tiling.key_tiles(setting.k.shape[-2]):
+            rows = Rows(setting, first, last)
+            for tile in tiles:
+                rows.meet(tile)
+            parts.append(rows.finish())
+        out, lse = parts[0] if len(parts) == 1 else self._combine(parts)
+        return self.precision.output.apply_(out), lse
 
     def _scale_queries(self, q: Tensor) -> Tensor:
         """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""
         inputs = self.precision.inputs
         return inputs.apply_(q) if isinstance(inputs, Cast) else q
-
-    def _tile(
-        self,
-        state: _State,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        factor: float,
-        tile: tuple[int, int],
-        counters: Counters | None,
-    ) -> None:
-        """One KV tile for every row that sees a key of it."""
-        queries, keys = q.shape[-2], k.shape[-2]
-        first, last = mask.query_range(queries, keys, *tile)
-        if first >= last:
-            return
-        step, soft = self.precision, self.softmax
-        state, q = state.rows(first, last), q[..., first:last, :]
-        k, v = k[..., slice(*tile), :], v[..., slice(*tile), :]
-        s = step.scores(q, k.mT)
-        if factor != 1.0:
-            s = step.scores.accumulate.apply_(s.mul_(factor))
-        visible = mask.visible(queries, keys, (first, last), tile, q.device)
-        if visible is not None:
-            visible = visible[:, :, None]
-            s.masked_fill_(~visible, float("-inf"))
-        m = soft.maximum(state.m, s)
-        if counters is not None:
-            counters.scores(s, m, state.m, first)
-        shift = m.masked_fill(m == float("-inf"), 0.0) if visible is not None else m
-        p = step.exponential.apply_(soft.exp(step.exponential.apply_(s.sub_(shift))))
-        alpha = step.rescale.apply_(soft.exp(step.rescale.apply_(state.m - shift)))
-        tile_sum = step.row_sum.sum(p)
-        kept = step.row_sum.accumulate.apply_(alpha * state.l)
-        row_sum = step.row_sum.accumulate.apply_(kept + tile_sum)
-        if counters is not None:
-            counters.row_sums(p, alpha, state.l > 0, kept, row_sum, tile_sum)
-        if soft.p_scale != 1.0:
-            p.mul_(soft.p_scale)
-        if counters is not None:
-            counters.before_cast(p)
-        p = step.probabilities.apply_(p)
-        if counters is not None:
-            counters.after_cast(p, visible)
-        product = step.values(p, v)
-        if soft.p_scale != 1.0:
-            product = step.values.accumulate.apply_(product.mul_(1.0 / soft.p_scale))
-        self._accumulate(state, visible, m, alpha, kept, row_sum, product)
-
-    def _accumulate(
-        self,
-        state: _State,
-        visible: Tensor | None,
-        m: Tensor,
-        alpha: Tensor,
-        kept: Tensor,
-        row_sum: Tensor,
-        product: Tensor,
-    ) -> None:
-        """`O <- alpha O + P V`, or with `Normalise.EACH` `O <- (alpha l O + P V) / l'` (FlashAttention-1, line 12)."""
-        cast = self.precision.accumulator
-        seen = None if visible is None else visible.any(-1, keepdim=True)
-        if self.softmax.normalise is Normalise.END:
-            new = cast.apply_(cast.apply_(state.o * alpha).add_(product))
-        else:
-            new = cast.apply_(cast.apply_(state.o * kept).add_(product))
-            new = cast.apply_(new.div_(torch.where(row_sum == 0, 1.0, row_sum)))
-        state.o.copy_(new if seen is None else torch.where(seen, new, state.o))
-        state.m.copy_(m)
-        state.l.copy_(row_sum if seen is None else torch.where(seen, row_sum, state.l))
-
-    def _finish(self, state: _State) -> tuple[Tensor, Tensor]:
-        """The normalised result and the LSE of one split."""
-        step = self.precision
-        out = state.o
-        if self.softmax.normalise is Normalise.END:
-            out = step.accumulator.apply_(out / torch.where(state.l == 0, 1.0, state.l))
-        cast = step.row_sum.accumulate
-        m = state.m.masked_fill(state.m == float("-inf"), 0.0)
-        if self.softmax.exp.is_binary:
-            m = m / self.softmax.log_scale
-        return out, cast.apply_(cast.apply_(m) + cast.apply_(state.l.log()))
 
     def _combine(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """`O = sum_s w_s O_s` with `w_s = exp(LSE_s - LSE)` (Flash-Decoding): weights in `rescale`, sums in `accumulator`."""

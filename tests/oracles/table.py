@@ -70,15 +70,15 @@ class Table:
             far = [self.numbers[-1], 2 * self.numbers[-1], np.finfo(carrier).max, np.inf, np.nan]
             beyond = np.array(far).astype(carrier)
             tiny = np.array([np.finfo(carrier).smallest_subnormal, np.finfo(carrier).tiny]).astype(carrier)
-        zero, infinity = carrier(0), carrier(np.inf)
-        points = [v, np.nextafter(v, infinity), np.nextafter(middle, zero), middle, np.nextafter(middle, infinity)]
-        points += [np.nextafter(w, zero), beyond, np.nextafter(beyond, infinity), tiny]
+            zero, infinity = carrier(0), carrier(np.inf)
+            points = [v, np.nextafter(v, infinity), np.nextafter(middle, zero), middle, np.nextafter(middle, infinity)]
+            points += [np.nextafter(w, zero), beyond, np.nextafter(beyond, infinity), tiny]
         magnitudes = np.concatenate(points)
         return np.concatenate([magnitudes, -magnitudes])
 
     def neighbours(self, x: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """Indices of the largest number not above `|x|` and of the smallest not below it; the last one is beyond."""
-        magnitude = np.minimum(np.abs(np.nan_to_num(x.astype(np.float64), posinf=np.inf)), self.numbers[-1])
+        magnitude = np.minimum(np.nan_to_num(np.abs(x.astype(np.float64)), posinf=np.inf), self.numbers[-1])
         below = np.searchsorted(self.numbers, magnitude, side="right") - 1
         above = np.searchsorted(self.numbers, magnitude, side="left")
         return below, above
@@ -108,8 +108,8 @@ class Table:
         inexact = below != above
         magnitude = np.abs(x.astype(np.float64))
         low, high = self.numbers[below], self.numbers[above]
-        with np.errstate(invalid="ignore"):
-            compared = np.sign((magnitude - low) - (high - magnitude))  # both differences are exact (Sterbenz, or a tail)
+        with np.errstate(invalid="ignore", over="ignore"):
+            compared = np.sign((magnitude - low) - (high - magnitude))  # exact near a tie (Sterbenz)
         if mode is Rounding.NEAREST_EVEN:
             up = (compared > 0) | ((compared == 0) & (below % 2 == 1))
         elif mode is Rounding.NEAREST_AWAY:

@@ -1,0 +1,47 @@
+# `make paper` runs the main job, `make test` passes the tests; both set up .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup paper test lint types check bench faults kill clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+setup: $(READY) ## make .venv with numdev and its development tools
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"numdev needs Python 3.11 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)
+
+paper: $(READY) ## measure Figures 3 to 6 of the paper and write reports/paper
+	$(BIN)/numdev paper $(ARGS)
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## check types
+	$(BIN)/mypy
+
+check: lint types test ## everything that CI runs
+
+bench: $(READY) ## measure the speed of the instrument itself
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pychop>=0.6,<0.7'
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+faults: $(READY) ## show that seeded faults are caught by the tests
+	$(BIN)/python experiments/seeded_faults.py
+
+kill: $(READY) ## show that a study killed at random moments resumes to the same bytes
+	$(BIN)/python experiments/kill_and_resume.py
+
+clean: ## remove what was built, not the results
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,77 @@
+"""What a point, an import and a command cost beyond the arithmetic."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.timing import Result, bounded, median_seconds
+from numdev import Bench, Distribution, Exact, Precision, Problem, Shape, Store, Tiled, Tiling
+from numdev.api import baseline_for
+from numdev.study import Study, StudyPoint, run
+
+
+def results() -> list[Result]:
+    return [point_in_study(), job_in_sweep(), import_time(), help_time()]
+
+
+def point_in_study(points: int = 60, seeds: int = 1) -> Result:
+    """Time per point of a study, less that of the variant's own run.
+
+    What is left: rounding, comparing with three references by every metric, the key, the record, and its write with fsync.
+    """
+    problem = Problem(Distribution(), Shape(queries=1024, keys=1024))
+    variants = [Tiled(Precision.parse("bf16"), Tiling(64, 32 + i)) for i in range(points)]
+    bench, baseline = Bench(Exact(), "cpu"), baseline_for(variants[0].format)
+    grid = tuple(StudyPoint(problem, variant, baseline, seeds, "", {}) for variant in variants)
+    bench.measure(problem, variants[0], baseline, seeds)
+    inputs = variants[0].round_inputs(*problem.inputs(0).values())
+    alone, whole = [], []
+    for point in grid:
+        arithmetic = median_seconds(lambda p=point: p.variant(*inputs, **problem.arguments()), runs=3)
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            run(Study("bench", "", None, (), (point,)), bench, Store(Path(folder)))
+            whole.append(time.perf_counter() - start)
+        alone.append(arithmetic)
+    return bounded(
+        "a point in a study beyond its arithmetic (one seed, one-point studies)",
+        statistics.median(b - a for a, b in zip(alone, whole, strict=True)),
+        0.010,
+    )
+
+
+def job_in_sweep(jobs: int = 20) -> Result:
+    """Time per job of an ad-hoc sweep through Hydra's basic launcher, by difference of two sweep lengths."""
+
+    def sweep(count: int) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            tiles = ",".join(str(16 + i) for i in range(count))
+            command = [sys.executable, "-m", "numdev.cli.main", "measure", "-m", f"tiling.bc={tiles}", "problem.n=64", "seeds=1"]
+            start = time.perf_counter()
+            subprocess.run([*command, "device=cpu"], cwd=folder, check=True, capture_output=True)
+            return time.perf_counter() - start
+
+    few, many = (statistics.median(sweep(count) for _ in range(3)) for count in (2, 2 + jobs))
+    return bounded("a job of an ad-hoc sweep, arithmetic at N = 64 included", (many - few) / jobs, 0.150)
+
+
+def import_time() -> Result:
+    """`import numdev` beyond torch's own import, by the interpreter's own account."""
+    command = [sys.executable, "-X", "importtime", "-c", "import torch; import numdev"]
+    times = []
+    for _ in range(5):
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        line = next(line for line in log.splitlines() if re.search(r"\| numdev$", line))
+        times.append(int(line.split("|")[1]) / 1e6)
+    return bounded("import numdev beyond torch", statistics.median(times), 0.3)
+
+
+def help_time() -> Result:
+    command = [sys.executable, "-m", "numdev.cli.main", "--help"]
+    return bounded("numdev --help", median_seconds(lambda: subprocess.run(command, check=True, capture_output=True), 5), 2.5)

@@ -1,0 +1,63 @@
+"""Measure the speed of the instrument itself: `make bench`.
+
+Prints a table, and with `--out FOLDER` writes it as `benchmarks.csv` with the environment beside it. Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cast, distance, overhead, tiled
+from benchmarks.timing import Result
+from numdev.environment import environment
+from numdev.store import write_atomically
+
+SECTIONS = {"tiled": tiled, "cast": cast, "wasserstein": distance, "overhead": overhead}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="which to run; all unless given")
+    parser.add_argument("--out", type=Path, help="folder for benchmarks.csv and environment.json")
+    options = parser.parse_args()
+    found: list[Result] = []
+    for name in options.sections or SECTIONS:
+        found += SECTIONS[name].results()
+    show(found)
+    if options.out:
+        write(found, options.out)
+    return 0 if all(result.met for result in found) else 1
+
+
+def show(found: list[Result]) -> None:
+    table = Table("what", "ours, s", "theirs or limit, s", "ratio", "target", "met")
+    for result in found:
+        figures = [f"{result.seconds:.4g}", f"{result.other:.4g}", f"{result.ratio:.3g}"]
+        table.add_row(result.name, *figures, result.target, "yes" if result.met else "NO")
+    Console(width=160).print(table)
+
+
+def write(found: list[Result], out: Path) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(asdict(found[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(result) for result in found)
+    write_atomically(out / "benchmarks.csv", text.getvalue().encode())
+    facts = environment(torch.device("cpu"))
+    write_atomically(out / "environment.json", json.dumps(facts, indent=1).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

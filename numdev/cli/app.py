@@ -1,0 +1,135 @@
+"""What `numdev measure`, `paper` and `report` do with a composed configuration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from numdev.cli.library import study_fields
+from numdev.cli.nearest import one_of
+from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of
+from numdev.cli.schema import GROUPS
+from numdev.cli.settings import Types, flat
+from numdev.errors import BadInput
+
+Task = Callable[[DictConfig], Ended]
+
+
+def _guarded(task: Task) -> Task:
+    """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
+
+    @functools.wraps(task)
+    def guarded(cfg: DictConfig) -> Ended:
+        try:
+            return task(cfg)
+        except KNOWN as error:
+            return Ended(code_of(error), sentence_of(error), " ".join(_overrides()))
+
+    return guarded
+
+
+@_guarded
+def measure(cfg: DictConfig) -> Ended:
+    """One point, or the points of one study."""
+    if cfg.study is None:
+        return _measure_point(cfg)
+    from numdev.cli import studies
+    from numdev.study import Shard
+
+    hydra = HydraConfig.get()
+    name = hydra.runtime.choices["study"]
+    fields = study_fields(name, _plain(cfg.study))
+    study = studies.expander(hydra, cfg).study(name, fields)
+    return studies.run([study], cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
+
+
+@_guarded
+def paper(cfg: DictConfig) -> Ended:
+    """Every study of the paper, then its report."""
+    from numdev.cli import studies
+
+    for name, whole in (("study", None), ("shard", 0), ("shards", 1)):
+        if cfg[name] != whole:
+            raise BadInput(name, name, "numdev paper runs whole studies, studies=[a,b]; for a part there is numdev measure study=")
+    if not cfg.studies:
+        raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
+    expander = studies.expander(HydraConfig.get(), cfg)
+    expanded = [expander.study(name, expander.library.study(name)) for name in cfg.studies]
+    ended = studies.run(expanded, cfg, live=None)
+    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), parquet=False)
+    return ended
+
+
+@_guarded
+def report(cfg: DictConfig) -> Ended:
+    """Tables, figures and documents from what was measured."""
+    if cfg.format not in ("csv", "parquet"):
+        raise BadInput("format", cfg.format, one_of(cfg.format, ("csv", "parquet")))
+    if not Path(cfg.results).is_dir():
+        raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
+    chosen = [cfg.study] if isinstance(cfg.study, str) else None if cfg.study is None else list(cfg.study)
+    _make_report(Path(cfg.results), Path(cfg.out), chosen, parquet=cfg.format == "parquet")
+    return Ended()
+
+
+def _measure_point(cfg: DictConfig) -> Ended:
+    """One point, and all its figures; in a sweep one line of them."""
+    from numdev.api import bench
+    from numdev.cli import build, show
+    from numdev.cli.console import output
+    from numdev.record import Status
+    from numdev.store import Store
+    from numdev.study import DONE
+
+    for name, whole in (("shard", 0), ("shards", 1)):
+        if cfg[name] != whole:
+            raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
+    config = _plain(cfg, resolve=True)
+    types = Types()
+    for key, value in flat({group: config[group] for group in GROUPS}):
+        types.check(key, value)  # ++ lets a setting in that is none
+    point = build.point(config)
+    used, store = bench(cfg.device), Store(Path(cfg.results))
+    key = used.key(point.problem, point.variant, point.baseline, point.seeds)
+    found = None if cfg.fresh else store.get(key)
+    already = found is not None and found.status in DONE
+    if found is None or not already:
+        found = used.measure(point.problem, point.variant, point.baseline, point.seeds)
+        store.put(found)
+    hydra = HydraConfig.get()
+    if hydra.mode is RunMode.MULTIRUN:
+        output().print(show.job(" ".join(_overrides()), found, already=already), soft_wrap=True)
+    else:
+        show.record(output(), found, store.path, already=already)
+    return Ended(FAILED if found.status is Status.ERROR else 0)
+
+
+def _has_own_terminal() -> bool | None:
+    """False where other jobs write to the same terminal at the same time, so that bars would overwrite each other."""
+    hydra = HydraConfig.get()
+    basic = hydra.launcher._target_.rpartition(".")[2] == "BasicLauncher"
+    return None if hydra.mode is RunMode.RUN or basic else False
+
+
+def _overrides() -> list[str]:
+    """What the command line says of this job, as it was written."""
+    return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
+
+
+def _make_report(results: Path, out: Path, studies: list[str] | None, *, parquet: bool) -> None:
+    from numdev.cli.console import output
+    from numdev.report.paper import make_report
+
+    make_report(results, out, studies, parquet, output())
+
+
+def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:
+    plain = OmegaConf.to_container(cfg, resolve=resolve)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}

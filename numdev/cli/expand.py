@@ -1,0 +1,124 @@
+"""From a study's YAML to its points.
+
+    title: Larger tiles make the deviation smaller
+    figure: fig6c                       # a figure function, or null
+    claims: [fig6c]
+    base: {tiling.br: 64}               # common to all points
+    settings:                           # each point belongs to one; without any there is one, `default`
+      uniform_each: {problem: uniform, softmax: fa1}
+      captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
+    axes:                               # the grid
+      precision: [bf16, fp16]           # a group and its options, or a setting and its values
+      tiling.bc: [16, 32, 64]
+      step:                             # or names, each with any settings
+        scores: {precision.scores: bf16}
+        values: {precision.values: bf16}
+
+The later of two statements holds: the defaults of `config.yaml`, `base`, the setting, options chosen on an axis or the command
+line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
+line says of an axis leaves that one value of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from numdev.cli import build
+from numdev.cli.library import Library
+from numdev.cli.schema import GROUPS
+from numdev.cli.settings import Flat, Types, flat, nested, resolved
+from numdev.errors import BadInput
+from numdev.study import Study, StudyPoint
+
+Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
+Axis = list[tuple[Any, Statements]]  # label and what it states
+
+_ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
+
+
+@dataclass
+class Expander:
+    """Points from statements.
+
+    Attributes:
+        library: where options of groups are read.
+        task: what the command line states; it stands above everything else.
+    """
+
+    library: Library
+    task: Statements = field(default_factory=dict)
+    _types: Types = field(default_factory=Types)
+
+    def study(self, name: str, fields: Mapping[str, Any]) -> Study:
+        """The study with all its points, none of them twice.
+
+        Raises:
+            BadInput: naming the part of the study's file, or the setting, that cannot be used.
+        """
+        points: dict[str, StudyPoint] = {}
+        for setting, own in (fields["settings"] or {"default": {}}).items():
+            for labels, config in self._grid(f"study.settings.{setting}", fields, own):
+                point = build.point(config, setting, labels)
+                points.setdefault(json.dumps([setting, labels, config], sort_keys=True), point)
+        if not points:
+            raise BadInput("study", name, "it has no points; give every axis at least one value")
+        title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
+        return Study(name, title, figure, claims, tuple(points.values()))
+
+    def config(self, *layers: Statements) -> dict[str, Any]:
+        """The whole configuration after all layers, each above the one before it."""
+        defaults = self.library.default_choices()
+        last = dict.fromkeys(GROUPS, -1) | {group: i for i, layer in enumerate(layers) for group in layer if group in GROUPS}
+        settings = dict(self._defaults)
+        for i, layer in enumerate(({}, *layers), start=-1):
+            for group in (group for group, at in last.items() if at == i):
+                leaf = self.library.leaf(group, layer.get(group, defaults[group]))
+                self._state(settings, {group: leaf})
+            self._state(settings, {key: value for key, value in layer.items() if key not in GROUPS})
+        return nested(resolved(settings))
+
+    def _grid(
+        self, where: str, fields: Mapping[str, Any], own: Statements | None
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Labels and configuration of each point of one setting."""
+        own = dict(own or {})
+        merged = fields["axes"] | (own.pop("axes", None) or {})
+        axes = {key: self._axis(f"{where}.axes.{key}", key, values) for key, values in merged.items()}
+        for combination in itertools.product(*axes.values()):
+            labels = dict(zip(axes, (label for label, _ in combination), strict=True))
+            stated = {key: value for _, statements in combination for key, value in statements.items()}
+            choices, values = _split(stated)
+            task_choices, task_values = _split(self.task)
+            yield labels, self.config(fields["base"], own, choices | task_choices, values, task_values)
+
+    def _axis(self, where: str, key: str, values: Any) -> Axis:
+        """The values of an axis with what they state; only the command line's where it names the axis."""
+        if key in self.task:
+            values = [self.task[key]]
+        if isinstance(values, Mapping):
+            return [(name, statements or {}) for name, statements in values.items()]
+        if not isinstance(values, list):
+            raise BadInput(where, values, "give a list of values, or names with their settings")
+        return [(value, {key: value}) for value in values]
+
+    def _state(self, settings: Flat, statements: Statements) -> None:
+        for key, value in flat(statements):
+            if key in _ELSEWHERE:
+                raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
+            settings[key] = self._types.check(key, value)
+
+    @cached_property
+    def _defaults(self) -> Flat:
+        root = self.library.root()
+        return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
+
+
+def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of groups, and values."""
+    choices = {key: value for key, value in statements.items() if key in GROUPS}
+    return choices, {key: value for key, value in statements.items() if key not in GROUPS}

@@ -1,0 +1,100 @@
+"""Handing a command to Hydra, and making one end of what its jobs returned."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import hydra
+from hydra._internal import hydra as internal
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.errors import OverrideParseException
+
+from numdev.cli import app, schema
+from numdev.cli.library import config_folder
+from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
+from numdev.errors import BadInput
+
+CONFIGS = {"measure": "config", "paper": "paper", "report": "report"}
+
+
+def launch(command: str, arguments: list[str]) -> int:
+    """Run a command with Hydra's arguments; returns the exit code.
+
+    Hydra prints an error and its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So it is set while Hydra works,
+    and what it lets through is said here in a sentence. Where the user has set it, everything passes with its traceback.
+    """
+    schema.register()
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    task = getattr(app, command)
+    if wants_traceback:
+        return _run(task.__wrapped__, command, arguments)
+    try:
+        with mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"):
+            return _run(task, command, arguments)
+    except KNOWN as error:
+        print(sentence_of(error), file=sys.stderr)
+        return code_of(error)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        print(f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where", file=sys.stderr)
+        return 1
+
+
+def _run(task: app.Task, command: str, arguments: list[str]) -> int:
+    unknown = get_args_parser().parse_known_args(arguments)[1]
+    if unknown:
+        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
+    with mock.patch.object(sys, "argv", [sys.argv[0], *with_shards(arguments)]), _returned() as returned:
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(task)()
+    jobs = [job for job in returned if isinstance(job, Ended)]
+    failed = [job for job in jobs if job.sentence]
+    for job in failed:
+        prefix = f"{job.job}: " if len(jobs) > 1 else ""
+        print(f"{prefix}{job.sentence}", file=sys.stderr)
+    return max((job.code for job in jobs), default=0)
+
+
+@contextmanager
+def _returned() -> Iterator[list[Any]]:
+    """What the jobs of a run return, which `hydra.main` drops; also those that a launcher runs elsewhere."""
+    found: list[Any] = []
+
+    def keeping(original: Any) -> Any:
+        def method(*args: Any, **keywords: Any) -> Any:
+            result = original(*args, **keywords)
+            _collect(result, found)
+            return result
+
+        return method
+
+    cls = internal.Hydra
+    with mock.patch.object(cls, "run", keeping(cls.run)), mock.patch.object(cls, "multirun", keeping(cls.multirun)):
+        yield found
+
+
+def _collect(result: Any, found: list[Any]) -> None:
+    """A run returns a JobReturn, a sweep lists of them; another sweeper may return nothing."""
+    if isinstance(result, JobReturn):
+        found.append(result.return_value)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            _collect(item, found)
+
+
+def with_shards(arguments: list[str]) -> list[str]:
+    """The arguments with `shards` set to the number of shards that a sweep over `shard` has, unless it is given."""
+    try:
+        overrides = OverridesParser.create().parse_overrides(get_args_parser().parse_args(arguments).overrides)
+    except OverrideParseException:
+        return arguments  # Hydra will say so
+    given = {override.key_or_group: override for override in overrides}
+    if "shard" not in given or "shards" in given or not given["shard"].is_sweep_override():
+        return arguments
+    return [*arguments, f"shards={len(list(given['shard'].sweep_iterator()))}"]

@@ -1,0 +1,103 @@
+"""The YAML files of `configs/`: where they are, and what one of them says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import numdev
+from numdev.cli.nearest import one_of
+from numdev.cli.schema import StudyConfig
+from numdev.errors import BadInput, NumdevError
+
+
+def config_folder() -> Path:
+    """The folder of the configs that ship with numdev: in an installed package, or beside it in a checkout."""
+    package = Path(numdev.__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise NumdevError(f"configs: there is no folder of that name in {package} or beside it; install numdev again")
+
+
+@dataclass
+class Library:
+    """Config folders, the first that has a file counts; each file is read once.
+
+    Attributes:
+        folders: that of numdev, and those that the user adds with `--config-dir`.
+    """
+
+    folders: tuple[Path, ...]
+    _read: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def root(self) -> dict[str, Any]:
+        """Every setting of a point and its default, interpolations as they are written."""
+        return self.load("config")
+
+    def leaf(self, group: str, option: str) -> dict[str, Any]:
+        """What an option of a group says.
+
+        Raises:
+            BadInput: if the group has no such option.
+        """
+        return self.load(f"{group}/{option}")
+
+    def default_choices(self) -> dict[str, str]:
+        """Each group's option in the defaults list."""
+        pairs = [item for item in self.root()["defaults"] if isinstance(item, Mapping)]
+        return {key: option for item in pairs for key, option in item.items() if " " not in key and option is not None}
+
+    def options(self, group: str) -> list[str]:
+        """The options of a group, such as the studies of `study`."""
+        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
+
+    def study(self, name: str) -> dict[str, Any]:
+        """A study's file, its fields checked.
+
+        Raises:
+            BadInput: if there is no such study, or the file is not one.
+        """
+        return study_fields(name, self.leaf("study", name))
+
+    def load(self, name: str) -> dict[str, Any]:
+        """A file by its name without `.yaml`, as plain containers."""
+        if name not in self._read:
+            group, _, option = name.rpartition("/")
+            path = next((path for path in self._candidates(name) if path.is_file()), None)
+            if path is None:
+                raise BadInput(group, option, one_of(option, self.options(group)))
+            self._read[name] = _plain(path)
+        return self._read[name]
+
+    def _candidates(self, name: str) -> Iterator[Path]:
+        for folder in self.folders:
+            yield folder / f"{name}.yaml"
+
+
+def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a study, checked against `StudyConfig`; those that are not given have their defaults."""
+    try:
+        checked = OmegaConf.merge(OmegaConf.structured(StudyConfig), dict(loaded))
+        fields = OmegaConf.to_container(checked, resolve=False, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput("study", name, f"{reason}; a study has {', '.join(StudyConfig.__annotations__)}") from None
+    assert isinstance(fields, dict)
+    return {str(key): value for key, value in fields.items()}
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise BadInput("configs", str(path), f"it could not be read ({reason})") from None
+    if not isinstance(loaded, dict):
+        raise BadInput("configs", str(path), "it must hold keys and values")
+    return {str(key): value for key, value in loaded.items()}

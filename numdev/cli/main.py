@@ -1,0 +1,90 @@
+"""The command `numdev`: which of its parts is asked for, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from numdev.version import package_version
+
+HELP = """\
+numdev: how far fast attention strays numerically from exact attention, and which step and format is to blame
+
+  numdev measure [setting=value ...]       one point: every figure of one variant on one problem
+  numdev measure -m setting=a,b,c ...      a sweep over all combinations
+  numdev measure study=NAME [...]          every point of a study; what is there is not measured again
+  numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
+  numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
+  numdev studies                           the studies there are
+
+  numdev measure --help                    what can be set, and what each option means
+  numdev measure ... --cfg job             the settings of a command, without running it
+  eval "$(numdev -sc install=bash)"        completion of the shell; also install=zsh and install=fish
+  numdev --version
+
+Exit code: 0; 1 if a point ended in an error or results could not be written; 2 for a setting that cannot be used; 130 for
+Ctrl-C, after which the same command goes on where it stopped."""
+
+COMMANDS = ("measure", "paper", "report", "studies")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `numdev` with these arguments, those of the process unless given, and exit.
+
+    Raises:
+        SystemExit: always, with the exit code that `HELP` states.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_dispatch(given))
+    except KeyboardInterrupt as error:
+        kept = getattr(error, "kept", None)
+        points = "" if kept is None else f" {kept} points kept,"
+        print(f"interrupted;{points} run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has stopped
+        sys.exit(0)
+
+
+def _dispatch(given: list[str]) -> int:
+    command, *rest = given or ["--help"]
+    if command in ("--help", "-h", "help"):
+        print(HELP)
+        return 0
+    if command == "--version":
+        print(f"numdev {package_version()}")
+        return 0
+    if command in ("-sc", "--shell-completion"):
+        from numdev.cli import completion
+
+        return completion.complete(given)
+    if command == "studies":
+        return _studies(rest)
+    if command in COMMANDS:
+        from numdev.cli import launch
+
+        return launch.launch(command, rest)
+    from numdev.cli.nearest import one_of
+
+    print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
+    return 2
+
+
+def _studies(rest: list[str]) -> int:
+    """The names and titles of all studies."""
+    if rest:
+        print(f"numdev studies: {rest[0]!r} cannot be used; it takes no arguments", file=sys.stderr)
+        return 2
+    from numdev.cli.library import Library, config_folder
+
+    library = Library((config_folder(),))
+    names = library.options("study")
+    for name in names:
+        print(f"{name:<{max(map(len, names))}}  {library.study(name)['title']}")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How a command ends: its exit code, and the one sentence for what a user did wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from numdev.cli.nearest import one_of
+from numdev.cli.settings import Types, type_mend
+from numdev.errors import BadInput, NumdevError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+KNOWN = (NumdevError, HydraException, OmegaConfBaseException)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one job ended. It crosses processes: a launcher may run the job elsewhere.
+
+    Attributes:
+        code: 0, or `FAILED` where a point ended in an error, or `BAD_INPUT`.
+        sentence: what was wrong; empty where nothing was, or where it has been shown.
+        job: the overrides of the job.
+    """
+
+    code: int = 0
+    sentence: str = ""
+    job: str = ""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a study of which `kept` points are in the store."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__(kept)
+        self.kept = kept
+
+
+def code_of(error: Exception) -> int:
+    """2 for what the user asked for, 1 for what happened then, such as a full disk."""
+    return BAD_INPUT if isinstance(error, (BadInput, HydraException, OmegaConfBaseException)) else FAILED
+
+
+def sentence_of(error: Exception) -> str:
+    """One line: which setting, what is wrong with it, and what would do."""
+    if isinstance(error, NumdevError):
+        return str(error)
+    if isinstance(error, MissingConfigException):
+        return _missing(error)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error)
+    return _composition(error)
+
+
+def _missing(error: MissingConfigException) -> str:
+    """An option that a group does not have."""
+    wanted = error.missing_cfg_file or ""
+    group, _, option = wanted.rpartition("/")
+    mend = one_of(option, error.options) if error.options else "there is no such file in the config folders"
+    return str(BadInput(group or "configs", option or wanted, mend))
+
+
+def _unreadable(error: OverrideParseException) -> str:
+    """An override that is not `setting=value`."""
+    return f"{error.override}: it cannot be read as setting=value ({_first(error.message)}); quote what is special to the shell"
+
+
+def _composition(error: Exception) -> str:
+    """What Hydra and OmegaConf say of a setting that does not exist, has another type or refers to nothing."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = str(error)
+    if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
+        return f"{unknown[1]}: there is no such setting; {one_of(unknown[1], Types().names, most=12)}"
+    if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
+        mend = f"a sweep needs -m, and a list brackets, {ambiguous[1]}=[{ambiguous[2]}]"
+        return str(BadInput(ambiguous[1], ambiguous[2], mend))
+    key = re.search(r"full_key: (\S+)", f"{cause}")
+    if isinstance(cause, InterpolationResolutionError):
+        return f"{key[1] if key else 'config'}: {_first(str(cause))}; refer to a setting that there is"
+    if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
+        return str(BadInput(merging[1].lstrip("+"), merging[2], type_mend(str(cause))))
+    if key:
+        return f"{key[1]}: {type_mend(str(cause))} (in a file of the config folders)"
+    return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
+
+
+def _first(text: str) -> str:
+    return text.splitlines()[0].rstrip(".")

@@ -1,0 +1,75 @@
+"""How far a run of studies is: one bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from numdev.study import StudyPoint
+
+_LINES = 10  # at most so many where there is no terminal ...
+_SECONDS = 60.0  # ... unless one of them would take longer than this
+
+
+class Progress:
+    """Points done of all points, elapsed time, time left, and what comes next.
+
+    Attributes:
+        done: points that are in the store, of all studies so far.
+    """
+
+    def __init__(self, total: int, console: Console, *, live: bool | None = None) -> None:
+        self.done = 0
+        self._total, self._console = total, console
+        self._start = self._last_time = time.monotonic()
+        self._last_line = -1
+        self._bar: RichProgress | None = None
+        self._task: Any = None
+        if console.is_terminal if live is None else live:
+            columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = RichProgress(*columns, TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
+        """The callback of one study, whose points come after those that are done."""
+        before = self.done
+        rest = self._total - expected  # of the other studies
+
+        def report(done: int, total: int, point: StudyPoint) -> None:
+            self.done, self._total = before + done, rest + total
+            self._show(f"{name}: {point.text()}")
+
+        return report
+
+    def finished(self, points: int) -> None:
+        """So many more points are in the store than when the last study began to be counted."""
+        self.done = points
+        self._show("")
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, total=self._total, description=text)
+            return
+        now = time.monotonic()
+        line = self.done * _LINES // max(self._total, 1)
+        if line == self._last_line and now - self._last_time < _SECONDS:
+            return
+        self._last_line, self._last_time = line, now
+        elapsed = now - self._start
+        left = f", about {elapsed / self.done * (self._total - self.done):.0f} s left" if self.done else ""
+        self._console.print(f"{self.done}/{self._total} points, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)

@@ -1,0 +1,134 @@
+"""Settings as plain containers: by dotted name, of the right type, with their references followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from numdev.cli.nearest import one_of
+from numdev.cli.schema import PointConfig
+from numdev.errors import BadInput
+
+_REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
+_MOST_REFERENCES = 8  # one after the other, before they are taken for a circle
+
+
+Flat = dict[str, Any]  # dotted name to value
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with its dotted name; a mapping is never a value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@dataclass
+class Types:
+    """Which settings a point has, and of which types; each value is checked once, however many points it is in."""
+
+    _schema: DictConfig = field(default_factory=lambda: OmegaConf.structured(PointConfig), init=False)
+    _checked: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
+
+    def check(self, key: str, value: Any) -> Any:
+        """The value, converted to the type of its setting.
+
+        Raises:
+            BadInput: if there is no such setting, or the value is of another type.
+        """
+        memo = key, repr(value)
+        if memo not in self._checked:
+            self._checked[memo] = self._check(key, value)
+        return self._checked[memo]
+
+    def _check(self, key: str, value: Any) -> Any:
+        if key not in self.names:
+            raise BadInput(key, value, f"there is no such setting; {one_of(key, self.names, most=12)}")
+        try:
+            OmegaConf.update(self._schema, key, value, merge=False)
+            if isinstance(value, str) and "${" in value:
+                return value
+            checked = OmegaConf.select(self._schema, key)
+        except OmegaConfBaseException as error:
+            raise BadInput(key, value, type_mend(str(error))) from None
+        return OmegaConf.to_container(checked) if OmegaConf.is_config(checked) else checked
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The dotted names of all settings."""
+        schema = OmegaConf.to_container(self._schema, resolve=False)
+        assert isinstance(schema, dict)
+        return [name for name, _ in flat({str(key): value for key, value in schema.items()})]
+
+
+def type_mend(message: str) -> str:
+    """What type a setting takes, from OmegaConf's words."""
+    first = message.splitlines()[0]
+    wanted = re.search(r"could not be converted to (\w+)", first)
+    if wanted:
+        kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+        return f"give {kinds.get(wanted[1], wanted[1])}"
+    if "is not a valid bool" in first:
+        return "give true or false"
+    if "is not Optional" in first:
+        return "it cannot be null"
+    return "give a list" if "not a ListConfig" in first else first
+
+
+def nested(settings: Flat) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    config: dict[str, Any] = {}
+    for key, value in settings.items():
+        *parents, name = key.split(".")
+        node = config
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return config
+
+
+def resolved(settings: Flat) -> Flat:
+    """The settings with every `${name}` and `${.name}` replaced by what it names.
+
+    Other interpolations (`${oc.env:HOME}`) are left to OmegaConf, whose resolution of a whole configuration takes
+    milliseconds, which is much for a point of a study.
+    """
+    referring = [key for key, value in settings.items() if _refers(value)]
+    settings = settings | {key: _follow(settings, key) for key in referring}
+    rest = [key for key in referring if _refers(settings[key])]
+    if rest:
+        try:
+            plain = OmegaConf.to_container(OmegaConf.create(nested(settings)), resolve=True)
+        except OmegaConfBaseException as error:
+            raise BadInput(rest[0], settings[rest[0]], str(error).splitlines()[0]) from None
+        assert isinstance(plain, dict)
+        return dict(flat({str(key): value for key, value in plain.items()}))
+    return settings
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _follow(settings: Flat, key: str, depth: int = 0) -> Any:
+    """The value of a setting, through references to other settings."""
+    value = settings[key]
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    if depth == _MOST_REFERENCES:
+        raise BadInput(key, value, "it refers to itself; give a value")
+    dots, name = match.groups()
+    parts = key.split(".")
+    target = ".".join([*(parts[: len(parts) - len(dots)] if dots else []), name])
+    if target not in settings:
+        raise BadInput(key, value, f"there is no setting {target}; {one_of(target, settings, most=12)}")
+    return _follow(settings, target, depth + 1)

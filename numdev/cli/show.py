@@ -1,0 +1,115 @@
+"""What a measurement and a study look like on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from numdev.attention.counters import COUNTERS
+from numdev.deviation import METRICS
+from numdev.record import Record, Status, summary
+from numdev.study import Outcome
+
+_COLUMNS = {
+    ("variant", "golden"): "variant\nvs golden",
+    ("variant", "golden_same_inputs"): "variant vs golden\nof the same inputs",
+    ("variant", "baseline"): "variant\nvs baseline",
+    ("baseline", "golden"): "baseline\nvs golden",
+}
+_STYLES = {Status.OK: "green", Status.NONFINITE: "yellow", Status.UNSUPPORTED: "yellow"}
+Figures = dict[tuple[str, str], dict[str, str]]  # (subject, reference) to metric to text
+
+
+def record(console: Console, found: Record, path: Path, *, already: bool) -> None:
+    """Every figure of one point."""
+    for table in _tables(found):
+        console.print(table)
+    console.print(status(found, already=already))
+    console.print(f"record {found.key} in {path}", style="dim", soft_wrap=True)
+
+
+def status(found: Record, *, already: bool) -> Text:
+    """How a point ended, in one line."""
+    seeds = found.config["seeds"]
+    replicates = f"{seeds} replicate{'s' * (seeds != 1)}"
+    line = Text.assemble((found.status.value, _STYLES.get(found.status, "red")))
+    line.append(f", {replicates}, {found.seconds:.2f} s" + (f": {found.reason}" if found.reason else ""))
+    if already:
+        line.append("; already measured, these are the stored figures (fresh=true measures again)")
+    return line
+
+
+def job(overrides: str, found: Record, *, already: bool) -> Text:
+    """One point of a sweep, in one line."""
+    line = Text.assemble((overrides or "defaults", "bold"), ": ", (found.status.value, _STYLES.get(found.status, "red")))
+    if not found.rows:
+        return line.append(f", {found.reason}")
+    means = {(s["subject"], s["reference"]): s["mean"] for s in found.summaries() if s["output"] == "out"}
+    parts = [f"max_difference {means['variant', 'golden']:.3g} from golden"]
+    if ("variant", "baseline") in means:
+        parts.append(f"{means['variant', 'baseline']:.3g} from baseline, which is {means['baseline', 'golden']:.3g} from golden")
+    parts.append("already measured" if already else f"{found.seconds:.2f} s")
+    return line.append(", " + ", ".join(parts))
+
+
+def outcome(name: str, done: Outcome) -> Text:
+    """What a run of a study did, in one line."""
+    parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
+    if done.skipped:
+        parts.append(f"{done.skipped} already there")
+    if done.failures:
+        parts.append(f"{len(done.failures)} not ok")
+    count = done.measured + done.skipped
+    return Text.assemble((name, "bold"), f": {count} point{'s' * (count != 1)}, ", ", ".join(parts))
+
+
+def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
+    """Every point that did not end well."""
+    table = Table("point", "status", "reason", title="points that are not ok", title_justify="left")
+    for point, ended, reason in failed:
+        table.add_row(Text(point), Text(ended.value, _STYLES.get(ended, "red")), Text(reason))
+    return table
+
+
+def _tables(found: Record) -> Iterator[RenderableType]:
+    outputs = dict.fromkeys(row["output"] for row in found.rows)
+    for output in outputs:
+        figures = _figures(found, output)
+        table = Table(title=f"{output}: mean over replicates, and half its 95 % confidence interval", title_justify="left")
+        for header in ("metric", "unit"):
+            table.add_column(header, vertical="bottom")
+        for pair in figures:
+            table.add_column(_COLUMNS[pair], justify="right")
+        for metric, (unit, _) in METRICS.items():
+            table.add_row(metric, unit, *(by_metric[metric] for by_metric in figures.values()))
+        yield table
+    if any(len(counted) > 1 for counted in found.counters):
+        yield _counters(found)
+
+
+def _figures(found: Record, output: str) -> Figures:
+    figures: Figures = {}
+    for pair in _COLUMNS:
+        rows = [r for r in found.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
+        if rows:
+            figures[pair] = {metric: _interval([row[metric] for row in rows]) for metric in METRICS}
+    return figures
+
+
+def _counters(found: Record) -> Table:
+    table = Table("counter", "mean", "meaning", title="what the runs counted", title_justify="left")
+    for name in dict.fromkeys(name for counted in found.counters for name in counted if name != "seed"):
+        values = [counted[name] for counted in found.counters if name in counted]
+        table.add_row(name, _interval(values), COUNTERS.get(name, ""))
+    return table
+
+
+def _interval(values: list[float]) -> str:
+    found = summary(values)
+    half = (found.high - found.low) / 2
+    return f"{found.mean:.3g}" + (f" ± {half:.1g}" if math.isfinite(half) and half else "")

@@ -1,0 +1,82 @@
+"""Running studies from a composed configuration: what the command line states, the bar, the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from numdev.api import bench
+from numdev.cli import show
+from numdev.cli.console import ERRORS, output
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library
+from numdev.cli.outcome import FAILED, Ended, Interrupted
+from numdev.cli.progress import Progress
+from numdev.cli.schema import GROUPS
+from numdev.cli.settings import flat
+from numdev.store import Store
+from numdev.study import Outcome, Shard, Study, run as run_study
+
+
+def expander(hydra: HydraConf, cfg: DictConfig) -> Expander:
+    """An expander over the config folders of this run, with what its command line states of a point."""
+    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
+    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg))
+
+
+def stated(overrides: list[str], choices: Any, cfg: DictConfig) -> dict[str, Any]:
+    """The options and values that overrides give explicitly, as Hydra composed them."""
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    statements: dict[str, Any] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
+        if key in GROUPS and override.package is None and isinstance(choices.get(key), str):
+            statements[key] = choices[key]
+        elif key.partition(".")[0] in (*GROUPS, "seeds"):
+            value: Any = plain
+            for part in key.split("."):
+                value = value[part]
+            statements |= dict(flat({key: value}))
+    return statements
+
+
+def run(studies: Sequence[Study], cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:
+    """Measure studies one after the other under one bar; every failure is listed at the end.
+
+    Raises:
+        Interrupted: on Ctrl-C, with the number of points that are in the store.
+    """
+    used, store = bench(cfg.device), Store(Path(cfg.results))
+    shard = shard or Shard()
+    expected = [len(study.points) // shard.count for study in studies]
+    outcomes: dict[str, Outcome] = {}
+    with Progress(sum(expected), ERRORS, live=live) as progress:
+        try:
+            for study, count in zip(studies, expected, strict=True):
+                callback = progress.of(study.name, count)
+                done = run_study(study, used, store, fresh=cfg.fresh, shard=shard, progress=callback)
+                outcomes[study.name] = done
+                progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
+        except KeyboardInterrupt:
+            raise Interrupted(progress.done) from None
+    return _summarise(outcomes, store)
+
+
+def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:
+    console = output()
+    for name, done in outcomes.items():
+        console.print(show.outcome(name, done))
+    failed = [(f"{name}: {point}", status, reason) for name, done in outcomes.items() for point, status, reason in done.failures]
+    if failed:
+        console.print(show.failures(failed))
+    if store.torn:
+        console.print(f"{len(store.torn)} torn files in {store.path} were measured again, such as {store.torn[0].name}")
+    return Ended(FAILED if any(done.has_errors for done in outcomes.values()) else 0)

@@ -1,0 +1,68 @@
+"""Every public name; `numdev` offers the same ones, imported when first asked for."""
+
+from __future__ import annotations
+
+from numdev.api import measure
+from numdev.attention.base import Attention, Output
+from numdev.attention.custom import Custom
+from numdev.attention.exact import Exact
+from numdev.attention.naive import Naive
+from numdev.attention.tiled import Tiled
+from numdev.captured import Captured
+from numdev.deviation import Deviation, wasserstein
+from numdev.distributions import Distribution, Kind
+from numdev.errors import BadInput, NumdevError, Unsupported
+from numdev.formats import Format, Specials
+from numdev.mask import Mask
+from numdev.measure import Bench
+from numdev.precision import Dot, Precision
+from numdev.problem import Problem, Shape
+from numdev.quantise import Quantised, Scale, Smoothing
+from numdev.record import Record, Status
+from numdev.rounding import Cast, Overflow, Rounding, Subnormals
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.store import Store
+from numdev.tiling import Loop, Order, Tiling
+
+__all__ = [
+    "Attention",
+    "BadInput",
+    "Bench",
+    "Captured",
+    "Cast",
+    "Custom",
+    "Deviation",
+    "Distribution",
+    "Dot",
+    "Exact",
+    "Exponential",
+    "Format",
+    "Kind",
+    "Loop",
+    "Mask",
+    "Naive",
+    "Normalise",
+    "NumdevError",
+    "OnlineSoftmax",
+    "Order",
+    "Output",
+    "Overflow",
+    "Precision",
+    "Problem",
+    "Quantised",
+    "Record",
+    "Rounding",
+    "Scale",
+    "ScaleOn",
+    "Shape",
+    "Smoothing",
+    "Specials",
+    "Status",
+    "Store",
+    "Subnormals",
+    "Tiled",
+    "Tiling",
+    "Unsupported",
+    "measure",
+    "wasserstein",
+]

@@ -1,0 +1,98 @@
+"""The data dictionary: what every column of every table means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from numdev.attention.counters import COUNTERS
+from numdev.deviation import METRICS
+
+_UNITS = {
+    "absolute": "absolute, in the units of the output",
+    "relative": "relative",
+    "ulp": "ulp of the output's format",
+    "u": "unit roundoff u of the output's format",
+    "bits": "bits",
+    "count": "count",
+}
+
+_FIXED = {
+    "study": "the study's name",
+    "setting": "the circumstances under which the study repeats its question; those of the paper start with `uniform`",
+    "key": "of the point: a hash of its configuration and environment, and the name of its record",
+    "format": "number format of the variant's output",
+    "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
+    "tiling.area": "block area Br * Bc",
+    "pairing": "a hash of problem and baseline: rows that agree in it and in the seed had the same inputs and the same baseline",
+    "seed": "the replicate: what the inputs were drawn with",
+    "subject": "what is compared: `variant` or `baseline`. A baseline stands once per problem and setting, under its first point",
+    "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
+    "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
+    "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); `baseline`, naive attention in the same format",
+    "max_index": "where |D| is largest, as indices into the output",
+    "status": "how the measurement ended: ok, nonfinite, unsupported, out_of_memory or error",
+    "reason": "why, where it is not ok",
+    "environment": "number of the environment in environment.json",
+    "seeds": "replicates asked for",
+    "seconds": "wall time of the measurement of the point",
+    "replicates": "replicates that entered the summary",
+    "nonfinite": "replicates with NaN or Inf in the subject where the reference has none; they are left out of no figure but this",
+    "claim": "name of the claim",
+    "text": "what is claimed",
+    "source": "where it is claimed",
+    "papers": "whether the setting is the paper's own",
+    "verdict": "holds, fails or undecided, in this setting",
+    "figure": "the measured figure that decides, with its 95 % confidence interval",
+    "sentence": "what was found",
+    "overall": "the verdict over all settings",
+}
+
+_STATISTICS = {
+    "mean": "mean over seeds",
+    "low": "lower end of the 95 % confidence interval of the mean (Student's t)",
+    "high": "upper end of the 95 % confidence interval of the mean (Student's t)",
+    "min": "smallest over seeds",
+    "max": "largest over seeds",
+}
+
+_PREFIXES = {
+    "label.": "the point's place on an axis of the study",
+    "problem.": "configuration: shapes, mask, scale and source of q, k, v",
+    "variant.": "configuration of what is measured",
+    "baseline.": "configuration of the baseline",
+}
+
+
+def meaning(column: str) -> tuple[str, str] | None:
+    """Unit and text of a column, or None if nothing is known of it."""
+    if column in METRICS:
+        unit, text = METRICS[column]
+        return _UNITS.get(unit, unit), text
+    if column in _FIXED:
+        return ("s" if column == "seconds" else ""), _FIXED[column]
+    metric, _, statistic = column.rpartition(".")
+    if metric in METRICS and statistic in _STATISTICS:
+        unit, text = METRICS[metric]
+        return _UNITS.get(unit, unit), f"{_STATISTICS[statistic]} of: {text}"
+    if column.startswith("counter."):
+        return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
+    for prefix, text in _PREFIXES.items():
+        if column.startswith(prefix):
+            return "", f"{text}: `{column.removeprefix(prefix)}`"
+    return None
+
+
+def dictionary(tables: Mapping[str, Iterable[str]]) -> str:
+    """The data dictionary of some tables, as Markdown."""
+    return "\n".join(_lines(tables)) + "\n"
+
+
+def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    yield "# Columns"
+    yield ""
+    yield "D is the subject's output minus the reference's, over elements where both are finite. Empty cells do not apply."
+    for name, columns in tables.items():
+        yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
+        for column in columns:
+            unit, text = meaning(column) or ("", "")
+            yield f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |"

@@ -1,0 +1,124 @@
+"""Results as files that a spreadsheet or another program reads. The same results give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.errors import BadInput
+from numdev.record import summary
+from numdev.report.claims import ClaimResult
+from numdev.report.columns import dictionary
+from numdev.report.frames import PLACE, Results, distinct
+from numdev.report.settings import is_papers
+from numdev.store import write_atomically
+
+SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
+_GROUP = [*PLACE, "subject", "output", "reference"]
+
+
+def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
+    """Write results.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json into `out`.
+
+    Times differ from run to run and stand in timings.csv alone. With `parquet`, results.parquet beside results.csv.
+
+    Raises:
+        BadInput: if Parquet is asked for and pyarrow is not installed.
+        StoreError: if a file cannot be written.
+    """
+    rows = distinct(results.rows)
+    tables = {
+        "results.csv": rows,
+        "summary.csv": summarise(rows),
+        "points.csv": results.points.drop(columns="seconds", errors="ignore"),
+        "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
+        "claims.csv": claim_table(claims),
+    }
+    packed = to_parquet(rows) if parquet else None
+    for name, table in tables.items():
+        write_atomically(out / name, to_csv(table))
+    if packed is not None:
+        write_atomically(out / "results.parquet", packed)
+    write_atomically(out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}).encode())
+    write_atomically(out / "environment.json", environments(results))
+
+
+def to_csv(table: pd.DataFrame) -> bytes:
+    """Numbers with nine significant digits, which keep what a metric of a rounded result means."""
+    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+
+
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """The table in Parquet, numbers in full.
+
+    Raises:
+        BadInput: if pyarrow is not installed.
+    """
+    try:
+        import pyarrow  # noqa: F401  an extra: it is larger than everything else that numdev needs but torch
+    except ImportError:
+        raise BadInput(
+            "format", "parquet", "it needs pyarrow: pip install 'numdev[parquet]', or use format=csv"
+        ) from None
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per point, subject, output and reference: mean, its 95 % interval, and the range, of the chief metrics."""
+    grouped = rows.groupby([*_GROUP, *_labels(rows)], sort=False, dropna=False)
+    places = grouped.head(1)[[*_GROUP, *_labels(rows)]].reset_index(drop=True)
+    return pd.concat([places, pd.DataFrame([_summary(group) for _, group in grouped])], axis=1)
+
+
+def _labels(rows: pd.DataFrame) -> list[str]:
+    """The axes that a summary keeps: labels, format, policy and block area; the rest is found by the key."""
+    return [name for name in rows.columns if name.startswith("label.") or name in ("format", "policy", "tiling.area")]
+
+
+def _summary(group: pd.DataFrame) -> dict[str, float]:
+    """The statistics of one group."""
+    row: dict[str, float] = {
+        "replicates": len(group),
+        "nonfinite": int((group["nan_count"] + group["inf_count"] > 0).sum()),
+    }
+    for metric in SUMMARISED:
+        found = summary(group[metric].tolist())
+        row |= {f"{metric}.mean": found.mean, f"{metric}.low": found.low, f"{metric}.high": found.high}
+        row |= {f"{metric}.min": found.least, f"{metric}.max": found.most}
+    return row
+
+
+def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:
+    """One row per claim, study and setting."""
+    columns = ["claim", "text", "source", "study", "setting", "papers", "verdict", "figure", "sentence", "overall"]
+    return pd.DataFrame(list(_claim_rows(claims)), columns=columns)
+
+
+def _claim_rows(claims: list[ClaimResult]) -> Iterator[dict[str, Any]]:
+    for result in claims:
+        head = {
+            "claim": result.claim.name,
+            "text": result.claim.text,
+            "source": result.claim.source,
+            "study": result.study,
+        }
+        for setting, found in result.findings.items():
+            place = {"setting": setting, "papers": is_papers(setting), "verdict": found.verdict.value}
+            yield head | place | {"figure": found.figure, "sentence": found.sentence, "overall": result.overall}
+
+
+def environments(results: Results) -> bytes:
+    """Every environment of the results, and how many points of which study were measured in it."""
+    found = []
+    for number, facts in enumerate(results.environments):
+        here = results.points[results.points["environment"] == number]
+        counts = {str(study): int(count) for study, count in here.groupby("study", sort=False).size().items()}
+        found.append({"environment": number, "points": counts, "facts": facts})
+    return (json.dumps(found, indent=1) + "\n").encode()

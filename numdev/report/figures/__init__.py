@@ -1,0 +1,93 @@
+"""Every figure by name: rows of one study in, a matplotlib Figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from numdev.report.figures.comparisons import fa3_table3, sign
+from numdev.report.figures.formats import fig3, fig4
+from numdev.report.figures.shapes import fig6a, fig6b
+from numdev.report.figures.trends import fig5a, fig5b, fig6c
+from numdev.report.style import freeze, styled
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of figure.
+
+    Attributes:
+        draw: rows of one study in, the figure out.
+        alt: what it shows, for those who cannot see it.
+        needs: the labels without which there is nothing to draw.
+    """
+
+    draw: Callable[[pd.DataFrame], Figure]
+    alt: str
+    needs: tuple[str, ...] = ()
+
+    def __call__(self, rows: pd.DataFrame) -> Figure:
+        """The figure, laid out."""
+        with styled():
+            return freeze(self.draw(rows))
+
+    def lacks(self, rows: pd.DataFrame) -> list[str]:
+        """The labels that it needs and the rows have not."""
+        return [name for name in self.needs if f"label.{name}" not in rows or rows[f"label.{name}"].isna().all()]
+
+
+_PANELS = "One panel per setting, the paper's own first; error bars are 95 % confidence intervals over seeds."
+
+FIGURES: dict[str, Plot] = {
+    "fig3": Plot(
+        fig3,
+        "Bars of the max difference between tiled attention and the baseline for each number format, on a log axis, with the "
+        f"unit roundoff u of the format as a dashed line. {_PANELS}",
+    ),
+    "fig4": Plot(
+        fig4,
+        "Pairs of bars for each number format: the max difference of tiled attention and of the baseline from golden, on a log "
+        f"axis. The ratio of the pair is written above BF16, and a dashed line stands at the paper's ten times. {_PANELS}",
+    ),
+    "fig5a": Plot(
+        fig5a,
+        "Lines of the max difference between tiled attention and the baseline over the sequence length N, one per number "
+        f"format, in units of its unit roundoff, on log axes, each with its exponent of N. {_PANELS}",
+    ),
+    "fig5b": Plot(
+        fig5b,
+        "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of its standard deviation "
+        f"(dashed) over the sequence length N, one pair per number format, in units of its unit roundoff, on log axes. {_PANELS}",
+    ),
+    "fig6a": Plot(
+        fig6a,
+        "Lines of the max difference over the block area, with the paper's tile (solid) and with Br and Bc swapped (dashed), on "
+        f"log axes; a panel per setting and number format, with the ratio of the two and its interval. {_PANELS}",
+        ("tiling.shape", "tiling.sram"),
+    ),
+    "fig6b": Plot(
+        fig6b,
+        "Lines of the max difference over the block area, with the paper's tile (solid) and with square ones (dashed), on log "
+        f"axes; a panel per setting and number format, with the ratio of the two and its interval. {_PANELS}",
+        ("tiling.shape", "tiling.sram"),
+    ),
+    "fig6c": Plot(
+        fig6c,
+        "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, one per number "
+        f"format, in units of its unit roundoff, on log axes, each with its exponent. {_PANELS}",
+    ),
+    "fa3_table3": Plot(
+        fa3_table3,
+        "One line per method of FlashAttention-3's Table 3 on a log axis: the measured RMSE with its 95 % confidence interval, "
+        "the published one as a diamond, and a band from two thirds to one and a half times the published one.",
+    ),
+    "sign": Plot(
+        sign,
+        "One line per setting, number format and precision policy: the deviation of tiled attention from golden divided by the "
+        "baseline's, by max difference (filled) and RMSE (open), on a log axis. Right of 1 tiled attention is worse, left of it "
+        "better; dashed lines stand at the 10 of Golden et al. and at the 1/1.7 of FlashAttention-3.",
+    ),
+}

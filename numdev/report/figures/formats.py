@@ -1,0 +1,136 @@
+"""Figures 3 and 4: deviation over number formats, as bars."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from numdev.formats import Format
+from numdev.report.evidence import over_baseline
+from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, replicates, whiskers
+from numdev.report.finding import Undecidable
+from numdev.report.published import FIG4_RATIO
+from numdev.report.settings import formats
+from numdev.report.statistics import Interval, significant
+from numdev.report.style import BLUE, GREY, SMALL, VERMILION, colour
+
+METRIC = "max_difference"
+
+
+def fig3(rows: pd.DataFrame) -> Figure:
+    """Max difference between tiled attention and the baseline at the same format; one bar per format, 95 % intervals."""
+    found = chosen(rows)
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        names = formats(panel.rows)
+        for place, name in enumerate(names):
+            _bar(
+                axes,
+                place,
+                0.65,
+                replicates(panel.rows[panel.rows["format"] == name], METRIC),
+                colour(name),
+                panel.large,
+            )
+            _unit_roundoff(axes, place, name, panel.large and place == 0)
+        axes.set_xticks(range(len(names)), names)
+        axes.tick_params(axis="x", length=0)
+
+    return draw_grid(by_setting(found), draw, _limits, "number format F", "max |tiled − baseline|, absolute")
+
+
+def fig4(rows: pd.DataFrame) -> Figure:
+    """Max difference of tiled attention and of the baseline from golden; the ratio at BF16 beside the paper's."""
+    found = rows[(rows["output"] == "out") & (rows["reference"] == "golden")]
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        names = formats(panel.rows)
+        for place, name in enumerate(names):
+            here = panel.rows[panel.rows["format"] == name]
+            for subject, shift, shade in (("variant", -0.2, BLUE), ("baseline", 0.2, VERMILION)):
+                interval = replicates(here[here["subject"] == subject], METRIC)
+                _bar(axes, place + shift, 0.38, interval, shade, labelled=False)
+                if panel.large and place == 0:
+                    _inside(axes, place + shift, "tiled" if subject == "variant" else "baseline")
+        if "bf16" in names:
+            _ratio(axes, panel.rows[panel.rows["format"] == "bf16"], names.index("bf16"), panel.large)
+        axes.set_xticks(range(len(names)), names)
+        axes.tick_params(axis="x", length=0)
+
+    return draw_grid(by_setting(found), draw, _limits, "number format F", "max |result − golden|, absolute")
+
+
+def _limits(rows: pd.DataFrame) -> tuple[float, float]:
+    """Decades around the means, with room for text above."""
+    values = rows.loc[rows[METRIC] > 0, METRIC]
+    if values.empty:
+        return 1e-18, 1.0
+    return 10 ** (math.floor(math.log10(values.min())) - 1), 10 ** (math.ceil(math.log10(values.max())) + 2)
+
+
+def _bar(axes: Axes, place: float, width: float, interval: Interval | None, shade: str, labelled: bool) -> None:
+    """A bar with its interval; a word where there is nothing to draw."""
+    if interval is None or not interval.estimate > 0:
+        axes.annotate(
+            "NaN" if interval is None else "0", (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center"
+        )
+        return
+    axes.bar(place, interval.estimate, width, color=shade)
+    axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8, capsize=2)
+    if labelled:
+        top = interval.high if math.isfinite(interval.high) else interval.estimate
+        axes.annotate(
+            significant(interval.estimate),
+            (place, top),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=SMALL,
+        )
+
+
+def _unit_roundoff(axes: Axes, place: float, name: str, labelled: bool) -> None:
+    """A line across the bar at u, the largest error of rounding a number below 1 once."""
+    u = Format.parse(name).u
+    axes.hlines(u, place - 0.42, place + 0.42, color="black", linewidth=0.8, linestyle=(0, (2, 1)))
+    if labelled:
+        axes.annotate("u", (place + 0.42, u), (1, 0), textcoords="offset points", va="center", fontsize=SMALL)
+
+
+def _inside(axes: Axes, place: float, text: str) -> None:
+    """A word at the foot of a bar."""
+    axes.annotate(
+        text,
+        (place, 0),
+        (0, 4),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        rotation=90,
+        color="white",
+        fontsize=7,
+    )
+
+
+def _ratio(axes: Axes, rows: pd.DataFrame, place: float, large: bool) -> None:
+    """The ratio above the BF16 bars, and a line at the paper's multiple of the baseline."""
+    try:
+        times = over_baseline(rows, METRIC)
+    except Undecidable:
+        return
+    variant, baseline = (replicates(rows[rows["subject"] == subject], METRIC) for subject in ("variant", "baseline"))
+    if variant is None or baseline is None or math.isnan(times.estimate):
+        return
+    mark = FIG4_RATIO * baseline.estimate
+    axes.hlines(mark, place - 0.45, place + 0.45, color="black", linewidth=0.9, linestyle=(0, (3, 1)))
+    if large:
+        axes.annotate("paper: 10×", (place + 0.48, mark), va="center", fontsize=SMALL, color=GREY)
+    text = times.text().replace(" ", "× ", 1) if large else f"{significant(times.estimate)}×"
+    top = max(mark, variant.high if math.isfinite(variant.high) else variant.estimate)
+    axes.annotate(
+        text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold"
+    )

@@ -1,0 +1,157 @@
+"""Small multiples: one panel per setting, the paper's own first and largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from numdev.report.settings import describe, is_papers, ordered
+from numdev.report.statistics import Interval, mean
+from numdev.report.style import COLUMN, GREY, PAGE, SMALL
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes: its title, what it is in words, its rows, and whether it is a large one."""
+
+    title: str
+    note: str
+    rows: pd.DataFrame
+    large: bool
+
+
+Draw = Callable[[Axes, Panel], None]
+Limits = Callable[[pd.DataFrame], tuple[float, float]]
+
+
+def by_setting(rows: pd.DataFrame) -> list[list[Panel]]:
+    """Rows of panels: the paper's settings, then the others by threes or fours."""
+    names = ordered(rows["setting"])
+    papers = [name for name in names if is_papers(name)] or names[:1]
+    return [
+        [_panel(rows, name, True) for name in papers],
+        *_wrapped(_panel(rows, n, False) for n in names if n not in papers),
+    ]
+
+
+def _panel(rows: pd.DataFrame, setting: str, large: bool) -> Panel:
+    own = rows[rows["setting"] == setting]
+    return Panel(setting, describe(own), own, large)
+
+
+def _wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
+    """Rows of three, or of four where that leaves fewer gaps."""
+    found = list(panels)
+    across = 3 if len(found) in (1, 2, 3, 5, 6, 9) else 4
+    return [found[i : i + across] for i in range(0, len(found), across)]
+
+
+def draw_grid(
+    panels: list[list[Panel]], draw: Draw, limits: Limits, x: str, y: str, heights: tuple[float, float] = (2.4, 1.6)
+) -> Figure:
+    """A figure of panels; the large ones share a vertical log axis, and so do the small ones.
+
+    Args:
+        panels: rows of them.
+        draw: fills one.
+        limits: of the vertical axis, from the rows of all panels that share it.
+        x, y: what the axes show, with units.
+        heights: of a row of large panels and of small ones, inches.
+    """
+    single = len(panels) == 1 and len(panels[0]) == 1
+    tall = [heights[0] if row[0].large else heights[1] for row in panels]
+    figure = Figure(figsize=(COLUMN if single else PAGE, sum(tall) + 0.35), layout="constrained")
+    groups = {large: [row for row in panels if row[0].large == large] for large in (True, False)}
+    across = {large: max(map(len, rows), default=1) for large, rows in groups.items()}
+    spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=tall)
+    shared: dict[bool, Axes] = {}
+    for i, row in enumerate(panels):
+        large = row[0].large
+        span = spec.ncols // across[large]
+        for j, panel in enumerate(row):
+            axes = figure.add_subplot(spec[i, j * span : (j + 1) * span], sharey=shared.get(large))
+            if large not in shared:
+                shared[large] = axes
+                log_y(axes, *limits(pd.concat([p.rows for own in groups[large] for p in own])))
+            _head(axes, panel)
+            draw(axes, panel)
+            axes.tick_params(labelleft=j == 0)
+    figure.supxlabel(x, fontsize=8)
+    figure.supylabel(y, fontsize=8)
+    return figure
+
+
+def _head(axes: Axes, panel: Panel) -> None:
+    size = 8 if panel.large else 7
+    axes.set_title(panel.title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
+    axes.annotate(
+        panel.note,
+        (0, 1),
+        (0, 3),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=SMALL,
+        color=GREY,
+    )
+
+
+def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval]]:
+    """The mean over seeds at each x, in ascending order; places with NaN, Inf or zero alone cannot stand on a log axis."""
+    found = []
+    for place, group in rows.groupby(x, sort=True):
+        interval = replicates(group, metric)
+        if interval is not None and interval.estimate > 0:
+            found.append((float(str(place)), interval))
+    return found
+
+
+def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
+    """The mean over seeds, or None where nothing was measured or a replicate holds NaN or Inf."""
+    if rows.empty or bool((rows["nan_count"] + rows["inf_count"] > 0).any()):
+        return None
+    return mean(rows.groupby("seed")[metric].mean().tolist())
+
+
+def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:
+    """The replicates of `out` for one comparison."""
+    return rows[(rows["output"] == "out") & (rows["subject"] == subject) & (rows["reference"] == reference)]
+
+
+def whiskers(intervals: list[Interval]) -> list[list[float]]:
+    """Error bars for matplotlib; none where one replicate leaves the interval infinite."""
+    below = [i.estimate - i.low if math.isfinite(i.low) else 0.0 for i in intervals]
+    above = [i.high - i.estimate if math.isfinite(i.high) else 0.0 for i in intervals]
+    return [below, above]
+
+
+def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> None:
+    """A log axis that names its own places, such as 256, 512, 1k."""
+    turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    known = sorted(set(places))
+    axes.set_xscale("log")
+    axes.set_xticks(known, [short(place) for place in known], **turn)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def short(value: float) -> str:
+    """256, 1k, 16k, 1M: powers of two as one says them."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:g}"
+
+
+def log_y(axes: Axes, low: float, high: float) -> None:
+    """A log axis from low to high; where that is less than three decades, 2 and 5 are named too."""
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    if math.log10(high / low) < 3:
+        axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,142 @@
+"""Figures 6a and 6b: the difference with the paper's tile and with another shape of it, over the block area."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from numdev.report.evidence import against_as_is
+from numdev.report.figures.grid import Panel, chosen, draw_grid, means, plain_ticks, whiskers
+from numdev.report.figures.trends import in_u, limits
+from numdev.report.finding import Undecidable
+from numdev.report.settings import describe, formats, is_papers, ordered
+from numdev.report.style import GREY, SMALL, colour
+
+METRICS = ("max_difference",)
+SHAPE, SRAM = "label.tiling.shape", "label.tiling.sram"
+
+
+class _Look(NamedTuple):
+    """How a shape of the tile is drawn: the paper's in front and small, so that what lies under it shows."""
+
+    line: str
+    marker: str
+    size: float
+    text: str
+
+
+_LINES = {
+    "as_is": _Look("-", "o", 2.5, "as in the paper"),
+    "swapped": _Look("--", "s", 4.5, "Br and Bc swapped (×: over as in the paper)"),
+    "square": _Look("--", "s", 4.5, "square, same area (×: over as in the paper)"),
+    "square_bc": _Look(":", "D", 6.0, "square, same Bc"),
+}
+
+
+def fig6a(rows: pd.DataFrame) -> Figure:
+    """Max difference with the paper's tile and with Br and Bc swapped, over the block area; a panel per setting and format."""
+    return _shapes(rows, "swapped")
+
+
+def fig6b(rows: pd.DataFrame) -> Figure:
+    """Max difference with the paper's tile and with square ones, over the block area; a panel per setting and format."""
+    return _shapes(rows, "square")
+
+
+def _shapes(rows: pd.DataFrame, other: str) -> Figure:
+    found = in_u(chosen(rows), METRICS)
+    found = found.assign(area=found[SRAM].map(_areas(found)))
+    present = [name for name in _LINES if (found[SHAPE] == name).any()]
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        fmt = formats(panel.rows)[0]
+        for shape in present:
+            _line(axes, panel.rows[panel.rows[SHAPE] == shape], shape, colour(fmt))
+        plain_ticks(axes, panel.rows["area"].tolist(), turned=True)
+        axes.annotate(
+            _ratio(panel.rows, other),
+            (0.98, 0.97),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            fontsize=SMALL,
+            color=GREY,
+        )
+
+    figure = draw_grid(
+        _panels(found),
+        draw,
+        lambda own: limits(own, METRICS),
+        "block area Br · Bc, elements",
+        "max |tiled − baseline|, in u of F",
+        heights=(1.75, 1.75),
+    )
+    keys = [_key(name) for name in present]
+    figure.legend(
+        keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False
+    )
+    return figure
+
+
+def _areas(rows: pd.DataFrame) -> dict[int, int]:
+    """The block area of the paper's tile by SRAM size: where every shape of that size stands."""
+    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates(SRAM)
+    return dict(zip(as_is[SRAM], as_is["tiling.area"], strict=True))
+
+
+def _panels(rows: pd.DataFrame) -> list[list[Panel]]:
+    """A row of formats for each of the paper's settings, then the other settings, four in a row."""
+    papers, others = [], []
+    for setting in ordered(rows["setting"]):
+        here = rows[rows["setting"] == setting]
+        row = []
+        for name in formats(here):
+            own = here[here["format"] == name]
+            row.append(Panel(f"{setting}, {name}", describe(here), own, is_papers(setting)))
+        if is_papers(setting):
+            papers.append(row)
+        else:
+            others += row
+    return papers + [others[i : i + 4] for i in range(0, len(others), 4)]
+
+
+def _line(axes: Axes, rows: pd.DataFrame, shape: str, shade: str) -> None:
+    points = means(rows, "area", METRICS[0])
+    intervals = [interval for _, interval in points]
+    axes.errorbar(
+        [x for x, _ in points],
+        [interval.estimate for interval in intervals],
+        whiskers(intervals),
+        color=shade,
+        elinewidth=0.8,
+        **_look(shape, shade),
+    )
+
+
+def _look(shape: str, shade: str) -> dict[str, Any]:
+    look = _LINES[shape]
+    face, layer = (shade, 3.0) if shape == "as_is" else ("white", 2.5 - look.size / 100)
+    return {
+        "linestyle": look.line,
+        "marker": look.marker,
+        "markersize": look.size,
+        "markerfacecolor": face,
+        "zorder": layer,
+    }
+
+
+def _key(shape: str) -> Line2D:
+    return Line2D([], [], color=GREY, **_look(shape, GREY))
+
+
+def _ratio(rows: pd.DataFrame, shape: str) -> str:
+    """How much the other shape changes the difference."""
+    try:
+        times, _ = against_as_is(rows, shape)
+    except Undecidable:
+        return ""
+    return "× " + times.text().replace(" in every replicate", "")

@@ -1,0 +1,161 @@
+"""Figures 5 and 6c: how the difference goes with the sequence length and with the block area, in units of each format's u.
+
+A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. In units of u the formats stand on one
+scale, and their slopes can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from numdev.formats import Format
+from numdev.report.evidence import over_area, over_length
+from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, means, plain_ticks, whiskers
+from numdev.report.finding import Undecidable
+from numdev.report.settings import formats
+from numdev.report.statistics import Interval, significant
+from numdev.report.style import GREY, SMALL, colour
+
+LENGTH, AREA = "problem.shape.keys", "tiling.area"
+Exponent = Callable[[pd.DataFrame, str], Interval]
+
+
+def fig5a(rows: pd.DataFrame) -> Figure:
+    """Max difference from the baseline over N, one line per format."""
+    return _trend(
+        rows, LENGTH, ("max_difference",), over_length, "sequence length N, tokens", "max |tiled − baseline|, in u of F"
+    )
+
+
+def fig5b(rows: pd.DataFrame) -> Figure:
+    """Mean of |D| and standard deviation of D over N, two lines per format."""
+    metrics = ("mean_absolute", "std")
+    figure = _trend(rows, LENGTH, metrics, over_length, "sequence length N, tokens", "tiled − baseline, in u of F")
+    keys = [_key("-", True), _key("--", False)]
+    figure.legend(keys, ["mean of |D|", "standard deviation of D"], loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def fig6c(rows: pd.DataFrame) -> Figure:
+    """Max difference from the baseline over the block area, one line per format."""
+    return _trend(
+        rows, AREA, ("max_difference",), over_area, "block area Br · Bc, elements", "max |tiled − baseline|, in u of F"
+    )
+
+
+def _key(line: str, filled: bool) -> Line2D:
+    return Line2D([], [], color=GREY, linestyle=line, marker="o", markerfacecolor=GREY if filled else "white")
+
+
+def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
+    """Rows with absolute metrics divided by the unit roundoff of their format."""
+    scaled = rows.copy()
+    units = {name: Format.parse(name).u for name in formats(rows)}
+    for metric in metrics:
+        scaled[metric] = scaled[metric] / scaled["format"].map(units)
+    return scaled
+
+
+def limits(rows: pd.DataFrame, metrics: tuple[str, ...]) -> tuple[float, float]:
+    """From below the smallest replicate to above the largest."""
+    values = rows[list(metrics)].to_numpy().ravel()
+    values = values[values > 0]
+    return (values.min() / 1.4, values.max() * 1.6) if len(values) else (0.1, 10.0)
+
+
+def _trend(rows: pd.DataFrame, x: str, metrics: tuple[str, ...], exponent: Exponent, across: str, up: str) -> Figure:
+    found = in_u(chosen(rows), metrics)
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        places = panel.rows[x].dropna().unique().tolist()
+        plain_ticks(axes, places)
+        ends = []
+        for name in formats(panel.rows):
+            own = panel.rows[panel.rows["format"] == name]
+            lines = [_line(axes, means(own, x, metric), name, i == 0) for i, metric in enumerate(metrics)]
+            if lines[0] is not None:
+                ends.append((lines[0], f"{name} {_power(own, exponent, metrics[0], x)}", colour(name)))
+        _label(axes, ends, panel.large)
+        if places:
+            span = max(max(places) / min(places), 2.0)
+            axes.set_xlim(min(places) / span**0.06, max(places) * span ** (0.45 if panel.large else 0.06))
+
+    return draw_grid(by_setting(found), draw, lambda own: limits(own, metrics), across, up)
+
+
+def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:
+    """One metric of one format with its intervals; where its last point is."""
+    if not points:
+        return None
+    across, intervals = [x for x, _ in points], [interval for _, interval in points]
+    axes.errorbar(
+        across,
+        [interval.estimate for interval in intervals],
+        whiskers(intervals),
+        color=colour(name),
+        linestyle="-" if first else "--",
+        marker="o",
+        markerfacecolor=colour(name) if first else "white",
+        elinewidth=0.8,
+    )
+    return across[-1], intervals[-1].estimate
+
+
+def _power(rows: pd.DataFrame, exponent: Exponent, metric: str, x: str) -> str:
+    """The exponent in the label of a line."""
+    try:
+        value = exponent(rows, metric).estimate
+    except Undecidable:
+        return ""
+    base = "N" if x == LENGTH else "A"
+    return f"$\\propto {base}^{{{significant(value)}}}$" if math.isfinite(value) else ""
+
+
+def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: bool) -> None:
+    """Labels at the ends of lines, moved apart where they would overlap; alone in a small panel, in its corner."""
+    if not large:
+        for i, (_, text, shade) in enumerate(ends):
+            axes.annotate(
+                text,
+                (0.98, 0.96 - 0.14 * i),
+                xycoords="axes fraction",
+                ha="right",
+                va="top",
+                color=shade,
+                fontsize=SMALL,
+            )
+        return
+    low, high = axes.get_ylim()
+    decades = math.log(high / low)
+    heights = spread([math.log(y / low) / decades for (_, y), _, _ in ends], 0.085)
+    for ((x, _), text, shade), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            text,
+            (x, height),
+            (8, 0),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            color=shade,
+            fontsize=7,
+        )
+
+
+def spread(places: list[float], gap: float) -> list[float]:
+    """Places as near as possible to where they are and at least `gap` apart, in the same order, within 0 and 1."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = list(places)
+    for _ in range(50):
+        for below, above in zip(order, order[1:], strict=False):
+            missing = gap - (moved[above] - moved[below])
+            if missing > 1e-9:
+                moved[below] -= missing / 2
+                moved[above] += missing / 2
+    shift = max(0.0, gap / 2 - min(moved, default=1.0)) - max(0.0, max(moved, default=0.0) - (1 - gap / 2))
+    return [place + shift for place in moved]

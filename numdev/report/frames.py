@@ -1,0 +1,242 @@
+"""Stored results as tidy tables: one row per replicate and comparison, one row per point."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from numdev.deviation import METRICS
+from numdev.errors import BadInput
+from numdev.record import Record
+from numdev.store import Store
+
+PLACE = ["study", "setting", "key"]
+COMPARISON = ["seed", "subject", "output", "reference"]
+METRIC_NAMES = list(METRICS)
+LABEL = "label."
+_ALWAYS = [
+    "status",
+    "reason",
+    "environment",
+    "format",
+    "policy",
+    "tiling.area",
+    "pairing",
+    "problem.shape.keys",
+    "seconds",
+]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a report is made from.
+
+    Attributes:
+        rows: one row per (study, setting, point, seed, subject, output, reference), with every metric, and the columns of the
+            point that stand for it. Rows of a baseline repeat under every point of its problem; see `distinct`.
+        points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its counters
+            as means over seeds, the number of its environment, and the seconds that it took.
+        manifests: the studies' manifests by name.
+        environments: the different environments, in the order in which points need them.
+        missing: how many points of a study have no record yet.
+        notes: what the reader should know: points missing, torn files.
+    """
+
+    rows: pd.DataFrame
+    points: pd.DataFrame
+    manifests: dict[str, dict[str, Any]]
+    environments: list[dict[str, str]] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def study(self, name: str) -> pd.DataFrame:
+        """The rows of one study, settings in the order of the manifest."""
+        return self.rows[self.rows["study"] == name]
+
+
+def load(store: Store, studies: Sequence[str] | None = None) -> Results:
+    """Read the points of some studies, or of all.
+
+    The manifest decides which records belong to a study; keys hold the environment, so records of another one do not mix in.
+
+    Raises:
+        BadInput: if the store holds no study, or not the one asked for.
+    """
+    manifests = _chosen(store, studies)
+    points: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    environments: list[dict[str, str]] = []
+    missing: dict[str, int] = {}
+    for name, manifest in manifests.items():
+        for point in _distinct_points(manifest):
+            record = store.get(point["key"])
+            if record is None:
+                missing[name] = missing.get(name, 0) + 1
+                continue
+            if record.environment not in environments:
+                environments.append(record.environment)
+            place = {"point": len(points), "study": name, "setting": point["setting"], "key": point["key"]}
+            points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
+            rows += [{"point": place["point"]} | _row(row) for row in record.rows]
+    table = _table(points, ["point", *PLACE, *_ALWAYS])
+    return Results(
+        rows=_rows(rows, table),
+        points=table.drop(columns="point"),
+        manifests=manifests,
+        environments=environments,
+        missing=missing,
+        notes=list(_notes(store, manifests, missing)),
+    )
+
+
+def _chosen(store: Store, studies: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    manifests = store.studies()
+    if not manifests:
+        torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
+        mend = f"it holds no study{torn}; measure one first, for example with: numdev measure study=fig3"
+        raise BadInput("results", str(store.path), mend)
+    for name in studies or ():
+        if name not in manifests:
+            raise BadInput("studies", name, f"{store.path} holds {', '.join(manifests)}")
+    return {name: manifests[name] for name in studies or manifests}
+
+
+def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of a manifest, each once, however often a grid meets it."""
+    return list({json.dumps(point, sort_keys=True): point for point in manifest["points"]}.values())
+
+
+def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int]) -> Iterator[str]:
+    for name, count in missing.items():
+        of = len(manifests[name]["points"])
+        yield f"{name}: {count} of {of} points are not measured yet; run the study again to finish it"
+    for path in store.torn:
+        yield f"{path} is torn and counts as not measured; run its study again"
+
+
+def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
+    """The columns of a point."""
+    config = flatten(record.config)
+    facts = {"status": record.status.value, "reason": record.reason, "environment": environment}
+    facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
+    facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}
+    facts |= {"pairing": _digest({name: record.config.get(name) for name in ("problem", "baseline")})}
+    facts |= config
+    return facts | _counters(record.counters) | {"seconds": record.seconds}
+
+
+def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
+    """The mean over seeds of everything that the variant's runs counted."""
+    names = [name for name in counters[0] if name != "seed"] if counters else []
+    return {f"counter.{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration with dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`; a list is JSON text."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def _format(config: Mapping[str, Any]) -> str:
+    """The format of the output, `bf16` for `bf16:toward_zero`; that of the baseline where the variant does not say."""
+    output = config.get("variant.precision.output") or config.get("baseline.precision.output") or ""
+    return str(output).partition(":")[0]
+
+
+def _policy(config: Mapping[str, Any]) -> str:
+    """`uniform` or `kernel` where the precision is such a preset, else its own name."""
+    name = str(config.get("variant.precision.name") or "")
+    if name == _format(config) or name.startswith("uniform_"):
+        return "uniform"
+    return "kernel" if name.startswith("kernel_") else name
+
+
+def _area(config: Mapping[str, Any]) -> int | None:
+    """`Br * Bc`."""
+    if "variant.tiling.br" not in config:
+        return None
+    return int(config["variant.tiling.br"]) * int(config["variant.tiling.bc"])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "max_index": " ".join(map(str, row.get("max_index", ())))}
+
+
+def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
+    found = _table(rows, ["point", *COMPARISON, *METRIC_NAMES, "max_index"])
+    kept = [name for name in points.columns if name in PLACE or name == "point" or _is_axis(name)]
+    merged = points[kept].merge(found, on="point", how="inner", sort=False)
+    return merged.drop(columns="point")
+
+
+_AXES = (
+    LABEL,
+    "format",
+    "policy",
+    "pairing",
+    "problem.shape.",
+    "problem.source.",
+    "problem.mask.kind",
+    "variant.type",
+    "variant.precision.name",
+    "variant.precision.output",
+    "variant.tiling.",
+    "variant.softmax.normalise",
+    "variant.softmax.exp",
+    "baseline.precision.name",
+    "tiling.area",
+)
+
+
+def _is_axis(name: str) -> bool:
+    """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
+    return name.startswith(_AXES) and not name.endswith(("shape.type", "tiling.type"))
+
+
+def _table(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    """Dictionaries as a table with at least these columns, first; each column of one type."""
+    names = list(dict.fromkeys([*columns, *(name for record in records for name in record)]))
+    return pd.DataFrame({name: _column([record.get(name) for record in records]) for name in _ordered(names)})
+
+
+def _ordered(names: list[str]) -> list[str]:
+    """Labels and configuration by their kind, in the order of first appearance within a kind."""
+    kinds = ("label.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
+    place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
+    place |= {name: 1 for name in ("format", "policy", "tiling.area", "pairing") if name in place}
+    return sorted(names, key=lambda name: place[name])
+
+
+def _column(values: list[Any]) -> pd.Series[Any]:
+    """Numbers as numbers, whole ones with gaps as nullable integers, anything mixed as text."""
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, bool) for value in present):
+        return pd.Series(values, dtype="boolean")
+    if present and all(isinstance(value, int) for value in present):
+        return pd.Series(values, dtype="Int64" if len(present) < len(values) else "int64")
+    if present and all(isinstance(value, (int, float)) for value in present):
+        return pd.Series(values, dtype="float64")
+    return pd.Series([None if value is None else str(value) for value in values], dtype="str")
+
+
+def distinct(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without a baseline's repetitions: within a setting, a baseline stands once per problem, under its first point."""
+    same = ["study", "setting", "pairing", *(name for name in COMPARISON if name in rows.columns)]
+    repeated = (rows["subject"] == "baseline") & rows.duplicated(subset=same)
+    return rows[~repeated]

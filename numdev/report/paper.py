@@ -1,0 +1,108 @@
+"""The report of some studies, made again from their results: tables, figures, claims. Nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from numdev.report.claims import ClaimResult, judge, unknown
+from numdev.report.export import write_tables
+from numdev.report.figures import FIGURES
+from numdev.report.frames import Results, load
+from numdev.report.style import to_png, to_svg
+from numdev.report.tables import claims_table, failures_table, worst_table
+from numdev.store import Store, write_atomically
+
+
+def make_report(
+    results: Path,
+    out: Path,
+    studies: Sequence[str] | None = None,
+    parquet: bool = False,
+    console: Console | None = None,
+) -> None:
+    """Write tables, figures and claims of stored studies into `out`, and print the claims.
+
+    Args:
+        results: folder of a `Store`.
+        out: folder of the report; files of the same name are replaced.
+        studies: their names; all unless given.
+        parquet: also write results.parquet.
+        console: where to print.
+
+    Raises:
+        BadInput: if there are no results, or not those asked for, or Parquet is asked for without pyarrow.
+        StoreError: if a file cannot be written.
+    """
+    console = console or Console()
+    loaded = load(Store(results), studies)
+    claims = judge(loaded)
+    write_tables(loaded, claims, out, parquet)
+    write_atomically(out / "claims.md", claims_markdown(claims).encode())
+    notes = [*loaded.notes, *unknown(loaded.manifests), *write_figures(loaded, claims, out / "figures")]
+    for note in notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    for table in (failures_table(loaded), worst_table(loaded), claims_table(claims) if claims else None):
+        if table is not None:
+            console.print(table)
+    console.print(f"report: {out}", markup=False, highlight=False)
+
+
+def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> list[str]:
+    """Draw the figures of every study as PNG and SVG; what could not be drawn, as notes."""
+    notes = []
+    for study, manifest in results.manifests.items():
+        names = _figures(manifest)
+        rows = results.study(study)
+        for name in names:
+            plot = FIGURES.get(name)
+            lacking = plot.lacks(rows) if plot else []
+            if plot is None:
+                notes.append(f"{study}: there is no figure {name}; there are {', '.join(FIGURES)}")
+            elif rows.empty:
+                notes.append(f"{study}: nothing is measured, so figure {name} is not drawn")
+            elif lacking:
+                notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
+            else:
+                figure, file = plot(rows), study if len(names) == 1 else f"{study}_{name}"
+                alt = " ".join([plot.alt, *_findings(claims, study, name)])
+                write_atomically(folder / f"{file}.png", to_png(figure))
+                write_atomically(folder / f"{file}.svg", to_svg(figure, manifest["title"], alt))
+    return notes
+
+
+def _figures(manifest: dict[str, Any]) -> list[str]:
+    """The figure that a study names, and those of its claims."""
+    named = [manifest["figure"]] if manifest["figure"] else []
+    return list(dict.fromkeys([*named, *(name for name in manifest["claims"] if name in FIGURES)]))
+
+
+def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[str]:
+    """What a figure shows, in numbers, for its description."""
+    for result in claims:
+        if result.study == study and result.claim.figure == figure:
+            yield from (f"{setting}: {finding.figure}." for setting, finding in result.findings.items())
+
+
+def claims_markdown(claims: list[ClaimResult]) -> str:
+    """The claims as Markdown: a table of all, then each with its settings."""
+    return "\n".join(_markdown(claims)) + "\n"
+
+
+def _markdown(claims: list[ClaimResult]) -> Iterator[str]:
+    yield "# Claims"
+    yield ""
+    yield "Intervals are 95 % confidence intervals over seeds. The paper's own settings come first."
+    yield from ("", "| claim | source | measured | verdict |", "|---|---|---|---|")
+    for result in claims:
+        figure = result.findings[result.main].figure
+        yield f"| {result.claim.text} | {result.claim.source} | {figure} | {result.brief} |"
+    for result in claims:
+        yield from ("", f"## {result.claim.text}", "")
+        yield f"{result.claim.source}. Study `{result.study}`. **{result.overall[0].upper()}{result.overall[1:]}.**"
+        yield from ("", "| setting | verdict | found |", "|---|---|---|")
+        for setting, finding in result.findings.items():
+            yield f"| {setting} | {finding.verdict.value} | {finding.sentence.replace('|', chr(92) + '|')} |"

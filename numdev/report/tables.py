@@ -1,0 +1,75 @@
+"""Tables for the terminal: what was claimed and found, what went wrong, and where the deviation is worst."""
+
+from __future__ import annotations
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from numdev.report.claims import ClaimResult
+from numdev.report.finding import Verdict
+from numdev.report.frames import LABEL, Results
+from numdev.report.statistics import significant
+
+_COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow"}
+
+
+def claims_table(claims: list[ClaimResult]) -> Table:
+    """One row per claim: what it says, where, what was measured in the paper's settings, and the verdict over all."""
+    table = Table(title="Claims", title_justify="left", show_lines=True)
+    for name, ratio in (("claim", 3), ("source", 2), ("measured, in the paper's settings", 3), ("verdict", 3)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for result in claims:
+        table.add_row(result.claim.text, result.claim.source, _measured(result), _verdict(result))
+    return table
+
+
+def _measured(result: ClaimResult) -> str:
+    found = [(name, result.findings[name].figure) for name in result.papers]
+    return "\n".join(figure if len(result.findings) == 1 else f"{name}: {figure}" for name, figure in found)
+
+
+def _verdict(result: ClaimResult) -> Text:
+    verdicts = {finding.verdict for finding in result.findings.values()}
+    colour = _COLOURS[verdicts.pop()] if len(verdicts) == 1 else "yellow"
+    return Text(result.brief, style=colour)
+
+
+def failures_table(results: Results) -> Table | None:
+    """The points that did not end well, or None."""
+    failed = results.points[results.points["status"] != "ok"]
+    if failed.empty:
+        return None
+    table = Table("study", "point", "status", "reason", title="Points without a full result", title_justify="left")
+    for _, point in failed.iterrows():
+        table.add_row(point["study"], place(point), point["status"], Text(point["reason"]))
+    return table
+
+
+def worst_table(results: Results, count: int = 5) -> Table | None:
+    """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
+    rows = results.rows
+    found = rows[(rows["subject"] == "variant") & (rows["output"] == "out") & (rows["reference"] == "golden")]
+    if found.empty:
+        return None
+    means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
+    points = results.points.drop_duplicates("key").set_index("key")
+    table = Table(
+        "study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left"
+    )
+    for key, mean in means.iterrows():
+        point = points.loc[key]
+        table.add_row(
+            point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3)
+        )
+    return table
+
+
+def place(point: pd.Series[str]) -> str:
+    """Setting and labels of a point in one line."""
+    labels = [f"{name.removeprefix(LABEL)}={point[name]}" for name in labels_of(point)]
+    return " ".join([str(point["setting"]), *labels])
+
+
+def labels_of(point: pd.Series[str]) -> list[str]:
+    return [str(name) for name in point.index if str(name).startswith(LABEL) and not pd.isna(point[str(name)])]

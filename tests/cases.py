@@ -1,0 +1,116 @@
+"""What several test files draw from: inputs, precision policies, and the error bound of FP64 arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from numdev.formats import BF16, E5M2, FP16, FP32, Format
+from numdev.mask import Mask
+from numdev.precision import Dot, Precision
+from numdev.rounding import Cast
+
+U64 = 2.0**-53
+
+Sizes = tuple[int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim
+
+
+def draw(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal q, k, v in FP64; `spread` is the standard deviation of q, and so of the scores."""
+    batch, heads, kv_heads, queries, keys, dim = sizes
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, heads, queries, dim, dtype=torch.float64, generator=generator) * spread
+    k = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
+    v = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
+    return q, k, v
+
+
+def mixed() -> Precision:
+    """A policy in which no two neighbouring steps share a format, with running sums rounded within a tile."""
+    return Precision(
+        inputs=Cast(BF16),
+        scores=Dot.parse("e8m13:toward_zero@16"),
+        exponential=Cast.parse("fp16"),
+        rescale=Cast.parse("tf32"),
+        row_sum=Dot.parse("bf16@8"),
+        probabilities=Cast.parse("e5m2"),
+        values=Dot.parse("bf16@24"),
+        accumulator=Cast.parse("e8m9:toward_zero"),
+        output=Cast.parse("fp16"),
+    )
+
+
+POLICIES: dict[str, Callable[[], Precision]] = {
+    **{
+        f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
+        for kind, preset in (("uniform", Precision.uniform), ("kernel", Precision.kernel), ("eager", Precision.eager))
+        for fmt in (BF16, FP16, E5M2)
+    },
+    "fp32": lambda: Precision.uniform(FP32),
+    "golden": Precision.golden,
+    "mixed": mixed,
+    "narrow_sum": lambda: replace(Precision.kernel(BF16), row_sum=Dot(Cast(BF16))),
+    "tensor_core": lambda: replace(Precision.kernel(FP16), scores=Dot.parse("e8m13:toward_zero@16")),
+    "fp8": Precision.fp8,
+    "int8": Precision.int8,
+}
+
+
+def reach(q: Tensor, k: Tensor, scale: float) -> float:
+    """`A = scale max_ij sum_t |q_it| |k_jt|`: no score, and no intermediate sum of one, is larger."""
+    group = q.shape[1] // k.shape[1]
+    return scale * float((q.abs() @ k.abs().repeat_interleave(group, 1).mT).max())
+
+
+def weight_error(dim: int, keys: int, a: float) -> float:
+    """Relative error of `P / l` computed over whole rows in FP64, in units of u; `a` is `reach`.
+
+    A score is a sum of d products, then scaled: off by at most `(d + 2) u A` absolutely (Higham 2002, section 3.1; the
+    scale is the same FP64 number on both sides). `S - m` rounds once more, by `u |S - m| <= 2 u A`. What is absolute in
+    the exponent is relative in P; exp adds 2 u, its error being below one ulp. So P is off by `(d + 4) A + 2`. The sum
+    of N of them keeps that and adds `N - 1`; the division adds 1. Numerator and denominator: twice the first, plus N.
+    """
+    return 2 * ((dim + 4) * a + 2) + keys
+
+
+def output_error(dim: int, keys: int, a: float) -> float:
+    """Error of Exact's `out` relative to `max |v|`, in units of u: `weight_error`, and the product's N more."""
+    return weight_error(dim, keys, a) + keys
+
+
+def lse_error(dim: int, keys: int, a: float) -> float:
+    """Absolute error of Exact's LSE, in units of u.
+
+    That of `log l` is the relative one of l, `(d + 4) A + 2 + N`, plus a log below one ulp, `2 log N`; adding m rounds
+    by `|LSE| <= A + log N`, and m itself is one of the scores, so that its error is counted in P already.
+    """
+    return (dim + 4) * a + 2 + keys + 2 * math.log(keys) + a + math.log(keys)
+
+
+def tiled_error(dim: int, keys: int, a: float, tiles: int, splits: int, beta: float = 1.0) -> float:
+    """Error of tiled FP64 attention, of `out` relative to `max |v|` and of LSE absolute, in units of u.
+
+    To Exact's: a folded log2(e) or scaled queries round the factor, `2 A`; a shift by `beta m` lets `|S - m|` reach
+    `(1 + beta) A`; exp2 is below 1.5 ulp, 3 u. Each tile rounds alpha (its argument `(1 + beta) A`, its exp 3, its
+    product 1) and both sums (1 each); with `Normalise.EACH` also a product and a division. p_scale rounds twice. The
+    combine step weighs each split by exp of a difference of two LSEs, each off by its own error and a rounding of at
+    most `3 (A + log N)`, and adds S terms. All of it enters numerator and denominator: twice. A row of constant v
+    would show none of it, so this is a bound and no estimate; the errors seen are 100 times smaller.
+    """
+    row = (dim + 6 + 1 + beta) * a + 5 + keys + tiles * ((1 + beta) * a + 8)
+    combined = row + 6 * (a + math.log(keys)) + splits + 8 if splits > 1 else 0.0
+    return 2 * (row + combined) + 3 * (a + math.log(keys))
+
+
+MASKS = {
+    "none": Mask(),
+    "causal": Mask(causal=True),
+    "window": Mask(window=13),
+    "causal window": Mask(causal=True, window=9),
+    "lengths": Mask(key_lengths=(31, 0)),
+    "all": Mask(causal=True, window=17, key_lengths=(50, 20)),
+}

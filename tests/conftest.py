@@ -1,0 +1,22 @@
+"""Shape and type annotations are enforced while the tests run, and every test starts from the same seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+install_import_hook("numdev", "beartype.beartype")
+
+# Each worker takes one core: two threads in each of two workers wait for one another most of the time.
+torch.set_num_threads(1)
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,160 @@
+"""Every study of the paper at toy size, for tests of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from numdev.api import baseline_for
+from numdev.attention.exact import Exact
+from numdev.attention.naive import Naive
+from numdev.attention.tiled import Tiled
+from numdev.distributions import Distribution, Kind
+from numdev.formats import FP16
+from numdev.measure import Bench
+from numdev.precision import Precision
+from numdev.problem import Problem, Shape
+from numdev.quantise import Scale
+from numdev.rounding import Cast
+from numdev.softmax import Normalise, OnlineSoftmax
+from numdev.store import Store
+from numdev.study import Study, StudyPoint, run
+from numdev.tiling import Tiling
+
+FORMATS = ("bf16", "fp16", "fp32", "fp64")
+SETTINGS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the toy is: tokens, the sweep of tokens, head_dim, the SRAM sizes in elements, seeds."""
+
+    n: int = 128
+    sweep: tuple[int, ...] = (64, 128, 256)
+    dim: int = 16
+    sram: tuple[int, ...] = (1024, 2048, 4096)
+    seeds: int = 3
+    settings: tuple[str, ...] = ("normal_end", "uniform_each", "uniform_end", "kernel_uniform")
+
+
+def _problem(setting: str, n: int, dim: int) -> Problem:
+    kind = Kind.NORMAL if "normal" in setting else Kind.UNIFORM
+    return Problem(Distribution(kind), Shape(queries=n, keys=n, head_dim=dim))
+
+
+def _point(setting: str, fmt: str, n: int, tiling: Tiling, size: Size, labels: dict[str, Any]) -> StudyPoint:
+    name = f"kernel_{fmt}" if setting.startswith("kernel_") else fmt
+    softmax = OnlineSoftmax(Normalise.EACH if setting.endswith("_each") else Normalise.END)
+    variant = Tiled(Precision.parse(name), tiling, softmax)
+    return StudyPoint(
+        _problem(setting, n, size.dim),
+        variant,
+        baseline_for(variant.format),
+        size.seeds,
+        setting,
+        {"precision": name} | labels,
+    )
+
+
+def _formats(setting: str) -> tuple[str, ...]:
+    """All four in the paper's settings, BF16 in the others."""
+    return FORMATS if setting.startswith("uniform_") else FORMATS[:1]
+
+
+def by_format(name: str, size: Size) -> Study:
+    """Figures 3 and 4."""
+    tiling = Tiling(br=16, bc=16)
+    points = [_point(s, f, size.n, tiling, size, {}) for s in size.settings for f in FORMATS]
+    return Study(name, "Deviation over number formats", name, (name,), tuple(points))
+
+
+def by_length(size: Size) -> Study:
+    """Figures 5a and 5b, of one study."""
+    tiling = Tiling(br=16, bc=16)
+    points = [
+        _point(s, f, n, tiling, size, {"problem.n": n}) for s in size.settings for f in _formats(s) for n in size.sweep
+    ]
+    return Study("fig5", "Deviation over sequence length", "fig5a", ("fig5a", "fig5b"), tuple(points))
+
+
+def by_shape(name: str, others: tuple[str, ...], size: Size) -> Study:
+    """Figures 6a and 6b: the paper's tile as it is, and swapped or square."""
+
+    def points() -> Iterator[StudyPoint]:
+        for setting in size.settings:
+            for fmt in _formats(setting):
+                for sram in size.sram:
+                    tile = Tiling.from_sram(sram, size.dim)
+                    keeping = Tiling(br=tile.bc, bc=tile.bc)
+                    shapes = {"as_is": tile, "swapped": tile.swapped(), "square": tile.square(), "square_bc": keeping}
+                    for shape in ("as_is", *others):
+                        labels = {"tiling.sram": sram, "tiling.shape": shape}
+                        yield _point(setting, fmt, size.n, shapes[shape], size, labels)
+
+    return Study(name, f"The tile as it is, and {', '.join(others)}", name, (name,), tuple(points()))
+
+
+def by_area(size: Size) -> Study:
+    """Figure 6c."""
+    tiles = [Tiling.from_sram(sram, size.dim) for sram in size.sram]
+    points = [
+        _point(s, f, size.n, tile, size, {"tiling.bc": tile.bc, "tiling.br": tile.br})
+        for s in size.settings
+        for f in _formats(s)
+        for tile in tiles
+    ]
+    return Study("fig6c", "Deviation over block area", "fig6c", ("fig6c",), tuple(points))
+
+
+def fa3(size: Size) -> Study:
+    """FlashAttention-3, Table 3."""
+    problem = Problem(Distribution(Kind.OUTLIERS), Shape(queries=size.n, keys=size.n, head_dim=size.dim))
+    tiling = Tiling(br=64, bc=64)
+    fp8_naive = replace(Precision.fp8(Scale.TENSOR, hadamard=False), output=Cast(FP16))
+    methods: dict[str, Any] = {
+        "fp16_baseline": Naive(Precision.eager(FP16)),
+        "fp16_fa2": Tiled(Precision.kernel(FP16), tiling),
+        "fp16_fa3": Tiled(Precision.kernel(FP16), replace(tiling, br=128, bc=128)),
+        "fp8_baseline": Naive(fp8_naive),
+        "fp8_fa3": Tiled(Precision.fp8(), tiling),
+        "fp8_fa3_no_block": Tiled(Precision.fp8(Scale.TENSOR), tiling),
+        "fp8_fa3_no_rotation": Tiled(Precision.fp8(hadamard=False), tiling),
+    }
+    points = [StudyPoint(problem, variant, None, size.seeds, setting=name) for name, variant in methods.items()]
+    return Study("fa3_table3", "RMSE of FlashAttention-3, Table 3", "fa3_table3", ("fa3_table3",), tuple(points))
+
+
+def sign(size: Size) -> Study:
+    """The same inputs under both policies."""
+    points = []
+    for setting in ("uniform", "normal"):
+        for policy in ("uniform", "kernel"):
+            base = _point(setting, "bf16", size.n, Tiling(br=16, bc=16), size, {})
+            variant = replace(base.variant, precision=Precision.parse(f"{policy}_bf16"))
+            points.append(replace(base, variant=variant, labels={"precision": f"{policy}_bf16"}))
+    return Study("sign", "Better or worse than the baseline", "sign", ("sign",), tuple(points))
+
+
+def studies(size: Size) -> list[Study]:
+    """Every study."""
+    shapes = [by_shape("fig6a", ("swapped",), size), by_shape("fig6b", ("square", "square_bc"), size)]
+    return [
+        by_format("fig3", size),
+        by_format("fig4", size),
+        by_length(size),
+        *shapes,
+        by_area(size),
+        fa3(size),
+        sign(size),
+    ]
+
+
+def measure_all(path: Path, size: Size | None = None) -> Store:
+    """A store with every study, measured."""
+    store, bench = Store(path), Bench(Exact(), "cpu")
+    for study in studies(size or Size()):
+        outcome = run(study, bench, store)
+        assert not outcome.has_errors, outcome.failures
+    return store

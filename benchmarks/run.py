@@ -1,6 +1,7 @@
 """Measure the speed of the instrument itself: `make bench`.
 
-Prints a table, and with `--out FOLDER` writes it as `benchmarks.csv` with the environment beside it. Exit code 1 if a target is missed.
+Prints a table, and with `--out FOLDER` writes it as `benchmarks.csv` with the environment beside it. Exit code 1 if a target is
+missed.
 """
 
 from __future__ import annotations

@@ -152,11 +152,7 @@ class Format:
 
     def covers(self, other: Format) -> bool:
         """Whether every finite number of `other` is one of this format, so that rounding it changes nothing."""
-        return (
-            self.precision >= other.precision
-            and self.min_subnormal <= other.min_subnormal
-            and self.max >= other.max
-        )
+        return self.precision >= other.precision and self.min_subnormal <= other.min_subnormal and self.max >= other.max
 
     def ulp(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The spacing of the format at `|x|`, in FP64: `2^(max(floor(log2 |x|), emin) - m)` (Goldberg 1991, section 1.2)."""

@@ -109,9 +109,7 @@ class Bench:
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, counters, seconds)
 
-    def _replicate(
-        self, problem: Any, variant: Any, baseline: Any, seed: int
-    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    def _replicate(self, problem: Any, variant: Any, baseline: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
         arguments = problem.arguments()
         output = variant(*self._rounded(problem, variant, seed), **arguments)
         samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}
@@ -132,9 +130,7 @@ class Bench:
         return _rows("variant", samples, references, variant.format, seed) + rows, output.counters
 
     def _inputs(self, problem: Any, seed: int) -> tuple[Tensor, ...]:
-        return self._kept.get(
-            ("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values())
-        )
+        return self._kept.get(("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values()))
 
     def _rounded(self, problem: Any, variant: Any, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(
@@ -148,9 +144,7 @@ class Bench:
             return _samples(self.golden(*inputs, **problem.arguments()))
 
         unrounded = self._kept.get(("golden", problem, seed), lambda: run(self._inputs(problem, seed)))
-        same = self._kept.get(
-            ("golden", problem, variant.input_key, seed), lambda: run(self._rounded(problem, variant, seed))
-        )
+        same = self._kept.get(("golden", problem, variant.input_key, seed), lambda: run(self._rounded(problem, variant, seed)))
         return {"golden": unrounded, "golden_same_inputs": same}
 
     def _baseline(self, problem: Any, baseline: Any, seed: int) -> dict[str, Sample]:

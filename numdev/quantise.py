@@ -93,7 +93,7 @@ class Quantised:
         return self._round(centred @ rotation) @ rotation.T + mean
 
     def _round(self, x: Tensor) -> Tensor:
-        batch, heads, tokens, dim = x.shape
+        batch, heads, tokens, _ = x.shape
         if self.scale is Scale.TENSOR:
             largest = x.abs().amax().expand(1, 1, 1, 1)
         elif self.scale is Scale.ROW:

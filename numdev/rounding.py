@@ -136,36 +136,49 @@ class Cast:
 
     def is_identity_on(self, carrier: torch.dtype) -> bool:
         """Whether every number of the carrier is already one of the format."""
-        own = _CARRIER_FORMATS.get(carrier)
-        if own is None:
-            raise BadInput("dtype", str(carrier), "a cast works on FP32 and FP64 tensors; use x.float() or x.double()")
-        exact = self.to == own or self.to.covers(own)
-        if not exact and not own.covers(self.to):
-            raise BadInput("dtype", str(carrier), f"it cannot hold every number of {self.to.name}; use x.double()")
-        return exact and self.overflow is Overflow.INFINITY and self.subnormals is Subnormals.KEPT
+        return self._way(carrier) is carrier
 
     def apply_(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Round `x` in place and return it: what the attention implementations use."""
-        if self.is_identity_on(x.dtype):
+        way = self._way(x.dtype)
+        if way is x.dtype:
             return x
-        if self._native(x.dtype) is not None:
-            x.copy_(x.to(self._native(x.dtype)))  # type: ignore[arg-type]
-        else:
+        if way is None:
             self._round_(x)
+        else:
+            x.copy_(x.to(way))
         if self.subnormals is Subnormals.FLUSHED:
             x.mul_((x.abs() >= self.to.min_normal).to(x.dtype))
         return x
 
-    def _native(self, carrier: torch.dtype) -> torch.dtype | None:
-        """The dtype whose own conversion from the carrier is this cast.
+    def _way(self, carrier: torch.dtype) -> torch.dtype | None:
+        """The dtype whose own conversion from the carrier is this cast: the carrier itself where nothing changes.
 
-        Only from FP32: torch converts FP64 to narrow dtypes through FP32 and rounds twice. The FP8 conversions of the
-        CPU are slower than the arithmetic here, and those of the GPU saturate differently between versions.
+        None where there is none, and arithmetic must do it. Decided once per carrier: a cast is called very often.
         """
-        plain = self.rounding is Rounding.NEAREST_EVEN and self.overflow is Overflow.INFINITY
-        wide = self.to.dtype in (torch.bfloat16, torch.float16) and carrier is torch.float32
-        narrowed = self.to == FP32 and carrier is torch.float64
-        return self.to.dtype if plain and (wide or narrowed) else None
+        if carrier not in self._ways:
+            self._ways[carrier] = self._decide(carrier)
+        return self._ways[carrier]
+
+    @cached_property
+    def _ways(self) -> dict[torch.dtype, torch.dtype | None]:
+        return {}
+
+    def _decide(self, carrier: torch.dtype) -> torch.dtype | None:
+        own = _CARRIER_FORMATS.get(carrier)
+        if own is None:
+            raise BadInput("dtype", str(carrier), "a cast works on FP32 and FP64 tensors; use x.float() or x.double()")
+        exact = self.to.covers(own)
+        if not exact and not own.covers(self.to):
+            raise BadInput("dtype", str(carrier), f"it cannot hold every number of {self.to.name}; use x.double()")
+        if self.overflow is not Overflow.INFINITY:
+            return None
+        if exact:
+            return carrier if self.subnormals is Subnormals.KEPT else None
+        # Only from FP32, or to it: torch converts FP64 to narrower dtypes through FP32 and so rounds twice. Its FP8
+        # conversions are slower on a CPU than the arithmetic here, and treat overflow differently between versions.
+        direct = self.to == FP32 or (carrier is torch.float32 and self.to.dtype in (torch.bfloat16, torch.float16))
+        return self.to.dtype if direct and self.rounding is Rounding.NEAREST_EVEN else None
 
     def _round_(self, x: Tensor) -> None:
         own = _CARRIER_FORMATS[x.dtype]

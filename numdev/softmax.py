@@ -154,9 +154,7 @@ class OnlineSoftmax:
         """`rescale_threshold` in the units of the scores."""
         return self.rescale_threshold if self.exp.is_binary else self.rescale_threshold * math.log(2)
 
-    def maximum(
-        self, m: Float[Tensor, "*rows 1"], scores: Float[Tensor, "*rows keys"]
-    ) -> Float[Tensor, "*rows 1"]:
+    def maximum(self, m: Float[Tensor, "*rows 1"], scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows 1"]:
         """`m' = max(m, rowmax S)`, with the tie shift and the lazy threshold where they are on."""
         largest = scores.amax(-1, keepdim=True)
         if self.tie_shift is not None:

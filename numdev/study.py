@@ -138,7 +138,7 @@ def _measure(bench: Bench, key: str, point: StudyPoint) -> Record:
 
 def _by_problem(points: dict[str, StudyPoint]) -> list[tuple[str, StudyPoint]]:
     """Distinct points, those of one problem together, in the order in which problems and points first appear."""
-    first = {}
+    first: dict[Any, int] = {}
     for point in points.values():
         first.setdefault(point.problem, len(first))
     return sorted(points.items(), key=lambda item: first[item[1].problem])

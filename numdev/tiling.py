@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -85,7 +86,7 @@ class Tiling:
         bounds = [round(i * count / self.splits) for i in range(self.splits + 1)]
         return [
             [(t * self.bc, min((t + 1) * self.bc, keys)) for t in self._ordered(list(range(first, last)))]
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            for first, last in itertools.pairwise(bounds)
         ]
 
     def rescales(self, keys: int) -> int:

@@ -20,7 +20,7 @@ from numdev import rounding
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format, Specials
 from numdev.rounding import Cast, Overflow, Rounding, Subnormals, round_magic, round_scaled
-from tests.oracles.table import Floats, Table, assert_same, round_exactly
+from tests.oracles.table import Doubles, Located, Table, assert_same, round_exactly
 from tests.test_formats import SMALL, formats
 
 CARRIERS = [np.float32, np.float64]
@@ -35,20 +35,21 @@ def casts(fmt: Format, modes: list[Rounding]) -> Iterator[Cast]:
             yield Cast(fmt, mode, overflow, subnormals)
 
 
-def expected(cast: Cast, x: Floats) -> Floats:
+def expected(cast: Cast, located: Located) -> Doubles:
     assert cast.overflow is not None
-    return Table(cast.to).round(x, cast.rounding, cast.overflow, cast.subnormals)
+    return located.round(cast.rounding, cast.overflow, cast.subnormals)
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("fmt", [*SMALL, BF16, FP16], ids=str)
 def test_every_breakpoint_equals_the_table(fmt: Format, carrier: type[np.floating]) -> None:
-    x = Table(fmt).breakpoints(carrier)
-    given_ = torch.from_numpy(x)
+    table = Table(fmt)
+    x = table.breakpoints(carrier)
+    located, tensor = table.locate(x), torch.from_numpy(x)
     for cast in casts(fmt, DETERMINISTIC):
-        result = cast(given_)
-        assert result.dtype == given_.dtype
-        assert_same(result.numpy(), expected(cast, x), x, f"{cast} from {carrier.__name__}")
+        result = cast(tensor)
+        assert result.dtype == tensor.dtype
+        assert_same(result, expected(cast, located), x, f"{cast} from {carrier.__name__}")
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -56,29 +57,27 @@ def test_every_breakpoint_equals_the_table(fmt: Format, carrier: type[np.floatin
 def test_stochastic_rounding_goes_to_a_neighbour_and_keeps_what_is_exact(
     fmt: Format, carrier: type[np.floating]
 ) -> None:
-    table, x = Table(fmt), Table(fmt).breakpoints(carrier)
-    below, above = table.neighbours(x)
+    table = Table(fmt)
+    x = table.breakpoints(carrier)
+    at = table.locate(x)
     for cast in casts(fmt, [Rounding.STOCHASTIC]):
         assert cast.overflow is not None
         got = cast(torch.from_numpy(x)).numpy()
-        low = table.result(x, below, cast.rounding, cast.overflow, cast.subnormals)
-        high = table.result(x, above, cast.rounding, cast.overflow, cast.subnormals)
-        nearer_low = np.where((got == low) | (np.isnan(got) & np.isnan(low)), low, high)
-        assert_same(got, nearer_low, x, f"{cast} from {carrier.__name__}")
+        low = at.result(at.below, cast.rounding, cast.overflow, cast.subnormals)
+        high = at.result(at.above, cast.rounding, cast.overflow, cast.subnormals)
+        assert_same(got, np.where(got == low, low, high), x, f"{cast} from {carrier.__name__}")
 
 
-@pytest.mark.parametrize("fmt", [*SMALL, BF16, FP16], ids=str)
+@pytest.mark.parametrize("fmt", [fmt for fmt in (*SMALL, BF16, FP16) if not fmt.is_integer], ids=str)
 def test_rational_arithmetic_agrees_with_the_table(fmt: Format) -> None:
     """The two oracles against each other, so that a slip in one of them cannot hide."""
-    if fmt.is_integer:
-        pytest.skip("the rational oracle is for floating formats")
     finite = Table(fmt).breakpoints(np.float64)
     finite = finite[np.isfinite(finite) & (np.abs(finite) < 4 * fmt.max)]
     x = finite[:: max(1, len(finite) // 200)]
     for cast in casts(fmt, DETERMINISTIC):
         if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
             exact = np.array([round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x])
-            assert_same(expected(cast, x), exact, x, f"table of {cast}")
+            assert_same(expected(cast, Table(fmt).locate(x)), exact, x, f"table of {cast}")
 
 
 GFLOAT = {
@@ -107,10 +106,10 @@ def test_every_breakpoint_equals_gfloat(fmt: Format) -> None:
         if cast.subnormals is Subnormals.KEPT:
             saturate = cast.overflow is Overflow.SATURATE
             theirs = gfloat.round_ndarray(GFLOAT[fmt], x, GFLOAT_MODES[cast.rounding], saturate)
-            assert_same(cast(torch.from_numpy(x)).numpy(), theirs, x, f"{cast} against gfloat")
+            assert_same(cast(torch.from_numpy(x)), theirs, x, f"{cast} against gfloat")
 
 
-def random_patterns(integer: torch.dtype, count: int = 1 << 18) -> Tensor:
+def random_patterns(integer: torch.dtype, count: int = 1 << 16) -> Tensor:
     """Uniform over bit patterns: every exponent, subnormals, NaN and infinity."""
     info = torch.iinfo(integer)
     bits = torch.randint(info.min, info.max, (count,), dtype=integer)
@@ -123,8 +122,9 @@ def random_patterns(integer: torch.dtype, count: int = 1 << 18) -> Tensor:
 @pytest.mark.parametrize("fmt", [BF16, FP16, E4M3FN, E5M2, INT8], ids=str)
 def test_random_bit_patterns_equal_the_table(fmt: Format, integer: torch.dtype) -> None:
     x = random_patterns(integer)
+    located = Table(fmt).locate(x.numpy())
     for cast in casts(fmt, DETERMINISTIC):
-        assert_same(cast(x).numpy(), expected(cast, x.numpy()), x.numpy(), str(cast))
+        assert_same(cast(x), expected(cast, located), x, str(cast))
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
@@ -138,20 +138,21 @@ def test_all_codes_of_sixteen_bits_stay_as_they_are(fmt: Format) -> None:
     for mode in Rounding:
         bits = torch.rand(numbers.shape) if mode is Rounding.STOCHASTIC else None
         assert_same(round_scaled(numbers, fmt, mode, bits), numbers, numbers, f"round_scaled {mode}")
-    assert_same(round_magic(numbers, fmt, out=torch.empty_like(numbers)), numbers, numbers, "round_magic")
+    wide = numbers.double()  # the adder's constant for bf16's largest numbers is beyond FP32
+    assert_same(round_magic(wide, fmt, out=torch.empty_like(wide)), numbers, numbers, "round_magic")
     assert_same(Cast(fmt)(x), x, x, "infinities and NaN")
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
 def test_fast_paths_from_single_precision_equal_the_specification(fmt: Format) -> None:
-    """Native conversion and the adder's rounding against `round_scaled`, on any bits that do not overflow."""
+    """Native conversion, and the adder's rounding in FP64, against `round_scaled`, on any bits that do not overflow."""
     assert fmt.dtype is not None
     codes = torch.arange(1 << 16).to(torch.int16).view(fmt.dtype).float()
     near = torch.cat([torch.nextafter(codes, torch.tensor(sign * math.inf)) for sign in (1, -1)])
     x = torch.cat([random_patterns(torch.int32), codes, near])
     specified = round_scaled(x, fmt, Rounding.NEAREST_EVEN)
     fits = (specified.abs() <= fmt.max) | specified.isnan()
-    native, magic = x.to(fmt.dtype).float(), round_magic(x, fmt, out=torch.empty_like(x))
+    native, magic = x.to(fmt.dtype).float(), round_magic(x.double(), fmt, out=torch.empty_like(x.double()))
     assert_same(native[fits], specified[fits], x[fits], "native")
     assert_same(magic[fits], specified[fits], x[fits], "round_magic")
     assert bool((magic[~fits].abs() > fmt.max).all())
@@ -228,7 +229,7 @@ def test_wide_formats_equal_rational_arithmetic_at_every_kind_of_tie() -> None:
         for cast in casts(fmt, DETERMINISTIC):
             if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
                 exact = [round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x]
-                assert_same(cast(torch.from_numpy(x)).numpy(), exact, x, str(cast))
+                assert_same(cast(torch.from_numpy(x)), exact, x, str(cast))
 
 
 def test_double_precision_is_rounded_once() -> None:
@@ -237,7 +238,7 @@ def test_double_precision_is_rounded_once() -> None:
     once, twice = [1 + 2.0**-7, 1 + 2.0**-7], [1.0, 1 + 2.0**-6]
     assert x.to(torch.float32).to(torch.bfloat16).double().tolist() == twice
     assert Cast(BF16)(x).tolist() == once
-    assert expected(Cast(BF16), x.numpy()).tolist() == once
+    assert expected(Cast(BF16), Table(BF16).locate(x.numpy())).tolist() == once
     assert Cast(BF16)(x.float()).tolist() == twice  # from FP32 the tie is real, and goes to even
 
 
@@ -256,7 +257,7 @@ def test_rounding_through_single_precision_would_be_seen(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("x", [1 + 2.0**-10, -3.3, 5e-8, 2.0**-24 * 0.7, 1 + 2.0**-9 * 0.9])
+@pytest.mark.parametrize("x", [1 + 2.0**-12, -3.3, 1e-5, 2.0**-24 * 0.7, 1 + 2.0**-10 * 0.9])
 def test_stochastic_rounding_is_unbiased(x: float, carrier: torch.dtype) -> None:
     """Of n results, `n f` go away from zero, `f` being the distance from below in units of the gap.
 
@@ -266,8 +267,8 @@ def test_stochastic_rounding_is_unbiased(x: float, carrier: torch.dtype) -> None
     cast, count = Cast(FP16, Rounding.STOCHASTIC, seed=1), 1 << 18
     exact = torch.tensor(x, dtype=carrier).item()
     table = Table(FP16)
-    below, above = table.neighbours(np.array([exact]))
-    low, high = float(table.numbers[below[0]]), float(table.numbers[above[0]])
+    located = table.locate(np.array([exact]))
+    low, high = float(table.numbers[located.below[0]]), float(table.numbers[located.above[0]])
     share = (abs(exact) - low) / (high - low)
     results = cast(torch.full((count,), x, dtype=carrier)).abs()
     away = int((results == high).sum())
@@ -404,7 +405,7 @@ def test_impossible_casts_are_refused(text: str, field: str) -> None:
     [
         ("bf16", torch.float16),
         ("bf16", torch.bfloat16),
-        ("e11m30", torch.float32),
+        ("e11m20", torch.float32),
         ("e9m7", torch.float32),
         ("fp64", torch.float16),
         ("int26", torch.float32),

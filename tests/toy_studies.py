@@ -44,12 +44,14 @@ def _problem(setting: str, n: int, dim: int) -> Problem:
     return Problem(Distribution(kind), Shape(queries=n, keys=n, head_dim=dim))
 
 
-def _point(setting: str, fmt: str, n: int, tiling: Tiling, size: Size, labels: dict[str, Any]) -> StudyPoint:
+def _point(
+    setting: str, fmt: str, tiling: Tiling, size: Size, labels: dict[str, Any], *, n: int | None = None
+) -> StudyPoint:
     name = f"kernel_{fmt}" if setting.startswith("kernel_") else fmt
     softmax = OnlineSoftmax(Normalise.EACH if setting.endswith("_each") else Normalise.END)
     variant = Tiled(Precision.parse(name), tiling, softmax)
     return StudyPoint(
-        _problem(setting, n, size.dim),
+        _problem(setting, n or size.n, size.dim),
         variant,
         baseline_for(variant.format),
         size.seeds,
@@ -66,7 +68,7 @@ def _formats(setting: str) -> tuple[str, ...]:
 def by_format(name: str, size: Size) -> Study:
     """Figures 3 and 4."""
     tiling = Tiling(br=16, bc=16)
-    points = [_point(s, f, size.n, tiling, size, {}) for s in size.settings for f in FORMATS]
+    points = [_point(s, f, tiling, size, {}) for s in size.settings for f in FORMATS]
     return Study(name, "Deviation over number formats", name, (name,), tuple(points))
 
 
@@ -74,7 +76,10 @@ def by_length(size: Size) -> Study:
     """Figures 5a and 5b, of one study."""
     tiling = Tiling(br=16, bc=16)
     points = [
-        _point(s, f, n, tiling, size, {"problem.n": n}) for s in size.settings for f in _formats(s) for n in size.sweep
+        _point(s, f, tiling, size, {"problem.n": n}, n=n)
+        for s in size.settings
+        for f in _formats(s)
+        for n in size.sweep
     ]
     return Study("fig5", "Deviation over sequence length", "fig5a", ("fig5a", "fig5b"), tuple(points))
 
@@ -91,7 +96,7 @@ def by_shape(name: str, others: tuple[str, ...], size: Size) -> Study:
                     shapes = {"as_is": tile, "swapped": tile.swapped(), "square": tile.square(), "square_bc": keeping}
                     for shape in ("as_is", *others):
                         labels = {"tiling.sram": sram, "tiling.shape": shape}
-                        yield _point(setting, fmt, size.n, shapes[shape], size, labels)
+                        yield _point(setting, fmt, shapes[shape], size, labels)
 
     return Study(name, f"The tile as it is, and {', '.join(others)}", name, (name,), tuple(points()))
 
@@ -100,7 +105,7 @@ def by_area(size: Size) -> Study:
     """Figure 6c."""
     tiles = [Tiling.from_sram(sram, size.dim) for sram in size.sram]
     points = [
-        _point(s, f, size.n, tile, size, {"tiling.bc": tile.bc, "tiling.br": tile.br})
+        _point(s, f, tile, size, {"tiling.bc": tile.bc, "tiling.br": tile.br})
         for s in size.settings
         for f in _formats(s)
         for tile in tiles
@@ -131,7 +136,7 @@ def sign(size: Size) -> Study:
     points = []
     for setting in ("uniform", "normal"):
         for policy in ("uniform", "kernel"):
-            base = _point(setting, "bf16", size.n, Tiling(br=16, bc=16), size, {})
+            base = _point(setting, "bf16", Tiling(br=16, bc=16), size, {})
             variant = replace(base.variant, precision=Precision.parse(f"{policy}_bf16"))
             points.append(replace(base, variant=variant, labels={"precision": f"{policy}_bf16"}))
     return Study("sign", "Better or worse than the baseline", "sign", ("sign",), tuple(points))

@@ -42,9 +42,7 @@ class Counters:
         ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
         before.copy_(largest)
 
-    def row_sums(
-        self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor
-    ) -> None:
+    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor) -> None:
         self._events[0] += ((alpha != 1) & begun).sum()
         self._events[1] += torch.count_nonzero(p == 1)
         self._events[2] += ((row_sum == kept) & (tile_sum > 0) & begun).sum()

@@ -22,7 +22,6 @@ from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax, ScaleOn
 from numdev.tiling import Tiling
 
-
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
 _WORKSPACE = {"cpu": 1 << 17, "cuda": 1 << 28}

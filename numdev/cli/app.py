@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from numdev.cli.library import study_fields
 from numdev.cli.nearest import one_of
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of
-from numdev.cli.schema import GROUPS
-from numdev.cli.settings import Types, flat
 from numdev.errors import BadInput
 
 Task = Callable[[DictConfig], Ended]
@@ -27,6 +26,7 @@ def _guarded(task: Task) -> Task:
     @functools.wraps(task)
     def guarded(cfg: DictConfig) -> Ended:
         try:
+            refuse_unknown(cfg)
             return task(cfg)
         except KNOWN as error:
             return Ended(code_of(error), sentence_of(error), " ".join(_overrides()))
@@ -56,7 +56,8 @@ def paper(cfg: DictConfig) -> Ended:
 
     for name, whole in (("study", None), ("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
-            raise BadInput(name, name, "numdev paper runs whole studies, studies=[a,b]; for a part there is numdev measure study=")
+            value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
+            raise BadInput(name, value, "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study=")
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
     expander = studies.expander(HydraConfig.get(), cfg)
@@ -90,11 +91,7 @@ def _measure_point(cfg: DictConfig) -> Ended:
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    config = _plain(cfg, resolve=True)
-    types = Types()
-    for key, value in flat({group: config[group] for group in GROUPS}):
-        types.check(key, value)  # ++ lets a setting in that is none
-    point = build.point(config)
+    point = build.point(_plain(cfg, resolve=True))
     used, store = bench(cfg.device), Store(Path(cfg.results))
     key = used.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
@@ -115,6 +112,18 @@ def _has_own_terminal() -> bool | None:
     hydra = HydraConfig.get()
     basic = hydra.launcher._target_.rpartition(".")[2] == "BasicLauncher"
     return None if hydra.mode is RunMode.RUN or basic else False
+
+
+def refuse_unknown(cfg: DictConfig, prefix: str = "") -> None:
+    """Raise BadInput for a setting that no schema knows: `+name=value` brings one in."""
+    known = OmegaConf.get_type(cfg)
+    names = [field.name for field in fields(known)] if is_dataclass(known) else list(cfg)
+    for name in cfg:
+        if name not in names:
+            raise BadInput(f"{prefix}{name}", cfg[name], f"there is no such setting; {one_of(name, names, most=12)}")
+        node = cfg._get_node(name)
+        if isinstance(node, DictConfig) and not node._is_none():
+            refuse_unknown(node, f"{prefix}{name}.")
 
 
 def _overrides() -> list[str]:

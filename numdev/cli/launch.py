@@ -10,11 +10,13 @@ from typing import Any
 from unittest import mock
 
 import hydra
-from hydra._internal import hydra as internal
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.errors import OverrideParseException
+from omegaconf import DictConfig
 
 from numdev.cli import app, schema
 from numdev.cli.library import config_folder
@@ -22,6 +24,7 @@ from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
 from numdev.errors import BadInput
 
 CONFIGS = {"measure": "config", "paper": "paper", "report": "report"}
+_MOST_KEPT = 2000  # composed jobs, of about 100 kB each
 
 
 def launch(command: str, arguments: list[str]) -> int:
@@ -48,10 +51,7 @@ def launch(command: str, arguments: list[str]) -> int:
 
 
 def _run(task: app.Task, command: str, arguments: list[str]) -> int:
-    unknown = get_args_parser().parse_known_args(arguments)[1]
-    if unknown:
-        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
-    with mock.patch.object(sys, "argv", [sys.argv[0], *with_shards(arguments)]), _returned() as returned:
+    with mock.patch.object(sys, "argv", [sys.argv[0], *ordered(command, arguments)]), _returned() as returned, _composed_once():
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(task)()
     jobs = [job for job in returned if isinstance(job, Ended)]
     failed = [job for job in jobs if job.sentence]
@@ -74,8 +74,7 @@ def _returned() -> Iterator[list[Any]]:
 
         return method
 
-    cls = internal.Hydra
-    with mock.patch.object(cls, "run", keeping(cls.run)), mock.patch.object(cls, "multirun", keeping(cls.multirun)):
+    with mock.patch.multiple(Hydra, run=keeping(Hydra.run), multirun=keeping(Hydra.multirun)):
         yield found
 
 
@@ -88,13 +87,49 @@ def _collect(result: Any, found: list[Any]) -> None:
             _collect(item, found)
 
 
-def with_shards(arguments: list[str]) -> list[str]:
-    """The arguments with `shards` set to the number of shards that a sweep over `shard` has, unless it is given."""
+@contextmanager
+def _composed_once() -> Iterator[None]:
+    """Let a sweep compose each job once: Hydra does it to check the whole sweep, and a second time to run the job."""
+    original = ConfigLoaderImpl.load_sweep_config
+    checked: dict[tuple[str, ...], DictConfig] = {}
+
+    def load(loader: ConfigLoaderImpl, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        key = tuple(sweep_overrides)
+        if key in checked:
+            return checked.pop(key)
+        config = original(loader, master_config, sweep_overrides)
+        if len(checked) < _MOST_KEPT:
+            checked[key] = config
+        return config
+
+    with mock.patch.object(ConfigLoaderImpl, "load_sweep_config", load):
+        yield
+
+
+def ordered(command: str, arguments: list[str]) -> list[str]:
+    """The arguments with overrides before flags, which Hydra's parser wants in one piece, and with the number of shards.
+
+    A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given.
+
+    Raises:
+        BadInput: for a flag that Hydra does not have.
+    """
+    parser = get_args_parser()
+    parsed, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
+    flags = list(arguments)
+    for override in parsed.overrides:
+        flags.remove(override)
+    return [*parsed.overrides, *_shards(parsed.overrides), *flags]
+
+
+def _shards(texts: list[str]) -> list[str]:
     try:
-        overrides = OverridesParser.create().parse_overrides(get_args_parser().parse_args(arguments).overrides)
+        overrides = OverridesParser.create().parse_overrides(texts)
     except OverrideParseException:
-        return arguments  # Hydra will say so
+        return []  # Hydra will say so
     given = {override.key_or_group: override for override in overrides}
     if "shard" not in given or "shards" in given or not given["shard"].is_sweep_override():
-        return arguments
-    return [*arguments, f"shards={len(list(given['shard'].sweep_iterator()))}"]
+        return []
+    return [f"shards={len(list(given['shard'].sweep_iterator()))}"]

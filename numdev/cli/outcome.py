@@ -74,6 +74,8 @@ def _composition(error: Exception) -> str:
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
         return f"{unknown[1]}: there is no such setting; {one_of(unknown[1], Types().names, most=12)}"
+    if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
+        return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
         mend = f"a sweep needs -m, and a list brackets, {ambiguous[1]}=[{ambiguous[2]}]"
         return str(BadInput(ambiguous[1], ambiguous[2], mend))

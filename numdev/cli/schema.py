@@ -149,7 +149,7 @@ class StudyConfig:
 class MeasureConfig(PointConfig):
     """`numdev measure`."""
 
-    study: StudyConfig | None = None
+    study: StudyConfig | None = MISSING
     shard: int = MISSING
     shards: int = MISSING
 

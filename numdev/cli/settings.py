@@ -78,6 +78,8 @@ def type_mend(message: str) -> str:
         return f"give {kinds.get(wanted[1], wanted[1])}"
     if "is not a valid bool" in first:
         return "give true or false"
+    if "Cannot convert" in first and "to string" in first:
+        return "give text"
     if "is not Optional" in first:
         return "it cannot be null"
     return "give a list" if "not a ListConfig" in first else first

@@ -20,7 +20,8 @@ from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
 from numdev.store import Store
-from numdev.study import Outcome, Shard, Study, run as run_study
+from numdev.study import Outcome, Shard, Study
+from numdev.study import run as run_study
 
 
 def expander(hydra: HydraConf, cfg: DictConfig) -> Expander:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.report import evidence
+from numdev.report import evidence, evidence_fa3
 from numdev.report.finding import Finding, Undecidable, Verdict
 from numdev.report.frames import Results
 from numdev.report.settings import is_papers, ordered
@@ -100,7 +100,7 @@ _CLAIMS = (
         "fa3_table3",
         "RMSE of FlashAttention-2 and -3 and of their baselines, in size and order",
         f"{FA3}, Table 3",
-        evidence.fa3_table3,
+        evidence_fa3.fa3_table3,
         across=True,
     ),
     Claim(
@@ -108,7 +108,7 @@ _CLAIMS = (
         "sign",
         "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
         f"{GOLDEN}, Figure 4, against {FA3}, section 4.3",
-        evidence.sign,
+        evidence_fa3.sign,
     ),
 )
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}
@@ -140,7 +140,7 @@ class ClaimResult:
 
     @property
     def overall(self) -> str:
-        """`reproduced`, `reproduced only when ...`, `undecided` or `not reproduced`, with the settings and their figures."""
+        """`reproduced`, `reproduced only when ...`, `undecided` or `not reproduced`, with settings and figures."""
         return self._overall(lambda setting: f"{setting} ({self.findings[setting].figure})")
 
     @property

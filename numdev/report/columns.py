@@ -23,12 +23,13 @@ _FIXED = {
     "format": "number format of the variant's output",
     "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
     "tiling.area": "block area Br * Bc",
-    "pairing": "a hash of problem and baseline: rows that agree in it and in the seed had the same inputs and the same baseline",
+    "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
     "seed": "the replicate: what the inputs were drawn with",
-    "subject": "what is compared: `variant` or `baseline`. A baseline stands once per problem and setting, under its first point",
+    "subject": "`variant` or `baseline`; a baseline stands once per setting and problem, under its first point",
     "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
     "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
-    "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); `baseline`, naive attention in the same format",
+    "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); "
+    "`baseline`, naive attention in the same format",
     "max_index": "where |D| is largest, as indices into the output",
     "status": "how the measurement ended: ok, nonfinite, unsupported, out_of_memory or error",
     "reason": "why, where it is not ok",
@@ -36,7 +37,7 @@ _FIXED = {
     "seeds": "replicates asked for",
     "seconds": "wall time of the measurement of the point",
     "replicates": "replicates that entered the summary",
-    "nonfinite": "replicates with NaN or Inf in the subject where the reference has none; they are left out of no figure but this",
+    "nonfinite": "replicates with NaN or Inf in the subject where the reference has none",
     "claim": "name of the claim",
     "text": "what is claimed",
     "source": "where it is claimed",
@@ -90,7 +91,8 @@ def dictionary(tables: Mapping[str, Iterable[str]]) -> str:
 def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
     yield "# Columns"
     yield ""
-    yield "D is the subject's output minus the reference's, over elements where both are finite. Empty cells do not apply."
+    yield "D is the subject's output minus the reference's, over elements where both are finite."
+    yield "An empty cell does not apply."
     for name, columns in tables.items():
         yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
         for column in columns:

@@ -1,18 +1,17 @@
-"""The tests behind the claims: rows of one setting in, a finding out.
+"""The tests behind the claims on Figures 3 to 6: rows of one setting in, a finding out.
 
 Each reads `out` only; the deviation is the paper's max_difference (section V) unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pandas as pd
 
 from numdev.report.finding import (
     Finding,
     Undecidable,
-    Verdict,
     alike,
     between,
     by_format,
@@ -25,8 +24,8 @@ from numdev.report.finding import (
     select,
     shrinks,
 )
-from numdev.report.published import FA3_RMSE, FIG4_RATIO
-from numdev.report.statistics import Interval, apart, mean, ratio, signs, significant, slope
+from numdev.report.published import FIG4_RATIO
+from numdev.report.statistics import Interval, apart, mean, ratio, significant, signs, slope
 
 DEVIATION = "max_difference"
 
@@ -52,7 +51,7 @@ def _per_seed(rows: pd.DataFrame, metric: str) -> list[float]:
 
 
 def fig4(rows: pd.DataFrame) -> Finding:
-    """At BF16 the variant's deviation from golden is 5 to 20 times the baseline's: within a factor of 2 of the paper's 10."""
+    """At BF16 the variant's deviation from golden is 5 to 20 times the baseline's: a factor 2 around the paper's."""
     bf16 = rows[rows["format"] == "bf16"]
     total = over_baseline(bf16, DEVIATION)
     arithmetic = over_baseline(bf16, DEVIATION, "golden_same_inputs")
@@ -112,9 +111,7 @@ def fig6a(rows: pd.DataFrame) -> Finding:
 
     def judge(rows: pd.DataFrame) -> Finding:
         times, told = against_as_is(rows, "swapped")
-        return Finding(
-            exceeds(times), times.text(), f"swapping makes the difference {times.text()} times as large, {told}"
-        )
+        return Finding(exceeds(times), times.text(), f"swapping makes the difference {times.text()} times as large, {told}")
 
     return by_format(rows, judge)
 
@@ -137,8 +134,9 @@ def fig6b(rows: pd.DataFrame) -> Finding:
 
 
 def against_as_is(rows: pd.DataFrame, shape: str) -> tuple[Interval, str]:
-    """The difference with another shape of the tile over that with the paper's, paired by SRAM size and seed; and the pairs.
+    """The difference with another shape of the tile over that with the paper's, and a sentence on the pairs.
 
+    Pairs are of one SRAM size and one seed.
     Sizes at which both shapes are the same tile say nothing and are left out.
 
     Raises:
@@ -158,9 +156,7 @@ def against_as_is(rows: pd.DataFrame, shape: str) -> tuple[Interval, str]:
         raise Undecidable(f"at every size the {shape} tile is the paper's own")
     times = ratio(pairs[f"{DEVIATION}_other"], pairs[DEVIATION], pairs["seed"])
     counted = signs(pairs[f"{DEVIATION}_other"], pairs[DEVIATION])
-    told = (
-        f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} pairs (sign test p = {counted.p:.2g})"
-    )
+    told = f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} pairs (sign test p = {counted.p:.2g})"
     if counted.equal == counted.count:
         told = f"exactly equal in all {counted.count} pairs"
     rest = f"; at {trivial} more sizes both are one tile" if trivial else ""
@@ -181,73 +177,3 @@ def fig6c(rows: pd.DataFrame) -> Finding:
 def over_area(rows: pd.DataFrame, metric: str) -> Interval:
     """The exponent of the block area Br Bc."""
     return _exponent(rows, "tiling.area", metric, "block area")
-
-
-FACTOR = 1.5  # between a measured RMSE and the published one, whose N and d are not given
-
-
-def fa3_table3(rows: pd.DataFrame) -> Finding:
-    """Every RMSE within a factor 1.5 of the published one, and every two in the published order."""
-    seeds = {name: rmse(rows, name) for name in FA3_RMSE}
-    ratios = {name: ratio(seeds[name], [FA3_RMSE[name]] * len(seeds[name])) for name in FA3_RMSE}
-    close = {name: between(times, 1 / FACTOR, FACTOR) for name, times in ratios.items()}
-    order = [
-        _in_order(ratio(seeds[first], seeds[second]))
-        for first, second in combinations(sorted(FA3_RMSE, key=lambda name: -FA3_RMSE[name]), 2)
-        if FA3_RMSE[first] > FA3_RMSE[second]
-    ]
-    far = [name for name, verdict in close.items() if verdict is not Verdict.HOLDS]
-    told = ", ".join(f"{name} {ratios[name].text()}" for name in FA3_RMSE)
-    sentence = f"Measured over published: {told}. {_counted(order)} pairs are in the published order."
-    figure = f"{len(close) - len(far)} of {len(close)} within {FACTOR:g}, {_counted(order)} pairs in order"
-    return Finding(combined([*close.values(), *order]), figure, sentence)
-
-
-def rmse(rows: pd.DataFrame, method: str) -> pd.Series[float]:
-    """A method's RMSE against golden by seed."""
-    named = rows.assign(method=methods(rows))
-    return select(named, reference="golden", method=method).groupby("seed")["rmse"].mean()
-
-
-def methods(rows: pd.DataFrame) -> pd.Series[str]:
-    """The method of each row: the label of that name, or else the setting."""
-    return rows["label.method"].fillna(rows["setting"]) if "label.method" in rows else rows["setting"]
-
-
-def _in_order(times: Interval) -> Verdict:
-    """Whether the first is the larger: of published values that differ by 2 % no margin can be asked."""
-    return decided(times.low > 1, times.high < 1)
-
-
-def _counted(order: list[Verdict]) -> str:
-    return f"{order.count(Verdict.HOLDS)} of {len(order)}"
-
-
-def sign(rows: pd.DataFrame) -> Finding:
-    """Worse than the baseline with every step in the format, better with FP32 inside: ratios above and below 1."""
-
-    def judge(rows: pd.DataFrame) -> Finding:
-        uniform, kernel = (of_policy(rows, policy, DEVIATION) for policy in ("uniform", "kernel"))
-        by_rmse = of_policy(rows, "kernel", "rmse")
-        verdict = combined([exceeds(uniform), exceeds(inverse(kernel))])
-        sentence = (
-            f"deviation from golden over the baseline's is {uniform.text()} with every step in the format and {kernel.text()} "
-            f"with FP32 inside ({by_rmse.text()} by RMSE).{left_out(uniform, kernel)}"
-        )
-        return Finding(verdict, f"uniform {uniform.text()}, kernel {kernel.text()}", sentence)
-
-    return by_format(rows, judge)
-
-
-def of_policy(rows: pd.DataFrame, policy: str, metric: str) -> Interval:
-    """The variant's deviation over the baseline's under one precision policy."""
-    found = rows[rows["policy"] == policy]
-    if found.empty:
-        raise Undecidable(f"nothing was measured under the policy {policy}")
-    return over_baseline(found, metric)
-
-
-def inverse(times: Interval) -> Interval:
-    """The ratio the other way round."""
-    low, high = 1 / times.high, 1 / times.low if times.low > 0 else float("inf")
-    return Interval(1 / times.estimate, low, high, times.count, times.excluded)

@@ -62,37 +62,38 @@ def to_parquet(table: pd.DataFrame) -> bytes:
     try:
         import pyarrow  # noqa: F401  an extra: it is larger than everything else that numdev needs but torch
     except ImportError:
-        raise BadInput(
-            "format", "parquet", "it needs pyarrow: pip install 'numdev[parquet]', or use format=csv"
-        ) from None
+        raise BadInput("format", "parquet", "it needs pyarrow: pip install 'numdev[parquet]', or use format=csv") from None
     buffer = io.BytesIO()
     table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per point, subject, output and reference: mean, its 95 % interval, and the range, of the chief metrics."""
+    """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics."""
     grouped = rows.groupby([*_GROUP, *_labels(rows)], sort=False, dropna=False)
     places = grouped.head(1)[[*_GROUP, *_labels(rows)]].reset_index(drop=True)
-    return pd.concat([places, pd.DataFrame([_summary(group) for _, group in grouped])], axis=1)
+    members: list[list[int]] = [[] for _ in range(len(places))]
+    for row, group in enumerate(grouped.ngroup()):
+        members[group].append(row)
+    broken = (rows["nan_count"] + rows["inf_count"] > 0).to_numpy()
+    found: dict[str, list[float]] = {
+        "replicates": [len(group) for group in members],
+        "nonfinite": [int(broken[group].sum()) for group in members],
+    }
+    for metric in SUMMARISED:
+        values = rows[metric].to_numpy()
+        summaries = [summary(values[group].tolist()) for group in members]
+        for name, field in _STATISTICS.items():
+            found[f"{metric}.{name}"] = [getattr(one, field) for one in summaries]
+    return pd.concat([places, pd.DataFrame(found)], axis=1)
+
+
+_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
 
 
 def _labels(rows: pd.DataFrame) -> list[str]:
     """The axes that a summary keeps: labels, format, policy and block area; the rest is found by the key."""
     return [name for name in rows.columns if name.startswith("label.") or name in ("format", "policy", "tiling.area")]
-
-
-def _summary(group: pd.DataFrame) -> dict[str, float]:
-    """The statistics of one group."""
-    row: dict[str, float] = {
-        "replicates": len(group),
-        "nonfinite": int((group["nan_count"] + group["inf_count"] > 0).sum()),
-    }
-    for metric in SUMMARISED:
-        found = summary(group[metric].tolist())
-        row |= {f"{metric}.mean": found.mean, f"{metric}.low": found.low, f"{metric}.high": found.high}
-        row |= {f"{metric}.min": found.least, f"{metric}.max": found.most}
-    return row
 
 
 def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from enum import Enum
 
 import pandas as pd
 
+from numdev.errors import NumdevError
 from numdev.report.settings import FORMATS, formats
 from numdev.report.statistics import Interval
 
@@ -39,7 +40,7 @@ class Finding:
     sentence: str
 
 
-class Undecidable(Exception):
+class Undecidable(NumdevError):
     """The rows at hold cannot answer the question; the message says what they lack."""
 
 

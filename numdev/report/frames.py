@@ -38,10 +38,10 @@ class Results:
     """What a report is made from.
 
     Attributes:
-        rows: one row per (study, setting, point, seed, subject, output, reference), with every metric, and the columns of the
-            point that stand for it. Rows of a baseline repeat under every point of its problem; see `distinct`.
-        points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its counters
-            as means over seeds, the number of its environment, and the seconds that it took.
+        rows: one row per (study, setting, point, seed, subject, output, reference), with every metric, and the columns
+            of the point that stand for it. Rows of a baseline repeat under every point of its problem; see `distinct`.
+        points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
+            counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
         environments: the different environments, in the order in which points need them.
         missing: how many points of a study have no record yet.
@@ -63,7 +63,7 @@ class Results:
 def load(store: Store, studies: Sequence[str] | None = None) -> Results:
     """Read the points of some studies, or of all.
 
-    The manifest decides which records belong to a study; keys hold the environment, so records of another one do not mix in.
+    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for.
@@ -123,7 +123,7 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
 def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
     """The columns of a point."""
     config = flatten(record.config)
-    facts = {"status": record.status.value, "reason": record.reason, "environment": environment}
+    facts: dict[str, Any] = {"status": record.status.value, "reason": record.reason, "environment": environment}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
     facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}
     facts |= {"pairing": _digest({name: record.config.get(name) for name in ("problem", "baseline")})}
@@ -236,7 +236,7 @@ def _column(values: list[Any]) -> pd.Series[Any]:
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without a baseline's repetitions: within a setting, a baseline stands once per problem, under its first point."""
+    """Rows without a baseline's repetitions: in a setting it stands once per problem, under its first point."""
     same = ["study", "setting", "pairing", *(name for name in COMPARISON if name in rows.columns)]
     repeated = (rows["subject"] == "baseline") & rows.duplicated(subset=same)
     return rows[~repeated]

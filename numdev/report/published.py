@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIG4_RATIO = 10.0
-"""Golden et al. 2024, section IV.A and Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""
+"""Golden et al. 2024, section IV.A, Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""
 
 FA3_RATIO = 1.0 / 1.7
 """Shah et al. 2024 (FlashAttention-3), section 4.3: FP16 RMSE of FlashAttention-2 and -3 over the baseline's."""

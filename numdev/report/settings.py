@@ -24,7 +24,7 @@ _RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
 def is_papers(setting: str) -> bool:
-    """Whether a setting is one of the paper's own, `uniform_each` (FlashAttention-1) or `uniform_end` (FlashAttention-2)."""
+    """Whether a setting is one of the paper's own: `uniform_each` (FlashAttention-1), `uniform_end` (-2), `uniform`."""
     return setting == PAPER or setting.startswith(f"{PAPER}_")
 
 
@@ -43,15 +43,21 @@ def describe(rows: pd.DataFrame) -> str:
     """What the rows of one setting have in common, such as `U[0, 1), all steps in F, FA2`."""
     narrow = rows[~rows["format"].isin(["fp32", "fp64"])]  # kernel(F) is uniform(F) where F is FP32 or wider
     parts = [
-        _only(rows, "problem.source.kind", _INPUTS)
-        or _only(rows, "problem.source.type", {"Captured": "captured q, k, v"}),
-        _only(narrow, "policy", _POLICIES),
+        _only(rows, "problem.source.kind", _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured q, k, v"}),
+        _only(narrow, "policy", _POLICIES) + (" (baseline too)" if _is_strict(narrow) else ""),
         _only(rows, "variant.softmax.normalise", _RECURRENCES),
     ]
     return ", ".join(part for part in parts if part)
 
 
+def _is_strict(rows: pd.DataFrame) -> bool:
+    """Whether the baseline, too, rounds after every elementary operation."""
+    if rows.empty or "baseline.precision.name" not in rows:
+        return False
+    return bool((rows["baseline.precision.name"] == rows["format"]).all())
+
+
 def _only(rows: pd.DataFrame, column: str, words: dict[str, str]) -> str:
     """The word for a column's value if it has just one."""
-    values = rows[column].dropna().unique() if column in rows else []
-    return words.get(str(values[0]), "") if len(values) == 1 else ""
+    values = [str(value) for value in rows[column].dropna().unique()] if column in rows else []
+    return words.get(values[0], "") if len(values) == 1 else ""

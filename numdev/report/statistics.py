@@ -1,7 +1,7 @@
 """What replicates say about a ratio, a trend or an order: estimates with 95 % confidence intervals of Student's t.
 
-Replicates are seeds. Everything that is compared was measured on the same inputs, so comparisons are paired by seed; several
-measurements of one seed are not independent and count as one replicate, by their mean.
+Replicates are seeds. Everything that is compared was measured on the same inputs, so comparisons are paired by seed;
+several measurements of one seed are not independent and count as one replicate, by their mean.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Interval:
         return f"{estimate} [{low}, {high}]"
 
     def _decimals(self) -> int:
-        """Down to the first digit of half the width, or the second behind a 1; 2 to 4 significant digits of the estimate."""
+        """Down to the first digit of half the width, or the second behind a 1; 2 to 4 digits of the estimate."""
         first = math.floor(math.log10(abs(self.estimate))) if self.estimate else 0
         half = (self.high - self.low) / 2
         wanted = -math.floor(math.log10(half / 2))
@@ -95,12 +95,13 @@ def ratio(a: ArrayLike, b: ArrayLike, seeds: ArrayLike | None = None) -> Interva
     """The geometric mean of `a / b` over pairs, its interval by Student's t on the logarithms.
 
     Args:
-        a, b: paired values, at least 0.
-        seeds: the replicate of each pair; each pair is one of its own unless given. Pairs of one seed are averaged first. If
-            all are of one seed, the pairs themselves are the replicates.
+        a: values, at least 0.
+        b: what each of them is paired with.
+        seeds: the replicate of each pair; each pair is one of its own unless given. Pairs of one seed are averaged
+            first. If all are of one seed, the pairs themselves are the replicates.
 
-    A pair of zeros is a ratio of 1: neither deviates. A pair with one zero has no finite log-ratio, nor has one that is not
-    finite; these are left out and counted in `excluded`.
+    A pair of zeros is a ratio of 1: neither deviates. A pair with one zero has no finite log-ratio, nor has one that
+    is not finite; these are left out and counted in `excluded`.
     """
     top, bottom = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     equal = (top == 0) & (bottom == 0)
@@ -128,10 +129,10 @@ def _exp(value: float) -> float:
 
 
 def slope(x: ArrayLike, y: ArrayLike, seeds: ArrayLike) -> Interval:
-    """The exponent `b` of `y ~ x^b`: one least-squares line through (log x, log y) per seed, an interval over their slopes.
+    """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per seed, and an interval over their slopes.
 
-    A single seed's interval is that of its own regression, with n - 2 degrees of freedom. Values of y that are zero or not
-    finite are left out and counted; so are seeds left with fewer than two different x.
+    A single seed's interval is that of its own regression, with n - 2 degrees of freedom. Values of y that are zero or
+    not finite are left out and counted; so are seeds left with fewer than two different x.
     """
     across, up, groups = np.asarray(x, dtype=float), np.asarray(y, dtype=float), np.asarray(seeds)
     usable = np.isfinite(up) & (up > 0) & (across > 0)
@@ -158,7 +159,7 @@ def _line(x: Floats, y: Floats) -> tuple[float, float]:
     centred = x - x.mean()
     square = float(centred @ centred)
     risen = y - y.mean()
-    estimate = 0.0 if abs(risen).max() < _NOISE else float(centred @ risen) / square
+    estimate = 0.0 if float(abs(risen).max()) < _NOISE else float(centred @ risen) / square
     freedom = len(x) - 2
     if freedom < 1:
         return estimate, math.inf
@@ -169,7 +170,7 @@ def _line(x: Floats, y: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Signs:
-    """How often the first of a pair was larger, smaller, equal, and the two-sided p of the sign test on the unequal ones."""
+    """How often the first of a pair was larger, smaller or equal."""
 
     larger: int
     smaller: int
@@ -181,8 +182,9 @@ class Signs:
 
     @property
     def p(self) -> float:
+        """Two-sided, of the sign test on the unequal pairs."""
         n, fewer = self.larger + self.smaller, min(self.larger, self.smaller)
-        return min(1.0, 2 * sum(math.comb(n, i) for i in range(fewer + 1)) / 2**n)
+        return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
 
 
 def signs(a: ArrayLike, b: ArrayLike) -> Signs:

@@ -19,7 +19,7 @@ FORMAT_COLOURS = {"bf16": VERMILION, "fp16": BLUE, "fp32": GREEN, "fp64": PURPLE
 COLUMN, PAGE = 3.5, 7.2  # inches: one column and the full width of a two-column page
 SMALL = 6.5  # points
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so text is as wide everywhere
     "font.size": 8,
     "axes.titlesize": 8,
@@ -52,7 +52,7 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib's own defaults and the style above, whatever the user's settings are."""
+    """Matplotlib's own defaults and the style above, whatever the user's settings are."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)

@@ -53,15 +53,11 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
     if found.empty:
         return None
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
-    points = results.points.drop_duplicates("key").set_index("key")
-    table = Table(
-        "study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left"
-    )
+    points = {point["key"]: point for _, point in results.points.drop_duplicates("key").iterrows()}
+    table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left")
     for key, mean in means.iterrows():
-        point = points.loc[key]
-        table.add_row(
-            point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3)
-        )
+        point = points[str(key)]
+        table.add_row(point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3))
     return table
 
 

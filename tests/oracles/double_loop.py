@@ -65,6 +65,11 @@ def visibility(mask: Mask, batch: int, queries: int, keys: int) -> Tensor:
     return torch.tensor([[sees(mask, batch, i, j, queries, keys) for j in range(keys)] for i in range(queries)])
 
 
+def is_fully_masked(mask: Mask, batch: int, queries: int, keys: int) -> Tensor:
+    """`[batch, queries]`, true where the row sees no key."""
+    return torch.stack([~visibility(mask, b, queries, keys).any(-1) for b in range(batch)])
+
+
 def tile_orders(tiling: Tiling, keys: int) -> list[list[range]]:
     """The KV tiles of each split in the order of their visit, as ranges of keys."""
     tiles = [range(start, min(start + tiling.bc, keys)) for start in range(0, keys, tiling.bc)]
@@ -100,6 +105,11 @@ def exponential(x: Tensor, kind: Exponential) -> Tensor:
     for coefficient in reversed(EXP2_MINIMAX[int(kind.value[-1])].coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
+
+
+def exact_twin(kind: Exponential) -> Exponential:
+    """The exponential of alpha: the polynomials stand in for exp2 in P only (FlashAttention-4, section 3)."""
+    return Exponential.EXP if kind is Exponential.EXP else Exponential.EXP2
 
 
 def new_maximum(m: float, scores: list[float], soft: OnlineSoftmax) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from numdev.rounding import Overflow, Rounding, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 
 def decode(code: int, fmt: Format) -> Fraction:
@@ -40,16 +41,21 @@ def count_of_codes(fmt: Format) -> int:
     return codes - special[fmt.specials]
 
 
+@lru_cache
+def _numbers(fmt: Format) -> Doubles:
+    return np.array([float(decode(code, fmt)) for code in range(count_of_codes(fmt) + 1)])
+
+
 @dataclass(frozen=True)
 class Table:
     """The non-negative numbers of a format, ascending, and the one that would follow them."""
 
     fmt: Format
 
-    @cached_property
+    @property
     def numbers(self) -> Doubles:
         """All magnitudes and, last, the next one if the range went on: what an overflow rounds to before it is one."""
-        return np.array([float(decode(code, self.fmt)) for code in range(count_of_codes(self.fmt) + 1)])
+        return _numbers(self.fmt)
 
     @property
     def largest(self) -> float:
@@ -76,54 +82,59 @@ class Table:
         magnitudes = np.concatenate(points)
         return np.concatenate([magnitudes, -magnitudes])
 
-    def neighbours(self, x: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Indices of the largest number not above `|x|` and of the smallest not below it; the last one is beyond."""
-        magnitude = np.minimum(np.nan_to_num(np.abs(x.astype(np.float64)), posinf=np.inf), self.numbers[-1])
-        below = np.searchsorted(self.numbers, magnitude, side="right") - 1
-        above = np.searchsorted(self.numbers, magnitude, side="left")
-        return below, above
+    def locate(self, x: Floats) -> Located:
+        """Between which numbers each element stands; NaN and what is beyond stand at the last one."""
+        with np.errstate(invalid="ignore"):
+            exact = x.astype(np.float64)
+        clipped = np.nan_to_num(np.minimum(np.abs(exact), self.numbers[-1]), nan=self.numbers[-1])
+        below = np.searchsorted(self.numbers, clipped, side="right") - 1
+        above = below + (self.numbers[below] != clipped)
+        # Both differences are exact near a tie (Sterbenz), which is all that the comparison needs.
+        compared = np.sign((clipped - self.numbers[below]) - (self.numbers[above] - clipped))
+        return Located(self, exact, below, above, compared)
 
-    def round(self, x: Floats, mode: Rounding, overflow: Overflow, subnormals: Subnormals) -> Doubles:
+
+@dataclass(frozen=True)
+class Located:
+    """Inputs with the indices of the largest number not above `|x|` and the smallest not below; equal if `x` is one."""
+
+    table: Table
+    x: Doubles
+    below: Indices
+    above: Indices
+    compared: Doubles  # the sign of `|x|` minus the middle
+
+    def round(self, mode: Rounding, overflow: Overflow, subnormals: Subnormals) -> Doubles:
         """`x` rounded, in FP64, by any mode but the stochastic one."""
-        below, above = self.neighbours(x)
-        return self.result(x, np.where(self._goes_up(x, below, above, mode), above, below), mode, overflow, subnormals)
+        return self.result(np.where(self.goes_up(mode), self.above, self.below), mode, overflow, subnormals)
 
-    def result(
-        self, x: Floats, index: npt.NDArray[np.intp], mode: Rounding, overflow: Overflow, subnormals: Subnormals
-    ) -> Doubles:
-        """The numbers of the given indices with the signs of `x`, and what overflow and flushing make of them."""
-        magnitude = self.numbers[index]
-        if subnormals is Subnormals.FLUSHED:
-            magnitude = np.where(magnitude < self.smallest_normal, 0.0, magnitude)
-        for negative in (False, True):
-            over = (index == len(self.numbers) - 1) & (np.signbit(x) == negative)
-            magnitude = np.where(over, overflowed(self.fmt, mode, overflow, negative), magnitude)
-        infinite = overflowed(self.fmt, Rounding.NEAREST_EVEN, overflow, False)
-        magnitude = np.where(np.isinf(x), infinite, magnitude)
-        return np.where(np.isnan(x), np.nan, np.copysign(magnitude, x))
-
-    def _goes_up(
-        self, x: Floats, below: npt.NDArray[np.intp], above: npt.NDArray[np.intp], mode: Rounding
-    ) -> npt.NDArray[np.bool_]:
-        inexact = below != above
-        magnitude = np.abs(x.astype(np.float64))
-        low, high = self.numbers[below], self.numbers[above]
-        with np.errstate(invalid="ignore", over="ignore"):
-            compared = np.sign((magnitude - low) - (high - magnitude))  # exact near a tie (Sterbenz)
+    def goes_up(self, mode: Rounding) -> npt.NDArray[np.bool_]:
+        """Whether the magnitude rounds to the upper neighbour; where both neighbours are one, either will do."""
         if mode is Rounding.NEAREST_EVEN:
-            up = (compared > 0) | ((compared == 0) & (below % 2 == 1))
-        elif mode is Rounding.NEAREST_AWAY:
-            up = compared >= 0
-        elif mode is Rounding.TOWARD_ZERO:
-            up = np.zeros_like(inexact)
-        elif mode is Rounding.UP:
-            up = ~np.signbit(x)
-        elif mode is Rounding.DOWN:
-            up = np.signbit(x)
-        else:
-            assert mode is Rounding.ODD, "stochastic rounding has no single result"
-            up = below % 2 == 0
-        return inexact & up
+            return (self.compared > 0) | ((self.compared == 0) & (self.below % 2 == 1))
+        if mode is Rounding.NEAREST_AWAY:
+            return self.compared >= 0
+        if mode is Rounding.TOWARD_ZERO:
+            return np.zeros(self.x.shape, dtype=bool)
+        if mode is Rounding.UP:
+            return ~np.signbit(self.x)
+        if mode is Rounding.DOWN:
+            return np.signbit(self.x)
+        assert mode is Rounding.ODD, "stochastic rounding has no single result"
+        return self.below % 2 == 0
+
+    def result(self, index: Indices, mode: Rounding, overflow: Overflow, subnormals: Subnormals) -> Doubles:
+        """The numbers of the given indices with the signs of `x`, and what overflow and flushing make of them."""
+        fmt, numbers = self.table.fmt, self.table.numbers.copy()
+        if subnormals is Subnormals.FLUSHED:
+            numbers[numbers < self.table.smallest_normal] = 0.0
+        magnitude = numbers[index]
+        beyond, negative, finite = index == len(numbers) - 1, np.signbit(self.x), np.isfinite(self.x)
+        magnitude[beyond & finite & ~negative] = overflowed(fmt, mode, overflow, False)
+        magnitude[beyond & finite & negative] = overflowed(fmt, mode, overflow, True)
+        magnitude[np.isinf(self.x)] = overflowed(fmt, Rounding.NEAREST_EVEN, overflow, False)  # exact in any mode
+        magnitude[np.isnan(self.x)] = math.nan
+        return np.copysign(magnitude, self.x)
 
 
 def overflowed(fmt: Format, mode: Rounding, overflow: Overflow, negative: bool) -> float:
@@ -137,7 +148,8 @@ def overflowed(fmt: Format, mode: Rounding, overflow: Overflow, negative: bool) 
 def round_exactly(x: float, fmt: Format, mode: Rounding, overflow: Overflow) -> float:
     """A finite `x` rounded by any mode but the stochastic one, in rational arithmetic; subnormals are kept."""
     magnitude, negative = abs(Fraction(x)), math.copysign(1.0, x) < 0
-    exponent = 2 - 2 ** (fmt.exponent_bits - 1)
+    smallest = 2 - 2 ** (fmt.exponent_bits - 1)
+    exponent = max(smallest, magnitude.numerator.bit_length() - magnitude.denominator.bit_length() - 1)
     while magnitude >= Fraction(2) ** (exponent + 1):
         exponent += 1
     quantum = Fraction(2) ** (exponent - fmt.mantissa_bits)
@@ -159,10 +171,11 @@ def round_exactly(x: float, fmt: Format, mode: Rounding, overflow: Overflow) -> 
 
 def assert_same(actual: npt.ArrayLike, expected: npt.ArrayLike, x: npt.ArrayLike, what: str) -> None:
     """Equal element by element, the sign of a zero and the places of NaN included; names the first difference."""
-    got, want, given = (np.asarray(value, dtype=np.float64) for value in (actual, expected, x))
-    both_nan = np.isnan(got) & np.isnan(want)
-    wrong = ~both_nan & ((got != want) | (np.signbit(got) != np.signbit(want)))
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
+    with np.errstate(invalid="ignore"):  # raised by signalling NaN on their way to FP64
+        got, want, given = (np.atleast_1d(np.asarray(value).astype(np.float64)) for value in (actual, expected, x))
+    assert got.shape == want.shape, f"{what}: shape {got.shape} instead of {want.shape}"
+    same = (got.view(np.int64) == want.view(np.int64)) | (np.isnan(got) & np.isnan(want))
+    if not same.all():
+        first = int(np.flatnonzero(~same)[0])
         pair = f"{given.flat[first]!r} became {got.flat[first]!r}, expected {want.flat[first]!r}"
-        raise AssertionError(f"{what}: {int(wrong.sum())} of {wrong.size} differ; the first: {pair}")
+        raise AssertionError(f"{what}: {int((~same).sum())} of {same.size} differ; the first: {pair}")

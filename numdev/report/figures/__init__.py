@@ -40,54 +40,58 @@ class Plot:
 
 
 _PANELS = "One panel per setting, the paper's own first; error bars are 95 % confidence intervals over seeds."
+_SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two and its interval."
 
 FIGURES: dict[str, Plot] = {
     "fig3": Plot(
         fig3,
-        "Bars of the max difference between tiled attention and the baseline for each number format, on a log axis, with the "
-        f"unit roundoff u of the format as a dashed line. {_PANELS}",
+        "Bars of the max difference between tiled attention and the baseline for each number format, on a log axis, "
+        f"with the unit roundoff u of the format as a dashed line. {_PANELS}",
     ),
     "fig4": Plot(
         fig4,
-        "Pairs of bars for each number format: the max difference of tiled attention and of the baseline from golden, on a log "
-        f"axis. The ratio of the pair is written above BF16, and a dashed line stands at the paper's ten times. {_PANELS}",
+        "Pairs of bars for each number format, on a log axis: the max difference of tiled attention and of the "
+        "baseline from golden. The ratio of the pair is written above BF16, and a dashed line stands at the paper's "
+        f"ten times. {_PANELS}",
     ),
     "fig5a": Plot(
         fig5a,
-        "Lines of the max difference between tiled attention and the baseline over the sequence length N, one per number "
-        f"format, in units of its unit roundoff, on log axes, each with its exponent of N. {_PANELS}",
+        "Lines of the max difference between tiled attention and the baseline over the sequence length N, on log axes, "
+        f"one per number format, in units of its unit roundoff, each with its exponent of N. {_PANELS}",
     ),
     "fig5b": Plot(
         fig5b,
-        "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of its standard deviation "
-        f"(dashed) over the sequence length N, one pair per number format, in units of its unit roundoff, on log axes. {_PANELS}",
+        "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of the standard "
+        "deviation of the difference (dashed) over the sequence length N, on log axes, one pair per number format, in "
+        f"units of its unit roundoff. {_PANELS}",
     ),
     "fig6a": Plot(
         fig6a,
-        "Lines of the max difference over the block area, with the paper's tile (solid) and with Br and Bc swapped (dashed), on "
-        f"log axes; a panel per setting and number format, with the ratio of the two and its interval. {_PANELS}",
+        "Lines of the max difference over the block area, with the paper's tile (solid) and with Br and Bc swapped "
+        f"(dashed), {_SHAPES} {_PANELS}",
         ("tiling.shape", "tiling.sram"),
     ),
     "fig6b": Plot(
         fig6b,
-        "Lines of the max difference over the block area, with the paper's tile (solid) and with square ones (dashed), on log "
-        f"axes; a panel per setting and number format, with the ratio of the two and its interval. {_PANELS}",
+        "Lines of the max difference over the block area, with the paper's tile (solid) and with square ones (dashed), "
+        f"{_SHAPES} {_PANELS}",
         ("tiling.shape", "tiling.sram"),
     ),
     "fig6c": Plot(
         fig6c,
-        "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, one per number "
-        f"format, in units of its unit roundoff, on log axes, each with its exponent. {_PANELS}",
+        "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, on log "
+        f"axes, one per number format, in units of its unit roundoff, each with its exponent. {_PANELS}",
     ),
     "fa3_table3": Plot(
         fa3_table3,
-        "One line per method of FlashAttention-3's Table 3 on a log axis: the measured RMSE with its 95 % confidence interval, "
-        "the published one as a diamond, and a band from two thirds to one and a half times the published one.",
+        "One line per method of FlashAttention-3's Table 3, on a log axis: the measured RMSE with its 95 % confidence "
+        "interval, the published one as a diamond, and a band from 2/3 to 3/2 of the published one.",
     ),
     "sign": Plot(
         sign,
-        "One line per setting, number format and precision policy: the deviation of tiled attention from golden divided by the "
-        "baseline's, by max difference (filled) and RMSE (open), on a log axis. Right of 1 tiled attention is worse, left of it "
-        "better; dashed lines stand at the 10 of Golden et al. and at the 1/1.7 of FlashAttention-3.",
+        "One line per setting, number format and precision policy, on a log axis: the deviation of tiled attention "
+        "from golden divided by the baseline's, by max difference (filled) and by RMSE (open). Right of 1 tiled "
+        "attention is worse, left of it better; dashed lines stand at the 10 of Golden et al. and the 1/1.7 of "
+        "FlashAttention-3.",
     ),
 }

@@ -1,8 +1,7 @@
-"""FlashAttention-3's Table 3 beside the published figures, and whether tiled attention is better or worse than the baseline."""
+"""FlashAttention-3's Table 3 beside the published figures; tiled attention better or worse than the baseline."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -12,8 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from numdev.report.evidence import FACTOR, of_policy, rmse
-from numdev.report.figures.grid import whiskers
+from numdev.report.evidence_fa3 import FACTOR, of_policy, rmse
+from numdev.report.figures.grid import highest, whiskers
 from numdev.report.finding import Undecidable
 from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.settings import formats, ordered
@@ -21,7 +20,13 @@ from numdev.report.statistics import Interval, mean, significant
 from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 
 _POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
-_PUBLISHED = {"marker": "D", "markerfacecolor": "white", "color": GREY, "linestyle": "", "markersize": 5}
+_PUBLISHED: dict[str, Any] = {
+    "marker": "D",
+    "markerfacecolor": "white",
+    "color": GREY,
+    "linestyle": "",
+    "markersize": 5,
+}
 
 
 def fa3_table3(rows: pd.DataFrame) -> Figure:
@@ -60,12 +65,12 @@ def _measured(axes: Axes, rows: pd.DataFrame, name: str, place: int) -> None:
         return
     low, high = whiskers([interval])
     axes.errorbar(interval.estimate, place, xerr=[low, high], color=BLUE, marker="o", markersize=4.5)
-    right = max(interval.high if math.isfinite(interval.high) else interval.estimate, FA3_RMSE[name] * FACTOR)
+    right = max(highest(interval), FA3_RMSE[name] * FACTOR)
     axes.annotate(significant(interval.estimate), (right, place), (6, 0), **_beside(BLUE))
 
 
 def sign(rows: pd.DataFrame) -> Figure:
-    """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse, left is better."""
+    """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse."""
     lines = _lines(rows)
     figure = Figure(figsize=(PAGE, 1.1 + 0.26 * max(len(lines), 1)), layout="constrained")
     axes = figure.add_subplot()
@@ -80,13 +85,13 @@ def sign(rows: pd.DataFrame) -> Figure:
                 marker="o",
                 markerfacecolor=face,
             )
-        ends = [value for i in (largest, root) for value in (i.estimate, i.high) if math.isfinite(value)]
-        axes.annotate(significant(largest.estimate), (max(ends), place), (5, 0), bbox=_WHITE, **_beside(shade))
+        right = max(highest(largest), highest(root))
+        axes.annotate(significant(largest.estimate), (right, place), (5, 0), bbox=_WHITE, **_beside(shade))
     _frame(axes, lines)
     return figure
 
 
-_WHITE = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+_WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
 
 def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None:
@@ -100,15 +105,13 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
     axes.set_yticks(range(len(lines)), [text for text, *_ in lines])
     axes.set_ylim(len(lines) + 0.2, -0.6)
     axes.grid(visible=False)
-    axes.set_xlabel(
-        "deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE)"
-    )
+    axes.set_xlabel("deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE)")
     axes.axvline(1, color="black", linewidth=0.8)
     for value, text in ((FIG4_RATIO, "Golden et al.: 10"), (FA3_RATIO, "FlashAttention-3: 1/1.7")):
         axes.axvline(value, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         axes.annotate(text, (value, 1), (0, 3), xycoords=axes.get_xaxis_transform(), ha="center", **_above(GREY))
     for text, side, shift in (("← better than the baseline", "right", -6), ("worse than the baseline →", "left", 6)):
-        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, **_above("black"))
+        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=_WHITE, **_above("black"))
 
 
 def _above(shade: str) -> dict[str, Any]:
@@ -127,5 +130,5 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
                     pair = of_policy(own, policy, "max_difference"), of_policy(own, policy, "rmse")
                 except Undecidable:
                     continue
-                found.append((f"{setting} inputs, {name}, {words}", policy, *pair))
+                found.append((f"{setting}: {name}, {words}", policy, *pair))
     return found

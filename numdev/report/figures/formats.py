@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from numdev.formats import Format
 from numdev.report.evidence import over_baseline
-from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, replicates, whiskers
+from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, highest, replicates, whiskers
 from numdev.report.finding import Undecidable
 from numdev.report.published import FIG4_RATIO
 from numdev.report.settings import formats
@@ -21,25 +21,21 @@ METRIC = "max_difference"
 
 
 def fig3(rows: pd.DataFrame) -> Figure:
-    """Max difference between tiled attention and the baseline at the same format; one bar per format, 95 % intervals."""
+    """Max difference between tiled attention and the baseline at the same format, one bar per format."""
     found = chosen(rows)
 
     def draw(axes: Axes, panel: Panel) -> None:
         names = formats(panel.rows)
         for place, name in enumerate(names):
-            _bar(
-                axes,
-                place,
-                0.65,
-                replicates(panel.rows[panel.rows["format"] == name], METRIC),
-                colour(name),
-                panel.large,
-            )
+            interval = replicates(panel.rows[panel.rows["format"] == name], METRIC)
+            _bar(axes, place, interval, colour(name), 0.65)
+            if panel.large:
+                _value(axes, place, interval)
             _unit_roundoff(axes, place, name, panel.large and place == 0)
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
-    return draw_grid(by_setting(found), draw, _limits, "number format F", "max |tiled − baseline|, absolute")
+    return draw_grid(by_setting(found), draw, _limits, axes_text=("number format F", "max |tiled − baseline|,\nabsolute"))
 
 
 def fig4(rows: pd.DataFrame) -> Figure:
@@ -52,7 +48,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
             here = panel.rows[panel.rows["format"] == name]
             for subject, shift, shade in (("variant", -0.2, BLUE), ("baseline", 0.2, VERMILION)):
                 interval = replicates(here[here["subject"] == subject], METRIC)
-                _bar(axes, place + shift, 0.38, interval, shade, labelled=False)
+                _bar(axes, place + shift, interval, shade, 0.38)
                 if panel.large and place == 0:
                     _inside(axes, place + shift, "tiled" if subject == "variant" else "baseline")
         if "bf16" in names:
@@ -60,7 +56,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
-    return draw_grid(by_setting(found), draw, _limits, "number format F", "max |result − golden|, absolute")
+    return draw_grid(by_setting(found), draw, _limits, axes_text=("number format F", "max |result − golden|,\nabsolute"))
 
 
 def _limits(rows: pd.DataFrame) -> tuple[float, float]:
@@ -71,25 +67,20 @@ def _limits(rows: pd.DataFrame) -> tuple[float, float]:
     return 10 ** (math.floor(math.log10(values.min())) - 1), 10 ** (math.ceil(math.log10(values.max())) + 2)
 
 
-def _bar(axes: Axes, place: float, width: float, interval: Interval | None, shade: str, labelled: bool) -> None:
+def _bar(axes: Axes, place: float, interval: Interval | None, shade: str, width: float) -> None:
     """A bar with its interval; a word where there is nothing to draw."""
     if interval is None or not interval.estimate > 0:
-        axes.annotate(
-            "NaN" if interval is None else "0", (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center"
-        )
+        axes.annotate("NaN" if interval is None else "0", (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center")
         return
     axes.bar(place, interval.estimate, width, color=shade)
     axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8, capsize=2)
-    if labelled:
-        top = interval.high if math.isfinite(interval.high) else interval.estimate
-        axes.annotate(
-            significant(interval.estimate),
-            (place, top),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=SMALL,
-        )
+
+
+def _value(axes: Axes, place: float, interval: Interval | None) -> None:
+    """The mean above its bar."""
+    if interval is not None and interval.estimate > 0:
+        top, text = highest(interval), significant(interval.estimate)
+        axes.annotate(text, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=SMALL)
 
 
 def _unit_roundoff(axes: Axes, place: float, name: str, labelled: bool) -> None:
@@ -130,7 +121,5 @@ def _ratio(axes: Axes, rows: pd.DataFrame, place: float, large: bool) -> None:
     if large:
         axes.annotate("paper: 10×", (place + 0.48, mark), va="center", fontsize=SMALL, color=GREY)
     text = times.text().replace(" ", "× ", 1) if large else f"{significant(times.estimate)}×"
-    top = max(mark, variant.high if math.isfinite(variant.high) else variant.estimate)
-    axes.annotate(
-        text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold"
-    )
+    top = max(mark, highest(variant))
+    axes.annotate(text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold")

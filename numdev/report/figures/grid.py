@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -53,7 +54,12 @@ def _wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
 
 
 def draw_grid(
-    panels: list[list[Panel]], draw: Draw, limits: Limits, x: str, y: str, heights: tuple[float, float] = (2.4, 1.6)
+    panels: list[list[Panel]],
+    draw: Draw,
+    limits: Limits,
+    *,
+    axes_text: tuple[str, str],
+    heights: tuple[float, float] = (2.4, 1.6),
 ) -> Figure:
     """A figure of panels; the large ones share a vertical log axis, and so do the small ones.
 
@@ -61,7 +67,7 @@ def draw_grid(
         panels: rows of them.
         draw: fills one.
         limits: of the vertical axis, from the rows of all panels that share it.
-        x, y: what the axes show, with units.
+        axes_text: what the horizontal and the vertical axis show, with units.
         heights: of a row of large panels and of small ones, inches.
     """
     single = len(panels) == 1 and len(panels[0]) == 1
@@ -82,8 +88,8 @@ def draw_grid(
             _head(axes, panel)
             draw(axes, panel)
             axes.tick_params(labelleft=j == 0)
-    figure.supxlabel(x, fontsize=8)
-    figure.supylabel(y, fontsize=8)
+    figure.supxlabel(axes_text[0], fontsize=8)
+    figure.supylabel(axes_text[1], fontsize=8)
     return figure
 
 
@@ -102,7 +108,7 @@ def _head(axes: Axes, panel: Panel) -> None:
 
 
 def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval]]:
-    """The mean over seeds at each x, in ascending order; places with NaN, Inf or zero alone cannot stand on a log axis."""
+    """The mean over seeds at each x, in ascending order, but for those with NaN or Inf and those that are zero."""
     found = []
     for place, group in rows.groupby(x, sort=True):
         interval = replicates(group, metric)
@@ -130,9 +136,14 @@ def whiskers(intervals: list[Interval]) -> list[list[float]]:
     return [below, above]
 
 
+def highest(interval: Interval) -> float:
+    """The upper end of what is drawn of an interval."""
+    return interval.high if math.isfinite(interval.high) else interval.estimate
+
+
 def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> None:
     """A log axis that names its own places, such as 256, 512, 1k."""
-    turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
     known = sorted(set(places))
     axes.set_xscale("log")
     axes.set_xticks(known, [short(place) for place in known], **turn)

@@ -38,12 +38,12 @@ _LINES = {
 
 
 def fig6a(rows: pd.DataFrame) -> Figure:
-    """Max difference with the paper's tile and with Br and Bc swapped, over the block area; a panel per setting and format."""
+    """Max difference with the paper's tile and with Br and Bc swapped, over the block area."""
     return _shapes(rows, "swapped")
 
 
 def fig6b(rows: pd.DataFrame) -> Figure:
-    """Max difference with the paper's tile and with square ones, over the block area; a panel per setting and format."""
+    """Max difference with the paper's tile and with square ones, over the block area."""
     return _shapes(rows, "square")
 
 
@@ -71,14 +71,11 @@ def _shapes(rows: pd.DataFrame, other: str) -> Figure:
         _panels(found),
         draw,
         lambda own: limits(own, METRICS),
-        "block area Br · Bc, elements",
-        "max |tiled − baseline|, in u of F",
+        axes_text=("block area Br · Bc, elements", "max |tiled − baseline|,\nin u of F"),
         heights=(1.75, 1.75),
     )
     keys = [_key(name) for name in present]
-    figure.legend(
-        keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False
-    )
+    figure.legend(keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False)
     return figure
 
 

@@ -1,13 +1,15 @@
-"""Figures 5 and 6c: how the difference goes with the sequence length and with the block area, in units of each format's u.
+"""Figures 5 and 6c: how the difference goes with the sequence length and with the block area.
 
-A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. In units of u the formats stand on one
-scale, and their slopes can be compared.
+A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. In units of each format's u the
+formats stand on one scale, and their slopes can be compared.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -22,35 +24,38 @@ from numdev.report.settings import formats
 from numdev.report.statistics import Interval, significant
 from numdev.report.style import GREY, SMALL, colour
 
-LENGTH, AREA = "problem.shape.keys", "tiling.area"
-Exponent = Callable[[pd.DataFrame, str], Interval]
+
+@dataclass(frozen=True)
+class _Across:
+    """What a difference is drawn over: its column, its symbol, its name on the axis, and the exponent of it."""
+
+    column: str
+    symbol: str
+    text: str
+    exponent: Callable[[pd.DataFrame, str], Interval]
+
+
+_LENGTH = _Across("problem.shape.keys", "N", "sequence length N, tokens", over_length)
+_AREA = _Across("tiling.area", "A", "block area A = Br · Bc, elements", over_area)
 
 
 def fig5a(rows: pd.DataFrame) -> Figure:
     """Max difference from the baseline over N, one line per format."""
-    return _trend(
-        rows, LENGTH, ("max_difference",), over_length, "sequence length N, tokens", "max |tiled − baseline|, in u of F"
-    )
+    return _trend(rows, _LENGTH, ("max_difference",), "max |tiled − baseline|,\nin u of F")
 
 
 def fig5b(rows: pd.DataFrame) -> Figure:
     """Mean of |D| and standard deviation of D over N, two lines per format."""
-    metrics = ("mean_absolute", "std")
-    figure = _trend(rows, LENGTH, metrics, over_length, "sequence length N, tokens", "tiled − baseline, in u of F")
-    keys = [_key("-", True), _key("--", False)]
+    figure = _trend(rows, _LENGTH, ("mean_absolute", "std"), "D = tiled − baseline,\nin u of F")
+    keys = [Line2D([], [], color=GREY, linestyle="-", marker="o")]
+    keys += [Line2D([], [], color=GREY, linestyle="--", marker="o", markerfacecolor="white")]
     figure.legend(keys, ["mean of |D|", "standard deviation of D"], loc="outside upper right", ncols=2, frameon=False)
     return figure
 
 
 def fig6c(rows: pd.DataFrame) -> Figure:
     """Max difference from the baseline over the block area, one line per format."""
-    return _trend(
-        rows, AREA, ("max_difference",), over_area, "block area Br · Bc, elements", "max |tiled − baseline|, in u of F"
-    )
-
-
-def _key(line: str, filled: bool) -> Line2D:
-    return Line2D([], [], color=GREY, linestyle=line, marker="o", markerfacecolor=GREY if filled else "white")
+    return _trend(rows, _AREA, ("max_difference",), "max |tiled − baseline|,\nin u of F")
 
 
 def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
@@ -69,24 +74,24 @@ def limits(rows: pd.DataFrame, metrics: tuple[str, ...]) -> tuple[float, float]:
     return (values.min() / 1.4, values.max() * 1.6) if len(values) else (0.1, 10.0)
 
 
-def _trend(rows: pd.DataFrame, x: str, metrics: tuple[str, ...], exponent: Exponent, across: str, up: str) -> Figure:
+def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: str) -> Figure:
     found = in_u(chosen(rows), metrics)
 
     def draw(axes: Axes, panel: Panel) -> None:
-        places = panel.rows[x].dropna().unique().tolist()
+        places = panel.rows[across.column].dropna().unique().tolist()
         plain_ticks(axes, places)
         ends = []
         for name in formats(panel.rows):
             own = panel.rows[panel.rows["format"] == name]
-            lines = [_line(axes, means(own, x, metric), name, i == 0) for i, metric in enumerate(metrics)]
+            lines = [_line(axes, means(own, across.column, metric), name, metric == metrics[0]) for metric in metrics]
             if lines[0] is not None:
-                ends.append((lines[0], f"{name} {_power(own, exponent, metrics[0], x)}", colour(name)))
+                ends.append((lines[0], f"{name} {_power(own, across, metrics[0])}", colour(name)))
         _label(axes, ends, panel.large)
         if places:
             span = max(max(places) / min(places), 2.0)
             axes.set_xlim(min(places) / span**0.06, max(places) * span ** (0.45 if panel.large else 0.06))
 
-    return draw_grid(by_setting(found), draw, lambda own: limits(own, metrics), across, up)
+    return draw_grid(by_setting(found), draw, lambda own: limits(own, metrics), axes_text=(across.text, text))
 
 
 def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:
@@ -107,14 +112,13 @@ def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bo
     return across[-1], intervals[-1].estimate
 
 
-def _power(rows: pd.DataFrame, exponent: Exponent, metric: str, x: str) -> str:
+def _power(rows: pd.DataFrame, across: _Across, metric: str) -> str:
     """The exponent in the label of a line."""
     try:
-        value = exponent(rows, metric).estimate
+        value = across.exponent(rows, metric).estimate
     except Undecidable:
         return ""
-    base = "N" if x == LENGTH else "A"
-    return f"$\\propto {base}^{{{significant(value)}}}$" if math.isfinite(value) else ""
+    return f"$\\propto {across.symbol}^{{{significant(value)}}}$" if math.isfinite(value) else ""
 
 
 def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: bool) -> None:
@@ -152,7 +156,7 @@ def spread(places: list[float], gap: float) -> list[float]:
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for _ in range(50):
-        for below, above in zip(order, order[1:], strict=False):
+        for below, above in pairwise(order):
             missing = gap - (moved[above] - moved[below])
             if missing > 1e-9:
                 moved[below] -= missing / 2

@@ -6,6 +6,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ _CHUNK = 1 << 16  # values whose differences stay in the cache
 _MOST_BITS = 53.0  # of agreement, as many as FP64 has
 
 
-def _metric(unit: str, text: str) -> float:
-    return field(metadata={"unit": unit, "text": text})  # type: ignore[no-any-return]
+def _metric(unit: str, text: str) -> Any:
+    return field(metadata={"unit": unit, "text": text})
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Deviation:
     max_ulp: float = _metric("ulp", "max |D| / ulp(r), in the format of the output")
     max_u: float = _metric("u", "max |D| / (u max |r|), normwise, in units of the unit roundoff of the output")
     agreement_bits: float = _metric("bits", "-log2(max |D| / max |r|), at most 53")
-    nan_count: int = _metric("count", "NaN in x where r has none")  # type: ignore[assignment]
-    inf_count: int = _metric("count", "Inf in x where r is not the same")  # type: ignore[assignment]
+    nan_count: int = _metric("count", "NaN in x where r has none")
+    inf_count: int = _metric("count", "Inf in x where r is not the same")
     max_index: tuple[int, ...] = field(default=(), metadata={"unit": "index", "text": "where |D| is largest"})
 
     @staticmethod

@@ -94,13 +94,13 @@ def _normal(size: Size, generator: Generator, _: float) -> Tensor:
 
 
 def _outliers(size: Size, generator: Generator, probability: float) -> Tensor:
-    base, large = _normal(size, generator, 0), _normal(size, generator, 0) * 10.0  # N(0, 100): variance 100
-    return base + large * (_uniform(size, generator, 0) < probability)
+    base, large = _normal(size, generator, 0.0), _normal(size, generator, 0.0) * 10.0  # N(0, 100): variance 100
+    return base + large * (_uniform(size, generator, 0.0) < probability)
 
 
 def _student_t(size: Size, generator: Generator, freedom: float) -> Tensor:
     # t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2).
-    normal = _normal(size, generator, 0)
+    normal = _normal(size, generator, 0.0)
     chi2 = 2.0 * torch._standard_gamma(torch.full(size, freedom / 2, dtype=torch.float64), generator=generator)
     return normal / torch.sqrt(chi2 / freedom)
 

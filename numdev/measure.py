@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from numdev.memory import LeastRecentlyUsed, available_bytes
 from numdev.record import Record, Status, describe, key_of
 
 
+@runtime_checkable
 class Outputs(Protocol):
     """Named tensors, and events that the run counted."""
 
@@ -30,6 +31,7 @@ class Outputs(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
 
+@runtime_checkable
 class Measurable(Protocol):
     """An implementation of the operation under study."""
 
@@ -37,10 +39,11 @@ class Measurable(Protocol):
     def format(self) -> Format: ...
     @property
     def input_key(self) -> Hashable: ...
-    def round_inputs(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
-    def __call__(self, *inputs: Tensor, **arguments: Any) -> Outputs: ...
+    def round_inputs(self, *inputs: Any, **named: Any) -> tuple[Tensor, ...]: ...
+    def __call__(self, *inputs: Any, **arguments: Any) -> Outputs: ...
 
 
+@runtime_checkable
 class Reproducible(Protocol):
     """A problem: named inputs from a seed, the arguments that go with them, and about how much memory it takes."""
 
@@ -60,7 +63,7 @@ class Bench:
         golden: the exact implementation.
     """
 
-    def __init__(self, golden: Any, device: str = "auto", cache_bytes: int = 2 << 30) -> None:
+    def __init__(self, golden: Measurable, device: str = "auto", cache_bytes: int = 2 << 30) -> None:
         self.device = resolve_device(device)
         self.golden = golden
         self._kept = LeastRecentlyUsed(cache_bytes)
@@ -68,16 +71,16 @@ class Bench:
     def environment(self) -> dict[str, str]:
         return environment(self.device)
 
-    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
+    def key(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> str:
         """The key under which `measure` files its record."""
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]:
+    def config(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> dict[str, Any]:
         """The canonical configuration of a point."""
         parts = {"problem": problem, "variant": variant, "baseline": baseline, "seeds": seeds}
         return {name: describe(part) for name, part in parts.items()}
 
-    def measure(self, problem: Any, variant: Any, baseline: Any = None, seeds: int = 10) -> Record:
+    def measure(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None = None, seeds: int = 10) -> Record:
         """Measure a point; see `Record` for what comes back.
 
         Raises:
@@ -109,7 +112,7 @@ class Bench:
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, counters, seconds)
 
-    def _replicate(self, problem: Any, variant: Any, baseline: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    def _replicate(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seed: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
         arguments = problem.arguments()
         output = variant(*self._rounded(problem, variant, seed), **arguments)
         samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}
@@ -129,15 +132,15 @@ class Bench:
             )
         return _rows("variant", samples, references, variant.format, seed) + rows, output.counters
 
-    def _inputs(self, problem: Any, seed: int) -> tuple[Tensor, ...]:
+    def _inputs(self, problem: Reproducible, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values()))
 
-    def _rounded(self, problem: Any, variant: Any, seed: int) -> tuple[Tensor, ...]:
+    def _rounded(self, problem: Reproducible, variant: Measurable, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(
             ("rounded", problem, variant.input_key, seed), lambda: variant.round_inputs(*self._inputs(problem, seed))
         )
 
-    def _golden(self, problem: Any, variant: Any, seed: int) -> dict[str, dict[str, Sample]]:
+    def _golden(self, problem: Reproducible, variant: Measurable, seed: int) -> dict[str, dict[str, Sample]]:
         """Golden on the unrounded inputs, and on those that the variant sees."""
 
         def run(inputs: tuple[Tensor, ...]) -> dict[str, Sample]:
@@ -147,13 +150,13 @@ class Bench:
         same = self._kept.get(("golden", problem, variant.input_key, seed), lambda: run(self._rounded(problem, variant, seed)))
         return {"golden": unrounded, "golden_same_inputs": same}
 
-    def _baseline(self, problem: Any, baseline: Any, seed: int) -> dict[str, Sample]:
+    def _baseline(self, problem: Reproducible, baseline: Measurable, seed: int) -> dict[str, Sample]:
         return self._kept.get(
             ("baseline", problem, baseline, seed),
             lambda: _samples(baseline(*self._rounded(problem, baseline, seed), **problem.arguments())),
         )
 
-    def _check_memory(self, problem: Any) -> None:
+    def _check_memory(self, problem: Reproducible) -> None:
         free = available_bytes(self.device)
         if problem.bytes > free:
             gib = 2.0**30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,7 @@ class Shape:
         return self.batch, self.kv_heads, self.keys, self.head_dim
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where q, k and v come from: a seeded distribution or captured tensors."""
 

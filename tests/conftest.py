@@ -17,6 +17,11 @@ settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    ignored = "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+    config.addinivalue_line("filterwarnings", ignored)  # beartype picks the item of a tuple that it checks at random
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

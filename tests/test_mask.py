@@ -34,10 +34,7 @@ def test_visible_is_the_answer_for_every_pair(data: st.DataObject, mask: Mask, q
     rows, columns = data.draw(ranges(queries)), data.draw(ranges(keys))
     got = mask.visible(queries, keys, rows, columns, CPU)
     want = torch.tensor(
-        [
-            [[[sees(mask, b, i, j, queries, keys) for j in range(*columns)] for i in range(*rows)]]
-            for b in range(BATCH)
-        ]
+        [[[[sees(mask, b, i, j, queries, keys) for j in range(*columns)] for i in range(*rows)]] for b in range(BATCH)]
     )
     if got is None:
         assert bool(want.all())

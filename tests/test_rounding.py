@@ -54,9 +54,7 @@ def test_every_breakpoint_equals_the_table(fmt: Format, carrier: type[np.floatin
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("fmt", [*SMALL, BF16, FP16], ids=str)
-def test_stochastic_rounding_goes_to_a_neighbour_and_keeps_what_is_exact(
-    fmt: Format, carrier: type[np.floating]
-) -> None:
+def test_stochastic_rounding_goes_to_a_neighbour_and_keeps_what_is_exact(fmt: Format, carrier: type[np.floating]) -> None:
     table = Table(fmt)
     x = table.breakpoints(carrier)
     at = table.locate(x)
@@ -354,9 +352,7 @@ def test_casting_twice_changes_nothing(fmt: Format, mode: Rounding, seed: int) -
     st.sampled_from(Subnormals),
     st.integers(0, 99),
 )
-def test_text_reads_back(
-    fmt: Format, mode: Rounding, overflow: Overflow | None, subnormals: Subnormals, seed: int
-) -> None:
+def test_text_reads_back(fmt: Format, mode: Rounding, overflow: Overflow | None, subnormals: Subnormals, seed: int) -> None:
     seed = seed if mode is Rounding.STOCHASTIC else 0
     overflow = overflow if fmt.has_nan else None
     cast = Cast(fmt, mode, overflow, Subnormals.KEPT if fmt.is_integer else subnormals, seed)

@@ -44,9 +44,7 @@ def _problem(setting: str, n: int, dim: int) -> Problem:
     return Problem(Distribution(kind), Shape(queries=n, keys=n, head_dim=dim))
 
 
-def _point(
-    setting: str, fmt: str, tiling: Tiling, size: Size, labels: dict[str, Any], *, n: int | None = None
-) -> StudyPoint:
+def _point(setting: str, fmt: str, tiling: Tiling, size: Size, labels: dict[str, Any], *, n: int | None = None) -> StudyPoint:
     name = f"kernel_{fmt}" if setting.startswith("kernel_") else fmt
     softmax = OnlineSoftmax(Normalise.EACH if setting.endswith("_each") else Normalise.END)
     variant = Tiled(Precision.parse(name), tiling, softmax)
@@ -75,12 +73,7 @@ def by_format(name: str, size: Size) -> Study:
 def by_length(size: Size) -> Study:
     """Figures 5a and 5b, of one study."""
     tiling = Tiling(br=16, bc=16)
-    points = [
-        _point(s, f, tiling, size, {"problem.n": n}, n=n)
-        for s in size.settings
-        for f in _formats(s)
-        for n in size.sweep
-    ]
+    points = [_point(s, f, tiling, size, {"problem.n": n}, n=n) for s in size.settings for f in _formats(s) for n in size.sweep]
     return Study("fig5", "Deviation over sequence length", "fig5a", ("fig5a", "fig5b"), tuple(points))
 
 

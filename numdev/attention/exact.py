@@ -20,8 +20,9 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in
 class Exact:
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
-    Its own error is that of two FP64 products and one softmax, about `(d + N + 10) 2^-53` relative to `max |v|` (Blanchard,
-    Higham & Higham 2021, Theorem 4.1 with the products' bounds); the tests hold it against 200-bit arithmetic.
+    Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, `A = scale max_ij sum_t |q_it| |k_jt|` being what the scores
+    can reach (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham 2021; derived in
+    tests/cases.py). The tests hold it against 200-bit arithmetic.
     """
 
     @property

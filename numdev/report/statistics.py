@@ -7,11 +7,11 @@ several measurements of one seed are not independent and count as one replicate,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from numdev.record import student_quantile, summary
 
@@ -91,7 +91,7 @@ def mean(values: Sequence[float]) -> Interval:
     return Interval(found.mean, found.low, found.high, found.count)
 
 
-def ratio(a: ArrayLike, b: ArrayLike, seeds: ArrayLike | None = None) -> Interval:
+def ratio(a: Iterable[float], b: Iterable[float], seeds: Iterable[int] | None = None) -> Interval:
     """The geometric mean of `a / b` over pairs, its interval by Student's t on the logarithms.
 
     Args:
@@ -103,18 +103,22 @@ def ratio(a: ArrayLike, b: ArrayLike, seeds: ArrayLike | None = None) -> Interva
     A pair of zeros is a ratio of 1: neither deviates. A pair with one zero has no finite log-ratio, nor has one that
     is not finite; these are left out and counted in `excluded`.
     """
-    top, bottom = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    top, bottom = _floats(a), _floats(b)
     equal = (top == 0) & (bottom == 0)
     usable = equal | (np.isfinite(top) & np.isfinite(bottom) & (top > 0) & (bottom > 0))
     logs = np.zeros(top.shape)
     positive = usable & ~equal
     logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
-    groups = np.arange(len(top)) if seeds is None else np.asarray(seeds)
+    groups = np.arange(len(top)) if seeds is None else np.array(list(seeds))
     excluded = int((~usable).sum())
     if not usable.any():
         return Interval(math.nan, math.nan, math.nan, 0, excluded)
     found = mean(_by_seed(logs[usable], groups[usable]))
     return Interval(math.exp(found.estimate), _exp(found.low), _exp(found.high), found.count, excluded)
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.array([float(value) for value in values])
 
 
 def _by_seed(values: Floats, seeds: NDArray[np.generic]) -> list[float]:
@@ -128,13 +132,13 @@ def _exp(value: float) -> float:
     return math.inf if value > 700 else math.exp(value)
 
 
-def slope(x: ArrayLike, y: ArrayLike, seeds: ArrayLike) -> Interval:
+def slope(x: Iterable[float], y: Iterable[float], seeds: Iterable[int]) -> Interval:
     """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per seed, and an interval over their slopes.
 
     A single seed's interval is that of its own regression, with n - 2 degrees of freedom. Values of y that are zero or
     not finite are left out and counted; so are seeds left with fewer than two different x.
     """
-    across, up, groups = np.asarray(x, dtype=float), np.asarray(y, dtype=float), np.asarray(seeds)
+    across, up, groups = _floats(x), _floats(y), np.array(list(seeds))
     usable = np.isfinite(up) & (up > 0) & (across > 0)
     across, up, groups = np.log(across[usable]), np.log(up[usable]), groups[usable]
     excluded = int((~usable).sum())
@@ -187,9 +191,9 @@ class Signs:
         return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
 
 
-def signs(a: ArrayLike, b: ArrayLike) -> Signs:
+def signs(a: Iterable[float], b: Iterable[float]) -> Signs:
     """The signs of `a - b` over pairs."""
-    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    first, second = _floats(a), _floats(b)
     return Signs(int((first > second).sum()), int((first < second).sum()), int((first == second).sum()))
 
 

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from numdev.report.statistics import Interval, apart, mean, ratio, significant, signs, slope
+
+CLOSE = 1e-12  # both sides work in FP64 on a dozen values of size 1; their logs and means differ by a few u
+
+
+@pytest.fixture
+def draws() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def test_mean_is_that_of_a_one_sample_t_test(draws: np.random.Generator) -> None:
+    values = draws.normal(3.0, 1.0, 9)
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    found = mean(values.tolist())
+    assert found.estimate == pytest.approx(values.mean(), rel=CLOSE)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=CLOSE)
+
+
+def test_ratio_is_a_paired_t_test_on_logarithms(draws: np.random.Generator) -> None:
+    b = draws.lognormal(0.0, 0.5, 10)
+    a = b * draws.lognormal(0.7, 0.2, 10)
+    expected = stats.ttest_rel(np.log(a), np.log(b)).confidence_interval(0.95)
+    found = ratio(a, b)
+    assert found.estimate == pytest.approx(stats.gmean(a / b), rel=CLOSE)
+    assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=CLOSE)
+    assert (found.count, found.excluded) == (10, 0)
+
+
+def test_pairs_of_one_seed_count_as_one_replicate(draws: np.random.Generator) -> None:
+    a, b = draws.lognormal(size=(2, 4, 3))  # four seeds, three areas
+    seeds = np.repeat(np.arange(4), 3)
+    by_seed = np.log(a / b).mean(1)
+    expected = stats.ttest_1samp(by_seed, 0.0).confidence_interval(0.95)
+    found = ratio(a.ravel(), b.ravel(), seeds)
+    assert found.count == 4
+    assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=CLOSE)
+
+
+def test_pairs_of_a_single_seed_are_the_replicates() -> None:
+    assert ratio([2.0, 8.0], [1.0, 1.0], [5, 5]).count == 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "estimate", "count", "excluded"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], 1.0, 2, 0),  # bit-equal both times: the ratio is 1
+        ([0.0, 4.0], [0.0, 1.0], 2.0, 2, 0),
+        ([0.0, 4.0], [1.0, 1.0], 4.0, 1, 1),
+        ([3.0, 4.0], [0.0, 1.0], 4.0, 1, 1),
+        ([math.nan, 4.0, math.inf], [1.0, 1.0, 1.0], 4.0, 1, 2),
+    ],
+)
+def test_zeros_in_a_ratio(a: list[float], b: list[float], estimate: float, count: int, excluded: int) -> None:
+    found = ratio(a, b)
+    assert (found.estimate, found.count, found.excluded) == (pytest.approx(estimate), count, excluded)
+
+
+def test_a_ratio_of_nothing_is_unknown() -> None:
+    found = ratio([1.0], [0.0])
+    assert math.isnan(found.estimate)
+    assert (found.count, found.excluded, found.text()) == (0, 1, "unknown")
+
+
+def test_slope_is_the_mean_of_the_seeds_regressions(draws: np.random.Generator) -> None:
+    x = np.array([64, 128, 256, 512], dtype=float)
+    y = x**0.5 * draws.lognormal(0.0, 0.1, (5, 4))
+    lines = [stats.linregress(np.log(x), np.log(row)).slope for row in y]
+    expected = stats.ttest_1samp(lines, 0.0).confidence_interval(0.95)
+    found = slope(np.tile(x, 5), y.ravel(), np.repeat(np.arange(5), 4))
+    assert found.estimate == pytest.approx(np.mean(lines), rel=CLOSE)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-10)
+    assert found.count == 5
+
+
+def test_slope_of_one_seed_has_the_interval_of_its_regression(draws: np.random.Generator) -> None:
+    x = np.array([64, 128, 256, 512, 1024], dtype=float)
+    y = x**-0.3 * draws.lognormal(0.0, 0.1, 5)
+    line = stats.linregress(np.log(x), np.log(y))
+    half = stats.t.ppf(0.975, 3) * line.stderr
+    found = slope(x, y, np.zeros(5))
+    assert (found.estimate, found.low, found.high) == pytest.approx((line.slope, line.slope - half, line.slope + half), rel=1e-10)
+
+
+def test_slope_of_two_points_of_one_seed_is_infinitely_uncertain() -> None:
+    found = slope([1.0, 2.0], [1.0, 4.0], [0, 0])
+    assert (found.estimate, found.low, found.high) == (pytest.approx(2.0), -math.inf, math.inf)
+
+
+def test_slope_of_equal_values_is_exactly_zero() -> None:
+    # max_difference of a coarse format takes few values; 1e-16 for a slope would pass for growth.
+    found = slope([100.0, 300.0, 700.0] * 2, [0.00390625] * 6, [0, 0, 0, 1, 1, 1])
+    assert (found.estimate, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_slope_leaves_out_zeros_and_seeds_with_one_place() -> None:
+    found = slope([1, 2, 4, 1, 2], [1.0, 2.0, 0.0, 3.0, 0.0], [0, 0, 0, 1, 1])
+    assert (found.estimate, found.count, found.excluded) == (pytest.approx(1.0), 1, 3)
+    assert slope([1, 2], [0.0, 0.0], [0, 0]).text() == "unknown"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20))
+def test_signs_are_the_binomial_test(pairs: list[tuple[int, int]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    found = signs(first, second)
+    assert found.count == len(pairs)
+    unequal = found.larger + found.smaller
+    expected = stats.binomtest(found.larger, unequal).pvalue if unequal else 1.0
+    assert found.p == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(9.1234, 8.7, 9.5, 10), "9.1 [8.7, 9.5]"),
+        (Interval(1.1666, 1.152, 1.181, 10), "1.167 [1.152, 1.181]"),
+        (Interval(0.5623, 0.52, 0.60, 10), "0.56 [0.52, 0.60]"),
+        (Interval(-0.036, -0.17, 0.099, 5), "-0.036 [-0.170, 0.099]"),
+        (Interval(123.4, 100.0, 150.0, 5), "123 [100, 150]"),
+        (Interval(5.2e-7, 4.6e-7, 5.9e-7, 5), "5.2e-7 [4.6e-7, 5.9e-7]"),
+        (Interval(2.0, -math.inf, math.inf, 1), "2.0 (one replicate)"),
+        (Interval(1.0, 1.0, 1.0, 5), "1.00 in every replicate"),
+        (Interval(math.nan, math.nan, math.nan, 0), "unknown"),
+    ],
+)
+def test_text_of_an_interval(interval: Interval, text: str) -> None:
+    assert interval.text() == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0"), (9.14, "9.1"), (10.0, "10"), (123.0, "120"), (0.0531, "0.053"), (3.2e-5, "3.2e-5"), (math.inf, "inf")],
+)
+def test_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_intervals_apart_do_not_touch() -> None:
+    above, below = Interval(3.0, 2.0, 4.0, 5), Interval(1.0, 0.0, 2.0, 5)
+    assert not apart(above, below)
+    assert apart(above, Interval(1.0, 0.0, 1.9, 5))

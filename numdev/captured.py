@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,50 +27,56 @@ class Captured:
 
     Attributes:
         path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
-        layer: the name before `.q`; None takes all layers, in the order of the file.
+        layer: the name before `.q`; None takes all layers, in the order of their names.
+        digest: SHA-256 of the file, so that results of another file under the same name are told apart.
     """
 
     path: str = "minilm"
     layer: str | None = None
+    digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        layers = _load(self.path)
+        object.__setattr__(self, "digest", _digest(self.path, _written(self.path)))
+        layers = _load(self.path, self.digest)
         if self.layer is not None and self.layer not in layers:
             raise BadInput("problem.source.layer", self.layer, f"{self.path} has {', '.join(layers)}")
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the file, so that results of another file under the same name are told apart."""
-        return _digest(self.path)
-
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
-        layers = _load(self.path)
+        layers = _load(self.path, self.digest)
         chosen = [layers[self.layer]] if self.layer is not None else list(layers.values())
+        for q, k, _ in chosen:
+            if len(q) * shape.kv_heads != len(k) * shape.heads:
+                mend = f"{self.path} has {len(k)} heads of k for {len(q)} of q; keep their ratio to problem.heads"
+                raise BadInput("problem.kv_heads", shape.kv_heads, mend)
         tensors = []
         for i, name in enumerate("qkv"):
             size = shape.q if name == "q" else shape.kv
-            tensors.append(self._take(torch.cat([layer[i] for layer in chosen]), name, size, seed))
+            tensors.append(self._take([layer[i] for layer in chosen], name, size, seed))
         return tensors[0], tensors[1], tensors[2]
 
-    def _take(self, heads: Tensor, name: str, size: tuple[int, int, int, int], seed: int) -> Tensor:
+    def _take(self, layers: list[Tensor], name: str, size: tuple[int, int, int, int], seed: int) -> Tensor:
         batch, wanted, tokens, dim = size
-        if heads.shape[-1] != dim:
-            raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {heads.shape[-1]}")
-        if heads.shape[-2] < tokens:
-            field = "problem.queries" if name == "q" else "problem.keys"
-            raise BadInput(field, tokens, f"{name} of {self.path} has {heads.shape[-2]} tokens; give at most that")
+        for layer in layers:
+            if layer.shape[-1] != dim:
+                raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {layer.shape[-1]}")
+            if layer.shape[-2] < tokens:
+                where = "problem.queries" if name == "q" else "problem.keys"
+                raise BadInput(where, tokens, f"{name} of {self.path} has {layer.shape[-2]} tokens; give at most that")
+        heads = torch.cat([layer[:, :tokens] for layer in layers])
         count = batch * wanted
         replicates = heads.shape[0] // count
         if seed >= replicates:
             mend = f"{self.path} has {heads.shape[0]} heads of {name}, so {replicates} replicates of {count}"
             raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
-        return heads[seed * count : (seed + 1) * count, :tokens].double().unflatten(0, (batch, wanted))
+        return heads[seed * count : (seed + 1) * count].double().unflatten(0, (batch, wanted))
 
 
 @lru_cache(maxsize=4)
-def _load(path: str) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Layer name to its q, k, v, each `[heads, tokens, head_dim]`."""
+def _load(path: str, digest: str) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Layer name to its q, k, v, each `[heads, tokens, head_dim]`, of the file as it was when it had this digest."""
+    if _digest(path, _written(path)) != digest:
+        raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
     tensors = _read(_file(path))
     layers: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
@@ -92,16 +97,22 @@ def _file(path: str) -> Path:
     return Path(str(files("numdev") / "data" / "minilm_qkv.safetensors")) if path == "minilm" else Path(path)
 
 
-@lru_cache(maxsize=4)
-def _digest(path: str) -> str:
+def _written(path: str) -> tuple[int, int]:
+    """When the file was last written, and its size: while they stay, its digest is not computed again."""
+    file = _file(path)
+    if file.suffix not in _SUFFIXES:
+        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+    if not file.is_file():
+        raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
+    return file.stat().st_mtime_ns, file.stat().st_size
+
+
+@lru_cache(maxsize=64)
+def _digest(path: str, _: tuple[int, int]) -> str:
     return hashlib.sha256(_file(path).read_bytes()).hexdigest()
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    if file.suffix not in _SUFFIXES:
-        raise BadInput(_FIELD, str(file), f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
-    if not file.is_file():
-        raise BadInput(_FIELD, str(file), "there is no such file; give an existing path, or minilm")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -113,12 +124,10 @@ def _read(file: Path) -> dict[str, Tensor]:
             with np.load(file, allow_pickle=False) as archive:
                 return {name: torch.from_numpy(archive[name]) for name in archive.files}
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise _malformed(file, error) from None
-    except Exception as error:
-        if type(error).__name__ in ("SafetensorError", "BadZipFile"):
-            raise _malformed(file, error) from None
+    except MemoryError:
         raise
+    except Exception as error:  # whatever the three formats' readers raise for what they cannot read
+        raise _malformed(file, error) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
     return loaded
@@ -135,4 +144,4 @@ def _check(tensor: Tensor, path: str, name: str) -> Tensor:
     bad = int((~tensor.double().isfinite()).sum())
     if bad:
         raise BadInput(_FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
-    return tensor.flatten(0, -3)
+    return tensor.detach().flatten(0, -3)

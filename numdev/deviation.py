@@ -30,7 +30,8 @@ def _metric(unit: str, text: str) -> Any:
 class Deviation:
     """Every metric of `x` against a reference `r`, with `D = x - r` over the elements where both are finite.
 
-    Elements that are equal infinities differ by 0; every other NaN or Inf of `x` is counted and left out of the rest.
+    Equal infinities do not differ; every other place where `x` is NaN, or where `x` or `r` is infinite, is counted. None of them
+    enters the other metrics.
     """
 
     max_difference: float = _metric("absolute", "max |D|, the paper's max_difference (section V)")
@@ -54,7 +55,7 @@ class Deviation:
     max_u: float = _metric("u", "max |D| / (u max |r|), normwise, in units of the unit roundoff of the output")
     agreement_bits: float = _metric("bits", "-log2(max |D| / max |r|), at most 53")
     nan_count: int = _metric("count", "NaN in x where r has none")
-    inf_count: int = _metric("count", "Inf in x where r is not the same")
+    inf_count: int = _metric("count", "Inf in x or r where the other is not the same")
     max_index: tuple[int, ...] = field(default=(), metadata={"unit": "index", "text": "where |D| is largest"})
 
     @staticmethod
@@ -70,7 +71,7 @@ class Deviation:
 
     @property
     def is_finite(self) -> bool:
-        """Whether `x` had no NaN or Inf that the reference has not."""
+        """Whether `x` had NaN and Inf only where the reference has them too, and Inf wherever that has it."""
         return self.nan_count == 0 and self.inf_count == 0
 
     def metrics(self) -> dict[str, float]:
@@ -122,7 +123,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
     shape, nan, inf, places = sample.shape, 0, 0, None
     if not (sample.is_finite and reference.is_finite):
         x, r = sample.values, reference.values
-        nan, inf = int((x.isnan() & ~r.isnan()).sum()), int((x.isinf() & (x != r)).sum())
+        nan, inf = int((x.isnan() & ~r.isnan()).sum()), int(((x.isinf() & (x != r)) | (r.isinf() & x.isfinite())).sum())
         usable = x.isfinite() & r.isfinite()
         places = usable.nonzero().squeeze(-1)
         if places.numel() == 0:
@@ -191,7 +192,7 @@ def _ordered(values: Tensor) -> Tensor:
     flat = values.detach().reshape(-1)
     if flat.is_cuda:
         return flat.double().sort().values
-    if flat.dtype in (torch.float16, torch.bfloat16):
+    if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.float()
     copy = flat.numpy().copy()  # FP32 is sorted as FP32: half the bytes
     copy.sort()

@@ -24,7 +24,7 @@ class Kind(Enum):
     NORMAL_LOGITS = "normal_logits"  # v ~ N(0, 1); q and k normal, such that scores have standard deviation `parameter`
     OUTLIERS = "outliers"  # N(0, 1) + N(0, 100) * Bernoulli(parameter) (FlashAttention-3, section 4.3)
     STUDENT_T = "student_t"  # Student's t with `parameter` degrees of freedom
-    TIED = "tied"  # normal, and each query's best key occurs `parameter` times
+    TIED = "tied"  # normal, and each query's best key occurs `parameter` times, if its score is positive
     SINK = "sink"  # normal, and every query's score at key 0 is raised by `parameter`
     CONSTANT = "constant"  # every entry is `parameter`
 
@@ -60,11 +60,11 @@ class Distribution:
             Kind.NORMAL_LOGITS: self.parameter > 0,
             Kind.OUTLIERS: 0 <= self.parameter <= 1,
             Kind.STUDENT_T: self.parameter > 0,
-            Kind.TIED: self.parameter >= 1 and self.parameter == int(self.parameter),
-            Kind.SINK: math.isfinite(self.parameter),
-            Kind.CONSTANT: math.isfinite(self.parameter),
+            Kind.TIED: self.parameter >= 1 and self.parameter % 1 == 0,
+            Kind.SINK: True,
+            Kind.CONSTANT: True,
         }.get(self.kind, False)
-        if not fits:
+        if not (fits and math.isfinite(self.parameter)):
             takes = "takes no parameter" if self.kind not in _DEFAULTS else f"takes such as {_DEFAULTS[self.kind]:g}"
             raise BadInput("problem.source.parameter", self.parameter, f"{self.kind.value} {takes}")
 
@@ -79,7 +79,7 @@ class Distribution:
             spread = math.sqrt(parameter / (scale * math.sqrt(shape.head_dim)))
             return q * spread, k * spread, v
         if self.kind is Kind.TIED:
-            return q, _tie(q, k, int(parameter)), v
+            return q, _tie(k, int(parameter)), v
         if self.kind is Kind.SINK:
             return *_sink(q, k, parameter / scale), v
         return q, k, v
@@ -117,19 +117,17 @@ _ENTRIES: dict[Kind, Callable[[Size, Generator, float], Tensor]] = {
 }
 
 
-def _tie(q: Tensor, k: Tensor, copies: int) -> Tensor:
-    """The key that the mean query likes best, `copies` times, spread evenly over the keys.
+def _tie(k: Tensor, copies: int) -> Tensor:
+    """The first `keys // copies` keys over and over, so that every key, and with it every query's best, occurs `copies` times.
 
-    Its length is raised so that it is the best of every query whose score with it is positive.
+    What is left of the keys is 0, whose score of 0 is below any positive one.
     """
     keys = k.shape[-2]
-    if copies > keys:
+    distinct = keys // copies
+    if distinct == 0:
         raise BadInput("problem.source.parameter", copies, f"there are only {keys} keys to be copies")
-    direction = q.unflatten(1, (k.shape[1], -1)).mean((2, 3))  # [batch, kv_heads, dim]
-    best = direction / direction.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1, keepdim=True)
-    places = torch.linspace(0, keys - 1, copies).round().long()
-    tied = k.clone()
-    tied[:, :, places] = best[:, :, None]
+    tied = torch.zeros_like(k)
+    tied[:, :, : distinct * copies] = k[:, :, :distinct].repeat(1, 1, copies, 1)
     return tied
 
 

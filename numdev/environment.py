@@ -28,11 +28,10 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-@lru_cache(maxsize=4)
 def environment(device: torch.device) -> dict[str, str]:
     """Everything that may change a bit of a result or explain a difference, as text.
 
-    The number of threads is part of it: it can change the order of a summation.
+    The number of threads is part of it: it can change the order of a summation. It is read at every call, since it can be set.
     """
     facts = {
         "numdev": package_version(),
@@ -53,6 +52,7 @@ def environment(device: torch.device) -> dict[str, str]:
     return facts
 
 
+@lru_cache(maxsize=1)
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -62,6 +62,7 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
+@lru_cache(maxsize=1)
 def _revision() -> str:
     """The git revision of a checkout, with `-dirty` where tracked files differ; `none` for an installed package."""
     root = Path(__file__).resolve().parent.parent

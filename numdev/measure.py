@@ -98,9 +98,10 @@ class Bench:
                 found, counted = self._replicate(problem, variant, baseline, seed)
                 rows += found
                 counters.append({"seed": seed} | counted)
-            wrong = sum(row["nan_count"] + row["inf_count"] for row in rows if row["subject"] == "variant")
+            kinds = ("variant", "golden")  # against one reference, so that a value is counted once
+            wrong = sum(row["nan_count"] + row["inf_count"] for row in rows if (row["subject"], row["reference"]) == kinds)
             if wrong:
-                status, reason = Status.NONFINITE, f"the variant returned {wrong} NaN or infinite values in all"
+                status, reason = Status.NONFINITE, f"NaN or Inf in the variant or in golden alone, in {wrong} places in all"
         except Unsupported as error:
             status, reason = Status.UNSUPPORTED, str(error)
         except BadInput:
@@ -112,7 +113,9 @@ class Bench:
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, counters, seconds)
 
-    def _replicate(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seed: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    def _replicate(
+        self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seed: int
+    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
         arguments = problem.arguments()
         output = variant(*self._rounded(problem, variant, seed), **arguments)
         samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}

@@ -103,8 +103,9 @@ class Quantised:
             padded = torch.nn.functional.pad(x.abs().amax(-1), (0, missing))
             per_block = padded.view(batch, heads, -1, self.block).amax(-1)
             largest = per_block.repeat_interleave(self.block, -1)[..., :tokens, None]
-        scale = torch.where(largest > 0, largest / self.to.to.max, 1.0)
-        return self.to(x / scale) * scale
+        top = self.to.to.max
+        scale = torch.where(largest > 0, largest / top, 1.0)
+        return self.to((x / scale).clamp(-top, top)) * scale  # the quotient's roundoff must not overflow
 
 
 def random_hadamard(dim: int, seed: int) -> Float[Tensor, "dim dim"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,11 @@ def describe(value: object) -> Any:
 
 def describe_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, and its `digest` where it stands for a file."""
-    described = {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+    described = {}
+    for f in fields(value):
+        item = getattr(value, f.name)
+        whole = isinstance(item, int) and "float" in str(f.type)  # 4 and 4.0 are equal, and so are objects that hold them
+        described[f.name] = describe(float(item) if whole else item)
     return described | ({"digest": value.digest} if hasattr(value, "digest") else {})
 
 
@@ -128,7 +133,7 @@ class Record:
     def _repr_html_(self) -> str:
         header, *body = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)
-        caption = f"{self.status.value}, {self.seconds:.2f} s {self.reason}"
+        caption = f"{self.status.value}, {self.seconds:.2f} s {html.escape(self.reason)}"
         head = "".join(f"<th>{cell}</th>" for cell in header)
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{rows}</table>"
 
@@ -149,8 +154,10 @@ class Summary:
 
 
 def summary(values: list[float], confidence: float = 0.95) -> Summary:
-    """Summarise replicates. One value alone has an infinitely wide interval; NaN anywhere makes the mean NaN."""
+    """Summarise replicates. One value alone has an infinitely wide interval; NaN anywhere makes every figure NaN."""
     count = len(values)
+    if any(map(math.isnan, values)):
+        return Summary(math.nan, math.nan, math.nan, math.nan, math.nan, count)
     mean = math.fsum(values) / count if all(map(math.isfinite, values)) else math.nan
     half = math.inf
     if count > 1:

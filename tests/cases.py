@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from numdev.formats import BF16, E5M2, FP16, FP32, Format
+from numdev.attention.base import Output
+from numdev.formats import BF16, E5M2, FP16, FP32
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.rounding import Cast
@@ -27,6 +28,12 @@ def draw(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tens
     k = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
     v = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
     return q, k, v
+
+
+def lse_of(output: Output) -> Tensor:
+    """The LSE of an implementation that always gives one."""
+    assert output.lse is not None
+    return output.lse
 
 
 def mixed() -> Precision:

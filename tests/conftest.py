@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from hypothesis import settings
@@ -11,6 +14,9 @@ install_import_hook("numdev", "beartype.beartype")
 
 # Each worker takes one core: two threads in each of two workers wait for one another most of the time.
 torch.set_num_threads(1)
+
+if TYPE_CHECKING:
+    from numdev.store import Store
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
@@ -25,3 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Every study of the paper at toy size, measured once. Tests read it; those that change something copy it."""
+    from tests.toy_studies import measure_all  # numdev must not be imported before the hook above is in place
+
+    path: Path = tmp_path_factory.mktemp("toy") / "results"
+    return measure_all(path)

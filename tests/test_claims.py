@@ -10,8 +10,9 @@ import pytest
 
 from numdev.report.claims import CLAIMS, ClaimResult, judge, unknown
 from numdev.report.finding import Finding, Verdict
-from numdev.report.frames import Results
+from numdev.report.frames import Results, load
 from numdev.report.published import FA3_RMSE
+from numdev.store import Store
 
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 SEEDS = 5
@@ -21,7 +22,7 @@ FORMATS = {"bf16": 1e-2, "fp16": 1e-3, "fp32": 1e-7, "fp64": 1e-16}
 def replicates(value: float, noise: float = 0.02, **columns: Any) -> list[dict[str, Any]]:
     """Rows of one point: `value` for every metric, times factors within `noise` of 1, in another order at each point."""
     draws = np.random.default_rng(crc32(f"{value} {columns}".encode()))
-    row = {"setting": "uniform_end", "key": "k", "format": "bf16", "policy": "uniform", "subject": "variant"}
+    row: dict[str, Any] = {"setting": "uniform_end", "key": "k", "format": "bf16", "policy": "uniform", "subject": "variant"}
     row |= {"output": "out", "reference": "baseline", "nan_count": 0, "inf_count": 0}
     metrics = ("max_difference", "mean_absolute", "std", "rmse")
     shifts = draws.permutation(np.linspace(-noise, noise, SEEDS))
@@ -242,3 +243,10 @@ def test_table_3_is_judged_once_over_its_methods() -> None:
     (found,) = judge(Results(rows, pd.DataFrame(), {"fa3": manifest}))
     assert list(found.findings) == ["fa3"]
     assert found.overall == "reproduced"
+
+
+def test_every_claim_is_judged_on_the_studies_of_the_paper(toy_results: Store) -> None:
+    found = {result.claim.name: result for result in judge(load(toy_results))}
+    assert list(found) == list(CLAIMS)
+    assert found["fig3"].findings["uniform_end"].verdict is HOLDS
+    assert found["fig5b"].study == "fig5"

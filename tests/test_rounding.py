@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import gfloat
 import numpy as np
@@ -27,7 +27,7 @@ CARRIERS = [np.float32, np.float64]
 DETERMINISTIC = [mode for mode in Rounding if mode is not Rounding.STOCHASTIC]
 
 
-def casts(fmt: Format, modes: list[Rounding]) -> Iterator[Cast]:
+def casts(fmt: Format, modes: Sequence[Rounding]) -> Iterator[Cast]:
     """Every cast to a format that can be asked for."""
     for mode, overflow, subnormals in itertools.product(modes, Overflow, Subnormals):
         possible = fmt.has_nan or overflow is Overflow.SATURATE
@@ -306,7 +306,7 @@ def test_stochastic_rounding_repeats_whatever_the_chunks(carrier: torch.dtype, m
 def test_in_place_on_any_layout(text: str, carrier: torch.dtype) -> None:
     cast = Cast.parse(text)
     base = torch.randn(6, 10, 8, dtype=carrier) * 20
-    views = {
+    views: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda t: t.mT,
         "strided": lambda t: t[:, ::3, 1::2],
         "strided line": lambda t: t[0, 0, ::2],

@@ -54,16 +54,20 @@ class Custom:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Call the function and check what it returns."""
         check_shapes(q, k, v, mask)
-        result = self._load()(q, k, v, mask=mask, scale=scale)
-        out, lse = result if isinstance(result, tuple) else (result, None)
-        if not isinstance(out, Tensor) or out.shape != (*q.shape[:-1], v.shape[-1]):
-            shape = tuple(getattr(out, "shape", ())) or type(out).__name__
-            raise BadInput(_FIELD, self.function, f"it returned {shape}; it must return out of shape {tuple(q.shape)}")
+        # Copies, since it may write to them; of its dtype, since others of the same `input_key` carry the same numbers in FP32.
+        own = (t.to(self.fmt.dtype, copy=True) for t in (q, k, v))
+        result = self._load()(*own, mask=mask, scale=scale)
+        out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        expected = (*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1])
+        if _shape(out) != expected[0] or (lse is not None and _shape(lse) != expected[1]):
+            found = _shape(out) if lse is None else f"{_shape(out)} and {_shape(lse)}"
+            mend = f"it returned {found}; it must return out of shape {expected[0]}, or that and lse of shape {expected[1]}"
+            raise BadInput(_FIELD, self.function, mend)
         return Output(out, lse)
 
     def _load(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
         module, colon, name = self.function.partition(":")
-        if not colon:
+        if not colon or not module or module.startswith("."):
             raise BadInput(_FIELD, self.function, "write it as package.module:function")
         try:
             found = getattr(importlib.import_module(module), name, None)
@@ -72,3 +76,7 @@ class Custom:
         if not callable(found):
             raise BadInput(_FIELD, self.function, f"module {module} has no function {name}")
         return found  # type: ignore[no-any-return]
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -98,7 +98,7 @@ class Rows:
         if counters is not None:
             counters.after_cast(p, visible)
         product = step.values(p, v)
-        return product if scale == 1.0 else step.values.accumulate.apply_(product.mul_(1.0 / scale))
+        return product if scale == 1.0 else step.values.accumulate.apply_(product.div_(scale))
 
     def _accumulate_(self, o: Tensor, alpha: Tensor, kept: Tensor, row_sum: Tensor, product: Tensor) -> Tensor:
         """`O <- alpha O + P V`, or with `Normalise.EACH` `O <- (alpha l O + P V) / l'` (FlashAttention-1, line 12)."""

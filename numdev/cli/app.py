@@ -74,7 +74,7 @@ def report(cfg: DictConfig) -> Ended:
         raise BadInput("format", cfg.format, one_of(cfg.format, ("csv", "parquet")))
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
-    chosen = [cfg.study] if isinstance(cfg.study, str) else None if cfg.study is None else list(cfg.study)
+    chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     _make_report(Path(cfg.results), Path(cfg.out), chosen, parquet=cfg.format == "parquet")
     return Ended()
 
@@ -118,12 +118,12 @@ def refuse_unknown(cfg: DictConfig, prefix: str = "") -> None:
     """Raise BadInput for a setting that no schema knows: `+name=value` brings one in."""
     known = OmegaConf.get_type(cfg)
     names = [field.name for field in fields(known)] if is_dataclass(known) else list(cfg)
-    for name in cfg:
+    for name, value in cfg.items_ex(resolve=False):
+        key = f"{prefix}{name!s}"
         if name not in names:
-            raise BadInput(f"{prefix}{name}", cfg[name], f"there is no such setting; {one_of(name, names, most=12)}")
-        node = cfg._get_node(name)
-        if isinstance(node, DictConfig) and not node._is_none():
-            refuse_unknown(node, f"{prefix}{name}.")
+            raise BadInput(key, value, f"there is no such setting; {one_of(name, names, most=12)}")
+        if isinstance(value, DictConfig):
+            refuse_unknown(value, f"{key}.")
 
 
 def _overrides() -> list[str]:

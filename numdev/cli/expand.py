@@ -62,9 +62,12 @@ class Expander:
         """
         points: dict[str, StudyPoint] = {}
         for setting, own in (fields["settings"] or {"default": {}}).items():
-            for labels, config in self._grid(f"study.settings.{setting}", fields, own):
-                point = build.point(config, setting, labels)
-                points.setdefault(json.dumps([setting, labels, config], sort_keys=True), point)
+            try:
+                for labels, config in self._grid(_mapping(f"study.settings.{setting}", own), fields):
+                    point = build.point(config, setting, labels)
+                    points.setdefault(json.dumps([setting, labels, config], sort_keys=True), point)
+            except BadInput as error:
+                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, setting {setting})") from None
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
@@ -82,28 +85,25 @@ class Expander:
             self._state(settings, {key: value for key, value in layer.items() if key not in GROUPS})
         return nested(resolved(settings))
 
-    def _grid(
-        self, where: str, fields: Mapping[str, Any], own: Statements | None
-    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Labels and configuration of each point of one setting."""
-        own = dict(own or {})
-        merged = fields["axes"] | (own.pop("axes", None) or {})
-        axes = {key: self._axis(f"{where}.axes.{key}", key, values) for key, values in merged.items()}
+        merged = fields["axes"] | _mapping("axes", own.get("axes"))
+        layer = {key: value for key, value in own.items() if key != "axes"}
+        task_choices, task_values = _split(self.task)
+        axes = {key: self._axis(key, values) for key, values in merged.items()}
         for combination in itertools.product(*axes.values()):
             labels = dict(zip(axes, (label for label, _ in combination), strict=True))
-            stated = {key: value for _, statements in combination for key, value in statements.items()}
-            choices, values = _split(stated)
-            task_choices, task_values = _split(self.task)
-            yield labels, self.config(fields["base"], own, choices | task_choices, values, task_values)
+            choices, values = _split({key: value for _, statements in combination for key, value in statements.items()})
+            yield labels, self.config(fields["base"], layer, choices | task_choices, values, task_values)
 
-    def _axis(self, where: str, key: str, values: Any) -> Axis:
+    def _axis(self, key: str, values: Any) -> Axis:
         """The values of an axis with what they state; only the command line's where it names the axis."""
         if key in self.task:
             values = [self.task[key]]
         if isinstance(values, Mapping):
-            return [(name, statements or {}) for name, statements in values.items()]
+            return [(name, _mapping(f"axes.{key}.{name}", statements)) for name, statements in values.items()]
         if not isinstance(values, list):
-            raise BadInput(where, values, "give a list of values, or names with their settings")
+            raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
         return [(value, {key: value}) for value in values]
 
     def _state(self, settings: Flat, statements: Statements) -> None:
@@ -122,3 +122,12 @@ def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of groups, and values."""
     choices = {key: value for key, value in statements.items() if key in GROUPS}
     return choices, {key: value for key, value in statements.items() if key not in GROUPS}
+
+
+def _mapping(where: str, value: Any) -> Statements:
+    """Settings with their values; nothing at all states nothing."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadInput(where, value, "give settings with their values, {setting: value}")
+    return value

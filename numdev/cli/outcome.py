@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from yaml import YAMLError
 
 from numdev.cli.nearest import one_of
 from numdev.cli.settings import Types, type_mend
 from numdev.errors import BadInput, NumdevError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-KNOWN = (NumdevError, HydraException, OmegaConfBaseException)
+KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Interrupted(KeyboardInterrupt):
 
 def code_of(error: Exception) -> int:
     """2 for what the user asked for, 1 for what happened then, such as a full disk."""
-    return BAD_INPUT if isinstance(error, (BadInput, HydraException, OmegaConfBaseException)) else FAILED
+    return FAILED if isinstance(error, NumdevError) and not isinstance(error, BadInput) else BAD_INPUT
 
 
 def sentence_of(error: Exception) -> str:
@@ -52,6 +53,8 @@ def sentence_of(error: Exception) -> str:
         return _missing(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
+    if isinstance(error, YAMLError):
+        return f"configs: a file is no YAML; {' '.join(str(error).split())}"
     return _composition(error)
 
 

@@ -168,7 +168,7 @@ class ReportConfig:
 
     results: str = MISSING
     out: str = MISSING
-    study: Any = MISSING
+    studies: Any = MISSING
     format: str = MISSING
 
 

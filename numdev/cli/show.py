@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -70,7 +71,7 @@ def outcome(name: str, done: Outcome) -> Text:
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
     """Every point that did not end well."""
-    table = Table("point", "status", "reason", title="points that are not ok", title_justify="left")
+    table = Table("point", "status", "reason", title="points that are not ok", title_justify="left", box=SIMPLE_HEAD)
     for point, ended, reason in failed:
         table.add_row(Text(point), Text(ended.value, _STYLES.get(ended, "red")), Text(reason))
     return table
@@ -80,7 +81,8 @@ def _tables(found: Record) -> Iterator[RenderableType]:
     outputs = dict.fromkeys(row["output"] for row in found.rows)
     for output in outputs:
         figures = _figures(found, output)
-        table = Table(title=f"{output}: mean over replicates, and half its 95 % confidence interval", title_justify="left")
+        title = f"{output}: mean over replicates ± half its 95 % confidence interval"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for header in ("metric", "unit"):
             table.add_column(header, vertical="bottom")
         for pair in figures:
@@ -97,19 +99,22 @@ def _figures(found: Record, output: str) -> Figures:
     for pair in _COLUMNS:
         rows = [r for r in found.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
         if rows:
-            figures[pair] = {metric: _interval([row[metric] for row in rows]) for metric in METRICS}
+            figures[pair] = {metric: _interval(metric, [float(row[metric]) for row in rows]) for metric in METRICS}
     return figures
 
 
 def _counters(found: Record) -> Table:
-    table = Table("counter", "mean", "meaning", title="what the runs counted", title_justify="left")
+    title = "what the runs counted: mean over replicates"
+    table = Table("counter", "mean", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in dict.fromkeys(name for counted in found.counters for name in counted if name != "seed"):
-        values = [counted[name] for counted in found.counters if name in counted]
-        table.add_row(name, _interval(values), COUNTERS.get(name, ""))
+        values = [float(counted[name]) for counted in found.counters if name in counted]
+        table.add_row(name, _interval(name, values), COUNTERS.get(name, ""))
     return table
 
 
-def _interval(values: list[float]) -> str:
+def _interval(metric: str, values: list[float]) -> str:
+    """The mean, and half the confidence interval where there are replicates that differ."""
     found = summary(values)
     half = (found.high - found.low) / 2
-    return f"{found.mean:.3g}" + (f" ± {half:.1g}" if math.isfinite(half) and half else "")
+    mean = f"{found.mean:.9f}" if metric == "cosine_similarity" else f"{found.mean:.3g}"  # the one that is close to 1
+    return mean + (f" ± {half:.1g}" if math.isfinite(half) and half else "")

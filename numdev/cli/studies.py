@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,8 +23,11 @@ from numdev.study import Outcome, Shard, Study
 from numdev.study import run as run_study
 
 
-def expander(hydra: HydraConf, cfg: DictConfig) -> Expander:
-    """An expander over the config folders of this run, with what its command line states of a point."""
+def expander(hydra: Any, cfg: DictConfig) -> Expander:
+    """An expander over the config folders of this run, with what its command line states of a point.
+
+    `hydra` is Hydra's own part of the configuration.
+    """
     folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)

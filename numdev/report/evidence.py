@@ -25,15 +25,15 @@ from numdev.report.finding import (
     shrinks,
 )
 from numdev.report.published import FIG4_RATIO
-from numdev.report.statistics import Interval, apart, mean, ratio, significant, signs, slope
+from numdev.report.statistics import Interval, apart, ratio, significant, signs, slope, typical
 
 DEVIATION = "max_difference"
 
 
 def fig3(rows: pd.DataFrame) -> Finding:
-    """Means over seeds fall from BF16 over FP16 and FP32 to FP64, intervals apart."""
+    """Geometric means over seeds fall from BF16 over FP16 and FP32 to FP64, intervals apart."""
     names = known_formats(rows)
-    means = [mean(_per_seed(select(rows, format=name), DEVIATION)) for name in names]
+    means = [typical(_per_seed(select(rows, format=name), DEVIATION)) for name in names]
     steps = list(pairwise(means))
     falls = all(apart(left, right) for left, right in steps)
     stands = any(apart(right, left) or left.high == left.low == right.high == right.low for left, right in steps)

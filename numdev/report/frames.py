@@ -122,7 +122,7 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
 
 def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
     """The columns of a point."""
-    config = flatten(record.config)
+    config = flatten({name: part for name, part in record.config.items() if part is not None})
     facts: dict[str, Any] = {"status": record.status.value, "reason": record.reason, "environment": environment}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
     facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}

@@ -7,8 +7,9 @@ several measurements of one seed are not independent and count as one replicate,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,19 @@ def mean(values: Sequence[float]) -> Interval:
     return Interval(found.mean, found.low, found.high, found.count)
 
 
-def ratio(a: Iterable[float], b: Iterable[float], seeds: Iterable[int] | None = None) -> Interval:
+def typical(values: Sequence[float]) -> Interval:
+    """The geometric mean, its interval by Student's t on the logarithms: what stands on a log axis.
+
+    Where the values of two things are paired, the ratio of their geometric means is `ratio`. With a zero among them, which
+    has no logarithm, or NaN, it is the arithmetic mean.
+    """
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        return mean(values)
+    found = mean([math.log(value) for value in values])
+    return Interval(math.exp(found.estimate), _exp(found.low), _exp(found.high), found.count)
+
+
+def ratio(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], seeds: Iterable[Hashable] | None = None) -> Interval:
     """The geometric mean of `a / b` over pairs, its interval by Student's t on the logarithms.
 
     Args:
@@ -117,7 +130,7 @@ def ratio(a: Iterable[float], b: Iterable[float], seeds: Iterable[int] | None = 
     return Interval(math.exp(found.estimate), _exp(found.low), _exp(found.high), found.count, excluded)
 
 
-def _floats(values: Iterable[float]) -> Floats:
+def _floats(values: Iterable[SupportsFloat]) -> Floats:
     return np.array([float(value) for value in values])
 
 
@@ -132,7 +145,7 @@ def _exp(value: float) -> float:
     return math.inf if value > 700 else math.exp(value)
 
 
-def slope(x: Iterable[float], y: Iterable[float], seeds: Iterable[int]) -> Interval:
+def slope(x: Iterable[SupportsFloat], y: Iterable[SupportsFloat], seeds: Iterable[Hashable]) -> Interval:
     """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per seed, and an interval over their slopes.
 
     A single seed's interval is that of its own regression, with n - 2 degrees of freedom. Values of y that are zero or
@@ -191,7 +204,7 @@ class Signs:
         return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
 
 
-def signs(a: Iterable[float], b: Iterable[float]) -> Signs:
+def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat]) -> Signs:
     """The signs of `a - b` over pairs."""
     first, second = _floats(a), _floats(b)
     return Signs(int((first > second).sum()), int((first < second).sum()), int((first == second).sum()))

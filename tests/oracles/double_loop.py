@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def tile_orders(tiling: Tiling, keys: int) -> list[list[range]]:
     """The KV tiles of each split in the order of their visit, as ranges of keys."""
     tiles = [range(start, min(start + tiling.bc, keys)) for start in range(0, keys, tiling.bc)]
     cuts = [round(i * len(tiles) / tiling.splits) for i in range(tiling.splits + 1)]
-    return [reordered(tiles[a:b], tiling) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [reordered(tiles[a:b], tiling) for a, b in pairwise(cuts)]
 
 
 def reordered(tiles: list[range], tiling: Tiling) -> list[range]:

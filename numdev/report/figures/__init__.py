@@ -39,7 +39,7 @@ class Plot:
         return [name for name in self.needs if f"label.{name}" not in rows or rows[f"label.{name}"].isna().all()]
 
 
-_PANELS = "One panel per setting, the paper's own first; error bars are 95 % confidence intervals over seeds."
+_PANELS = "One panel per setting, the paper's own first; geometric means over seeds, with their 95 % confidence intervals."
 _SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two and its interval."
 
 FIGURES: dict[str, Plot] = {

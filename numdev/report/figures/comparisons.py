@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from numdev.report.figures.grid import highest, whiskers
 from numdev.report.finding import Undecidable
 from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.settings import formats, ordered
-from numdev.report.statistics import Interval, mean, significant
+from numdev.report.statistics import Interval, significant, typical
 from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 
 _POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
@@ -43,7 +44,8 @@ def fa3_table3(rows: pd.DataFrame) -> Figure:
     words = ["measured, 95 % interval", "published", "published ×/÷ 1.5"]
     figure.legend(keys, words, loc="outside upper right", ncols=3, frameon=False)
     axes.set_xscale("log")
-    axes.set_xlim(min(FA3_RMSE.values()) / 2.2, max(FA3_RMSE.values()) * 4.5)
+    drawn = axes.dataLim
+    axes.set_xlim(drawn.x0 / 1.4, drawn.x1 * 3)  # room for the figures on the right
     axes.set_yticks(range(len(names)), [FA3_NAMES[name] for name in names])
     axes.invert_yaxis()
     axes.grid(axis="x")
@@ -59,7 +61,7 @@ def _beside(shade: str) -> dict[str, Any]:
 def _measured(axes: Axes, rows: pd.DataFrame, name: str, place: int) -> None:
     """One method's point, and how it compares with the published figure."""
     try:
-        interval = mean(rmse(rows, name).tolist())
+        interval = typical(rmse(rows, name).tolist())
     except Undecidable:
         axes.annotate("not measured", (FA3_RMSE[name], place), (8, 0), **_beside(GREY))
         return
@@ -96,9 +98,9 @@ _WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "e
 
 def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None:
     """The line of no difference, what the papers found, and which side is which."""
-    values = [i.estimate for _, _, *pair in lines for i in pair] + [FIG4_RATIO, FA3_RATIO]
+    values = [value for _, _, *pair in lines for i in pair for value in _ends(i)] + [FIG4_RATIO, FA3_RATIO]
     axes.set_xscale("log")
-    axes.set_xlim(min(values) / 1.6, max(values) * 1.8)
+    axes.set_xlim(min(values) / 1.3, max(values) * 1.8)
     axes.xaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -112,6 +114,12 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
         axes.annotate(text, (value, 1), (0, 3), xycoords=axes.get_xaxis_transform(), ha="center", **_above(GREY))
     for text, side, shift in (("← better than the baseline", "right", -6), ("worse than the baseline →", "left", 6)):
         axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=_WHITE, **_above("black"))
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    """How far an interval is shown: at most five times to either side, so that an uncertain one does not dwarf the rest."""
+    low, high = (value if math.isfinite(value) else interval.estimate for value in (interval.low, interval.high))
+    return max(low, interval.estimate / 5), min(high, interval.estimate * 5)
 
 
 def _above(shade: str) -> dict[str, Any]:

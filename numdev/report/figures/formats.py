@@ -28,10 +28,10 @@ def fig3(rows: pd.DataFrame) -> Figure:
         names = formats(panel.rows)
         for place, name in enumerate(names):
             interval = replicates(panel.rows[panel.rows["format"] == name], METRIC)
-            _bar(axes, place, interval, colour(name), 0.65)
+            _bar(axes, float(place), interval, colour(name), 0.65)
             if panel.large:
-                _value(axes, place, interval)
-            _unit_roundoff(axes, place, name, panel.large and place == 0)
+                _value(axes, float(place), interval)
+            _unit_roundoff(axes, float(place), name, panel.large and place == 0)
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
@@ -52,7 +52,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
                 if panel.large and place == 0:
                     _inside(axes, place + shift, "tiled" if subject == "variant" else "baseline")
         if "bf16" in names:
-            _ratio(axes, panel.rows[panel.rows["format"] == "bf16"], names.index("bf16"), panel.large)
+            _ratio(axes, panel.rows[panel.rows["format"] == "bf16"], float(names.index("bf16")), panel.large)
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
@@ -64,7 +64,7 @@ def _limits(rows: pd.DataFrame) -> tuple[float, float]:
     values = rows.loc[rows[METRIC] > 0, METRIC]
     if values.empty:
         return 1e-18, 1.0
-    return 10 ** (math.floor(math.log10(values.min())) - 1), 10 ** (math.ceil(math.log10(values.max())) + 2)
+    return 10.0 ** (math.floor(math.log10(values.min())) - 1), 10.0 ** (math.ceil(math.log10(values.max())) + 2)
 
 
 def _bar(axes: Axes, place: float, interval: Interval | None, shade: str, width: float) -> None:
@@ -121,5 +121,5 @@ def _ratio(axes: Axes, rows: pd.DataFrame, place: float, large: bool) -> None:
     if large:
         axes.annotate("paper: 10×", (place + 0.48, mark), va="center", fontsize=SMALL, color=GREY)
     text = times.text().replace(" ", "× ", 1) if large else f"{significant(times.estimate)}×"
-    top = max(mark, highest(variant))
+    top = min(max(mark, highest(variant)), axes.get_ylim()[1] / 20)  # below the heading
     axes.annotate(text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.report.settings import describe, is_papers, ordered
-from numdev.report.statistics import Interval, mean
+from numdev.report.statistics import Interval, typical
 from numdev.report.style import COLUMN, GREY, PAGE, SMALL
 
 
@@ -108,7 +108,7 @@ def _head(axes: Axes, panel: Panel) -> None:
 
 
 def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval]]:
-    """The mean over seeds at each x, in ascending order, but for those with NaN or Inf and those that are zero."""
+    """`replicates` at each x, in ascending order, but for those with NaN or Inf and those that are zero."""
     found = []
     for place, group in rows.groupby(x, sort=True):
         interval = replicates(group, metric)
@@ -118,10 +118,10 @@ def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval
 
 
 def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
-    """The mean over seeds, or None where nothing was measured or a replicate holds NaN or Inf."""
+    """The geometric mean over seeds, or None where nothing was measured or a replicate holds NaN or Inf."""
     if rows.empty or bool((rows["nan_count"] + rows["inf_count"] > 0).any()):
         return None
-    return mean(rows.groupby("seed")[metric].mean().tolist())
+    return typical(rows.groupby("seed")[metric].mean().tolist())
 
 
 def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:

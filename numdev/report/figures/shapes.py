@@ -49,7 +49,7 @@ def fig6b(rows: pd.DataFrame) -> Figure:
 
 def _shapes(rows: pd.DataFrame, other: str) -> Figure:
     found = in_u(chosen(rows), METRICS)
-    found = found.assign(area=found[SRAM].map(_areas(found)))
+    found = found.merge(_areas(found), on=["setting", SRAM])
     present = [name for name in _LINES if (found[SHAPE] == name).any()]
 
     def draw(axes: Axes, panel: Panel) -> None:
@@ -79,10 +79,10 @@ def _shapes(rows: pd.DataFrame, other: str) -> Figure:
     return figure
 
 
-def _areas(rows: pd.DataFrame) -> dict[int, int]:
-    """The block area of the paper's tile by SRAM size: where every shape of that size stands."""
-    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates(SRAM)
-    return dict(zip(as_is[SRAM], as_is["tiling.area"], strict=True))
+def _areas(rows: pd.DataFrame) -> pd.DataFrame:
+    """The block area of the paper's tile by setting and SRAM size: where every shape of that size stands."""
+    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates(["setting", SRAM])
+    return as_is[["setting", SRAM]].assign(area=as_is["tiling.area"].astype(float))
 
 
 def _panels(rows: pd.DataFrame) -> list[list[Panel]]:

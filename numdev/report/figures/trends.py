@@ -71,14 +71,14 @@ def limits(rows: pd.DataFrame, metrics: tuple[str, ...]) -> tuple[float, float]:
     """From below the smallest replicate to above the largest."""
     values = rows[list(metrics)].to_numpy().ravel()
     values = values[values > 0]
-    return (values.min() / 1.4, values.max() * 1.6) if len(values) else (0.1, 10.0)
+    return (float(values.min()) / 1.4, float(values.max()) * 1.6) if len(values) else (0.1, 10.0)
 
 
 def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: str) -> Figure:
     found = in_u(chosen(rows), metrics)
 
     def draw(axes: Axes, panel: Panel) -> None:
-        places = panel.rows[across.column].dropna().unique().tolist()
+        places = panel.rows[across.column].dropna().astype(float).unique().tolist()
         plain_ticks(axes, places)
         ends = []
         for name in formats(panel.rows):
@@ -152,14 +152,20 @@ def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: 
 
 
 def spread(places: list[float], gap: float) -> list[float]:
-    """Places as near as possible to where they are and at least `gap` apart, in the same order, within 0 and 1."""
+    """Places near to where they are but `gap` apart, in the same order, and half a gap within 0 and 1 if they fit."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for _ in range(50):
         for below, above in pairwise(order):
-            missing = gap - (moved[above] - moved[below])
-            if missing > 1e-9:
-                moved[below] -= missing / 2
-                moved[above] += missing / 2
-    shift = max(0.0, gap / 2 - min(moved, default=1.0)) - max(0.0, max(moved, default=0.0) - (1 - gap / 2))
-    return [place + shift for place in moved]
+            missing = max(0.0, gap - (moved[above] - moved[below]))
+            moved[below] -= missing / 2
+            moved[above] += missing / 2
+    least = gap / 2
+    for i in order:
+        moved[i] = least = max(moved[i], least)
+        least += gap
+    most = 1 - gap / 2
+    for i in reversed(order):
+        moved[i] = most = min(moved[i], most)
+        most -= gap
+    return moved

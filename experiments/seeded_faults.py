@@ -1,0 +1,316 @@
+"""Show that the tests notice: seed one fault at a time into a copy of the package and expect the tests to fail.
+
+Run: `python experiments/seeded_faults.py`, or with words to seed only the faults whose names hold one of them. The copy is
+a temporary folder; the tree itself is never written. First the copy must pass as it is. Exits with 1 if a fault survives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("numdev", "tests", "configs", "pyproject.toml", "README.md", "LICENSE")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` becomes `new` in `numdev/{file}`; the tests of `tests/test_{module}.py` for each module must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    modules: tuple[str, ...]
+
+
+RECURRENCE, TILED = "attention/recurrence.py", "attention/tiled.py"
+
+FAULTS = (
+    Fault(
+        "O is not rescaled",
+        RECURRENCE,
+        "cast.apply_(o.mul_(kept if each else alpha))",
+        "cast.apply_(o.mul_(kept) if each else o)",
+        ("tiled",),
+    ),
+    Fault("l is not rescaled", RECURRENCE, "apply_(alpha * l_old)", "apply_(l_old.clone())", ("tiled",)),
+    Fault(
+        "alpha l is not rounded",
+        RECURRENCE,
+        "kept = step.row_sum.accumulate.apply_(alpha * l_old)",
+        "kept = alpha * l_old",
+        ("tiled",),
+    ),
+    Fault(
+        "alpha by the polynomial of P",
+        RECURRENCE,
+        "soft.exp.exact(step.rescale",
+        "soft.exp(step.rescale",
+        ("tiled",),
+    ),
+    Fault(
+        "P against the old maximum",
+        RECURRENCE,
+        'shift = m.masked_fill(m == float("-inf"), 0.0)',
+        'shift = m_old.masked_fill(m_old == float("-inf"), 0.0)',
+        ("tiled",),
+    ),
+    Fault(
+        "row sum for row maximum",
+        "softmax.py",
+        "largest = scores.amax(-1, keepdim=True)",
+        "largest = scores.sum(-1, keepdim=True)",
+        ("softmax", "tiled"),
+    ),
+    Fault("P is not cast", RECURRENCE, "p = step.probabilities.apply_(p)", "p = p.clone()", ("tiled",)),
+    Fault(
+        "p_scale is not divided out",
+        RECURRENCE,
+        "return product if scale == 1.0 else",
+        "return product if scale > 0.0 else",
+        ("tiled",),
+    ),
+    Fault(
+        "scale applied twice",
+        RECURRENCE,
+        "s.mul_(self._setting.factor)",
+        "s.mul_(self._setting.factor**2)",
+        ("tiled",),
+    ),
+    Fault(
+        "LSE without log l",
+        RECURRENCE,
+        "cast.apply_(m + cast.apply_(self.l.log()))",
+        "cast.apply_(m)",
+        ("tiled",),
+    ),
+    Fault(
+        "LSE with m in base 2",
+        RECURRENCE,
+        "m = cast.apply_(m / soft.log_scale)",
+        "m = cast.apply_(m)",
+        ("tiled",),
+    ),
+    Fault(
+        "a row without keys is divided by 0",
+        RECURRENCE,
+        "return row_sum.masked_fill(row_sum == 0, 1.0)",
+        "return row_sum",
+        ("tiled",),
+    ),
+    Fault(
+        "splits combined without weights",
+        TILED,
+        "step.accumulator.apply_(out * weight)",
+        "step.accumulator.apply_(out / len(parts))",
+        ("tiled",),
+    ),
+    Fault(
+        "grouped heads repeated instead of interleaved",
+        "attention/base.py",
+        "return q.unflatten(1, (kv_heads, -1))",
+        "return q.unflatten(1, (-1, kv_heads)).transpose(1, 2)",
+        ("exact",),
+    ),
+    Fault("causal mask off by one", "mask.py", "key <= position", "key < position", ("mask",)),
+    Fault(
+        "causal mask aligned top left",
+        "mask.py",
+        "[:, None] + (keys - queries)",
+        "[:, None]",
+        ("mask",),
+    ),
+    Fault(
+        "first query of a tile off by one",
+        "mask.py",
+        "first = start - shift if self.causal else 0",
+        "first = start - shift + 1 if self.causal else 0",
+        ("tiled",),
+    ),
+    Fault(
+        "ragged tile at the front",
+        "tiling.py",
+        "(t * self.bc, min((t + 1) * self.bc, keys))",
+        "(max(0, keys - (count - t) * self.bc), keys - (count - t - 1) * self.bc)",
+        ("tiled",),
+    ),
+    Fault(
+        "lazy threshold in the wrong unit",
+        "softmax.py",
+        "self.rescale_threshold * math.log(2)",
+        "self.rescale_threshold / math.log(2)",
+        ("softmax",),
+    ),
+    Fault(
+        "exp2 that depends on an element's place",
+        "softmax.py",
+        "return exp2(x) if self.is_binary",
+        "return x.exp2_() if self.is_binary",
+        ("softmax",),
+    ),
+    Fault(
+        "truncation for nearest in round_scaled",
+        "rounding.py",
+        "return t.round()",
+        "return t.trunc()",
+        ("rounding",),
+    ),
+    Fault(
+        "truncation for nearest instead of round_magic",
+        "rounding.py",
+        "round_magic(part, self.to, out=part)",
+        "part.copy_(round_scaled(part, self.to, Rounding.TOWARD_ZERO))",
+        ("rounding",),
+    ),
+    Fault(
+        "round_magic's constant without its half",
+        "rounding.py",
+        "mul_(1.5 * 2.0",
+        "mul_(1.0 * 2.0",
+        ("rounding",),
+    ),
+    Fault(
+        "FP64 rounded through FP32",
+        "rounding.py",
+        "(carrier is torch.float32 and self.to.dtype in (torch.bfloat16, torch.float16))",
+        "self.to.dtype in (torch.bfloat16, torch.float16)",
+        ("rounding",),
+    ),
+    Fault(
+        "subnormals flushed",
+        "rounding.py",
+        "if self.subnormals is Subnormals.FLUSHED:\n            x.mul_",
+        "if self.to.dtype is not None:\n            x.mul_",
+        ("rounding",),
+    ),
+    Fault(
+        "-0 lost",
+        "rounding.py",
+        "return torch.copysign(rounded, x, out=out)",
+        "return out.copy_(rounded)",
+        ("rounding",),
+    ),
+    Fault(
+        "stochastic rounding that ignores the place",
+        "rounding.py",
+        "z = position * _signed(0x9E3779B97F4A7C15) + value",
+        "z = 0 * position + value",
+        ("rounding",),
+    ),
+    Fault(
+        "E4M3FN up to 480",
+        "formats.py",
+        "lost = 2 if self.specials is Specials.NAN_ONLY else 1",
+        "lost = 1",
+        ("rounding",),
+    ),
+    Fault(
+        "running sum rounded at the end only",
+        "precision.py",
+        "total = self.accumulate.apply_(part if total is None else part.add_(total))",
+        "total = part if total is None else part.add_(total)",
+        ("precision",),
+    ),
+    Fault(
+        "inputs narrowed before they are rounded",
+        "precision.py",
+        "self.inputs(t.double()).to(self.carrier)",
+        "self.inputs(t.to(self.carrier))",
+        ("precision",),
+    ),
+    Fault(
+        "FP32 carrier for 12 bits",
+        "precision.py",
+        "c.to.precision <= 11",
+        "c.to.precision <= 12",
+        ("precision",),
+    ),
+    Fault(
+        "mean of k not added again",
+        "quantise.py",
+        "return self._round(centred) + mean",
+        "return self._round(centred)",
+        ("quantise",),
+    ),
+    Fault(
+        "golden without its maximum in LSE",
+        "attention/exact.py",
+        "(m + row_sum.log())",
+        "row_sum.log()",
+        ("exact",),
+    ),
+    Fault(
+        "naive divides at the wrong end",
+        "attention/naive.py",
+        "if self.normalise is Normalise.EACH:",
+        "if self.normalise is Normalise.END:",
+        ("naive",),
+    ),
+    Fault(
+        "ties counted on past a new maximum",
+        "attention/counters.py",
+        "ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)",
+        "ties.add_(equal)",
+        ("counters",),
+    ),
+)
+
+
+def run_tests(copy: Path, modules: tuple[str, ...]) -> tuple[int, str]:
+    """The exit status of pytest on the copy, and the first test that failed."""
+    files = [f"tests/test_{module}.py" for module in modules]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    # No bytecode: a fault written within the second and of the same length would be hidden by the old one's.
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else done.stdout[-300:]
+
+
+def seed(copy: Path, fault: Fault) -> tuple[bool, str]:
+    """Whether the tests notice the fault, and which test did."""
+    path = copy / "numdev" / fault.file
+    original = path.read_text()
+    if original.count(fault.old) != 1:
+        return False, f"the line to change occurs {original.count(fault.old)} times in {fault.file}"
+    path.write_text(original.replace(fault.old, fault.new))
+    try:
+        status, first = run_tests(copy, fault.modules)
+    finally:
+        path.write_text(original)
+    return status == 1, first  # 0: survived; above 1: the tests did not even run
+
+
+def main(words: list[str]) -> int:
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif (ROOT / name).is_file():
+                shutil.copy(ROOT / name, copy / name)
+        modules = tuple(sorted({module for fault in chosen for module in fault.modules}))
+        status, first = run_tests(copy, modules)
+        if status:
+            print(f"without any fault the tests fail: {first}")
+            return 1
+        print(f"without any fault: {', '.join(modules)} pass", flush=True)
+        caught = 0
+        for fault in chosen:
+            noticed, first = seed(copy, fault)
+            caught += noticed
+            print(f"{'caught  ' if noticed else 'SURVIVED'}  {fault.name:46}  {first}", flush=True)
+    print(f"{caught} of {len(chosen)} faults caught")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

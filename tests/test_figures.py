@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from scipy import stats
+
+from numdev.report.claims import CLAIMS
+from numdev.report.figures import FIGURES
+from numdev.report.figures.grid import by_setting, short
+from numdev.report.figures.trends import spread
+from numdev.report.frames import Results, load
+from numdev.report.settings import describe, formats, is_papers, ordered
+from numdev.report.style import FORMAT_COLOURS, to_png, to_svg
+from numdev.store import Store
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Results) -> dict[str, Figure]:
+    return {name: FIGURES[name](rows_of(results, name)) for name in FIGURES}
+
+
+def rows_of(results: Results, figure: str) -> pd.DataFrame:
+    return results.study(figure if figure in results.manifests else "fig5")
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> None:
+    assert drawn[name].axes
+    for axes in drawn[name].axes:
+        bars = [found for found in axes.containers if isinstance(found, ErrorbarContainer)]
+        assert bars, axes.get_title(loc="left")
+        assert all(bar.has_xerr or bar.has_yerr for bar in bars)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_axis_says_what_it_shows_and_in_what_unit(drawn: dict[str, Figure], name: str) -> None:
+    written = " ".join(texts(drawn[name]))
+    units = {"fig3": "absolute", "fig4": "absolute", "fa3_table3": "absolute", "sign": "that of the baseline"}
+    assert units.get(name, "in u of F") in written
+    across = {"fig3": "number format F", "fig4": "number format F", "fig5a": "tokens", "fig5b": "tokens"}
+    across |= {"fa3_table3": "RMSE of O against FP64", "sign": "deviation of tiled attention from golden"}
+    assert across.get(name, "elements") in written
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_leaves_the_figure(drawn: dict[str, Figure], name: str) -> None:
+    figure = drawn[name]
+    box = figure.get_tightbbox()  # of everything that is drawn, in inches
+    width, height = figure.get_size_inches()
+    slack = 0.02
+    assert min(box.x0, box.y0) > -slack
+    assert box.x1 < width + slack
+    assert box.y1 < height + slack
+
+
+@pytest.mark.parametrize("name", ["fa3_table3", "sign"])
+def test_the_same_results_give_the_same_bytes(results: Results, drawn: dict[str, Figure], name: str) -> None:
+    again = FIGURES[name](rows_of(results, name))
+    assert to_svg(again, "t", "a") == to_svg(drawn[name], "t", "a")
+    assert to_png(again) == to_png(drawn[name])
+
+
+def test_an_svg_has_a_title_and_a_description(drawn: dict[str, Figure]) -> None:
+    root = ElementTree.fromstring(to_svg(drawn["sign"], "Better & worse", "Right of 1 is <worse>."))
+    assert root.findtext(f"{SVG}title") == "Better & worse"
+    assert root.findtext(f"{SVG}desc") == "Right of 1 is <worse>."
+    assert not root.findall(f".//{SVG}text")  # letters are outlines: no font is needed to read them
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_words_for_those_who_cannot_see_it(name: str) -> None:
+    assert len(FIGURES[name].alt) > 80
+    assert name in CLAIMS
+
+
+def test_the_papers_setting_is_first_and_largest(drawn: dict[str, Figure]) -> None:
+    first, *others = drawn["fig4"].axes
+    assert first.get_title(loc="left") == "uniform_end"
+    assert all(first.bbox.width * first.bbox.height > axes.bbox.width * axes.bbox.height for axes in others)
+
+
+def test_the_ratio_at_bf16_stands_beside_the_papers(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig4").query("setting == 'uniform_end'")
+    estimate = CLAIMS["fig4"].find(rows).figure.split()[0]
+    written = texts(drawn["fig4"])
+    assert "paper: 10×" in written
+    assert any(text.startswith(f"{estimate}×") for text in written)
+
+
+def test_bars_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig3").query(
+        "setting == 'uniform_end' and subject == 'variant' and output == 'out' and reference == 'baseline'"
+    )
+    expected = [rows[rows["format"] == name]["max_difference"] for name in formats(rows)]
+    heights = [bar.get_height() for bar in drawn["fig3"].axes[0].patches]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([stats.gmean(values) for values in expected], rel=1e-12)
+
+
+def test_nan_is_written_and_not_drawn(results: Results) -> None:
+    rows = results.study("fig3").query("setting == 'uniform_end'").copy()
+    rows.loc[(rows["format"] == "fp16").to_numpy(), "nan_count"] = 3
+    figure = FIGURES["fig3"](rows)
+    assert "NaN" in texts(figure)
+    assert len(figure.axes[0].patches) == 3
+
+
+def test_equal_bits_are_written_as_zero(results: Results) -> None:
+    rows = results.study("fig3").query("setting == 'uniform_end'").copy()
+    rows.loc[(rows["format"] == "fp64").to_numpy(), "max_difference"] = 0.0
+    assert "0" in texts(FIGURES["fig3"](rows))
+
+
+def test_one_seed_draws_no_infinite_bar(results: Results) -> None:
+    rows = results.study("fig5").query("seed == 0 and setting == 'uniform_end'")
+    for axes in FIGURES["fig5a"](rows).axes:
+        assert all(map(math.isfinite, axes.dataLim.get_points().ravel()))
+
+
+def test_a_method_that_is_missing_is_said_to_be(results: Results) -> None:
+    rows = results.study("fa3_table3").query("setting != 'fp8_fa3'")
+    assert texts(FIGURES["fa3_table3"](rows)).count("not measured") == 1
+
+
+def test_a_figure_says_which_labels_it_lacks(results: Results) -> None:
+    assert FIGURES["fig6a"].lacks(results.study("fig3")) == ["tiling.shape", "tiling.sram"]
+    assert FIGURES["fig6a"].lacks(results.study("fig6a")) == []
+
+
+def test_colours_are_one_to_a_format() -> None:
+    assert len(set(FORMAT_COLOURS.values())) == len(FORMAT_COLOURS)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_labels_are_spread(places: list[float]) -> None:
+    gap = 0.08
+    moved = spread(places, gap)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
+    assert min(moved) > gap / 2 - 1e-9
+    assert max(moved) < 1 - gap / 2 + 1e-9
+
+
+@pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])
+def test_short(value: int, text: str) -> None:
+    assert short(float(value)) == text
+
+
+def test_settings_in_order_and_in_words(results: Results) -> None:
+    rows = results.study("fig3")
+    assert ordered(rows["setting"]) == ["uniform_end", "normal_end", "kernel_uniform"]
+    assert [panel.note for row in by_setting(rows) for panel in row] == [
+        "U[0, 1), all steps in F, FA2",
+        "N(0, 1), all steps in F, FA2",
+        "U[0, 1), kernel(F), FA2",
+    ]
+    strict = rows.query("setting == 'uniform_end'").assign(**{"baseline.precision.name": rows["format"]})
+    assert describe(strict) == "U[0, 1), all steps in F (baseline too), FA2"
+    assert [is_papers(name) for name in ("uniform", "uniform_each", "kernel_uniform", "uniformly")] == [True, True, False, False]
+
+
+def test_formats_go_from_few_bits_to_many() -> None:
+    rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
+    assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]

@@ -1,0 +1,374 @@
+"""One measurement: what is computed once, what is compared, and how everything that goes wrong ends."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.attention.base import Output
+from numdev.attention.exact import Exact
+from numdev.attention.naive import Naive
+from numdev.attention.tiled import Tiled
+from numdev.captured import Captured
+from numdev.deviation import Deviation
+from numdev.distributions import Distribution, Kind
+from numdev.errors import BadInput, Unsupported
+from numdev.formats import BF16, FP16, FP32, FP64, Format
+from numdev.mask import Mask
+from numdev.measure import Bench, Measurable, Outputs, Reproducible
+from numdev.precision import Precision
+from numdev.problem import Problem, Shape
+from numdev.record import Record, Status
+from numdev.rounding import Cast
+from numdev.tiling import Tiling
+
+# `numdev.measure` is the function of that name, as soon as the package has been asked for it.
+module = importlib.import_module("numdev.measure")
+
+NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
+UNIFORM = Problem(Distribution(), Shape(queries=10, keys=10, head_dim=4), Mask(causal=True))
+KERNEL = Tiled(Precision.kernel(BF16), Tiling(br=8, bc=8))
+BASELINE = Naive(Precision.eager(BF16))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Another implementation, and the seeds of its calls, told by the first element of q."""
+
+    of: Exact | Naive | Tiled
+    calls: list[float] = field(default_factory=list, compare=False)
+
+    @property
+    def format(self) -> Format:
+        return self.of.format
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.of.input_key
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.of.round_inputs(q, k, v)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        self.calls.append(float(q.flatten()[0]))
+        return self.of(q, k, v, mask, scale)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Exact attention in the format's inputs, with something wrong."""
+
+    what: str = "nothing"
+    fmt: Format = BF16
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float64
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return tuple(Cast(self.fmt)(t) for t in (q, k, v))
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        errors: dict[str, Exception] = {
+            "unsupported": Unsupported("problem.window", "no window here"),
+            "memory": MemoryError(),
+            "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+            "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            "error": ZeroDivisionError("first line\nsecond line"),
+            "silent": KeyError(),
+            "bad": BadInput("attention.function", "f", "mend it"),
+        }
+        if self.what in errors:
+            raise errors[self.what]
+        output = Exact()(q, k, v, mask, scale)
+        if self.what == "nan":
+            output.out[..., 0, :2] = torch.nan
+            output.out[..., 1, 0] = torch.inf
+        return output
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(Exact(), "cpu")
+
+
+def only(record: Record, **wanted: object) -> list[dict[str, Any]]:
+    return [row for row in record.rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def test_the_parts_keep_to_the_protocols(bench: Bench) -> None:
+    assert all(isinstance(part, Measurable) for part in (KERNEL, BASELINE, Exact(), Wrong(), Counted(Exact()), Multiply(BF16)))
+    assert all(isinstance(part, Reproducible) for part in (NORMAL, Matrices(3)))
+    assert isinstance(Product(torch.zeros(2)), Outputs)
+    assert bench.device == torch.device("cpu")
+
+
+def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
+    record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    drawn = NORMAL.inputs(1)
+    q, k, v = drawn["q"], drawn["k"], drawn["v"]
+    rounded, arguments = KERNEL.round_inputs(q, k, v), (NORMAL.mask, NORMAL.softmax_scale)
+    variant, baseline = KERNEL(*rounded, *arguments), BASELINE(*BASELINE.round_inputs(q, k, v), *arguments)
+    golden, same = Exact()(q, k, v, *arguments), Exact()(*rounded, *arguments)
+    compared = {
+        ("variant", "golden"): (variant, golden),
+        ("variant", "golden_same_inputs"): (variant, same),
+        ("variant", "baseline"): (variant, baseline),
+        ("baseline", "golden"): (baseline, golden),
+        ("baseline", "golden_same_inputs"): (baseline, same),
+    }
+    assert len(record.rows) == 2 * 2 * len(compared)
+    for (subject, reference), (x, r) in compared.items():
+        for name, tensor in x.tensors().items():
+            (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
+            expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16)
+            head = {"seed": 1, "subject": subject, "output": name, "reference": reference}
+            assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
+    assert record.counters == [{"seed": 0} | record.counters[0], {"seed": 1} | variant.counters]
+    assert record.seconds > 0
+
+
+def test_golden_is_computed_once_per_problem_and_seed() -> None:
+    """And once more per kind of rounded inputs, which three variants and the baseline share here."""
+    golden = Counted(Exact())
+    bench = Bench(golden, "cpu")
+    variants: list[Measurable] = [KERNEL, Tiled(Precision.uniform(BF16)), Naive(Precision.uniform(BF16))]
+    for variant in variants:
+        bench.measure(NORMAL, variant, BASELINE, seeds=2)
+    assert len(golden.calls) == 2 + 2
+    bench.measure(NORMAL, Naive(Precision.uniform(FP16)), BASELINE, seeds=2)
+    assert len(golden.calls) == 2 + 2 + 2, "other inputs"
+    bench.measure(NORMAL, KERNEL, BASELINE, seeds=3)
+    assert len(golden.calls) == 2 + 2 + 2 + 2, "another seed"
+    bench.measure(UNIFORM, KERNEL, BASELINE, seeds=1)
+    assert len(golden.calls) == 2 + 2 + 2 + 2 + 2, "another problem"
+    assert len(set(golden.calls)) > 4
+
+
+def test_the_baseline_is_computed_once_per_problem_and_seed(bench: Bench) -> None:
+    baseline = Counted(Naive(Precision.eager(BF16)))
+    first = bench.measure(NORMAL, KERNEL, baseline, seeds=2)
+    second = bench.measure(NORMAL, Tiled(Precision.uniform(FP16)), baseline, seeds=2)
+    assert len(baseline.calls) == 2
+    assert only(first, subject="baseline") == only(second, subject="baseline")
+    bench.measure(NORMAL, KERNEL, baseline, seeds=3)
+    assert len(baseline.calls) == 3
+
+
+def test_variants_are_never_kept(bench: Bench) -> None:
+    variant = Counted(KERNEL)
+    assert bench.measure(NORMAL, variant, seeds=2).rows == bench.measure(NORMAL, variant, seeds=2).rows
+    assert len(variant.calls) == 4
+    assert variant.calls[:2] == variant.calls[2:]
+
+
+def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None:
+    """Of a seed: with two seeds or five, in a fresh bench or after others, with a cache or, as good as, without one."""
+    two, five = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2), bench.measure(NORMAL, KERNEL, BASELINE, seeds=5)
+    assert two.rows == [row for row in five.rows if row["seed"] < 2]
+    assert two.key != five.key
+    other = Bench(Exact(), "cpu", cache_bytes=1)
+    other.measure(UNIFORM, Tiled(Precision.uniform(FP16)), BASELINE, seeds=1)
+    again = other.measure(NORMAL, KERNEL, BASELINE, seeds=5)
+    assert (again.key, again.rows, again.counters) == (five.key, five.rows, five.counters)
+    alone = Bench(Exact(), "cpu").measure(NORMAL, KERNEL, None, seeds=2)
+    assert alone.rows == [row for row in two.rows if row["subject"] == "variant" and row["reference"] != "baseline"]
+
+
+def test_replicates_differ(bench: Bench) -> None:
+    rows = only(bench.measure(NORMAL, KERNEL, seeds=4), output="out", reference="golden")
+    assert len({row["rmse"] for row in rows}) == 4
+
+
+def test_total_error_is_not_arithmetic_error(bench: Bench) -> None:
+    """Exact arithmetic on rounded inputs: all of its error is that of the inputs."""
+    record = bench.measure(NORMAL, Wrong(), seeds=3)
+    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs"))
+    assert all(row["max_difference"] > 0.0 for row in only(record, reference="golden"))
+    exact = bench.measure(NORMAL, Exact(), seeds=1)
+    assert all(row["max_difference"] == 0.0 for row in exact.rows)
+
+
+def test_captured_tensors_have_replicates_too(bench: Bench) -> None:
+    problem = Problem(Captured(layer="layer0"), Shape(heads=6, kv_heads=6, queries=8, keys=8, head_dim=32))
+    record = bench.measure(problem, KERNEL, seeds=2)
+    assert record.config["problem"]["source"]["digest"] == Captured().digest
+    assert {row["seed"] for row in record.rows} == {0, 1}
+    with pytest.raises(BadInput, match="^seeds: 3 "):
+        bench.measure(problem, KERNEL, seeds=3)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "reason"),
+    [
+        ("unsupported", Status.UNSUPPORTED, "problem.window: no window here"),
+        ("memory", Status.OUT_OF_MEMORY, "MemoryError: ; use fewer queries"),
+        ("gpu memory", Status.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; use fewer queries"),
+        ("cpu memory", Status.OUT_OF_MEMORY, "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+        ("error", Status.ERROR, "ZeroDivisionError: first line (in __call__, line "),
+        ("silent", Status.ERROR, "KeyError:  (in __call__, line "),
+    ],
+)
+def test_what_goes_wrong_is_a_status_of_its_own_point(what: str, status: Status, reason: str, bench: Bench) -> None:
+    before = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    record = bench.measure(NORMAL, Wrong(what), BASELINE, seeds=2)
+    assert record.status is status
+    assert record.reason.startswith(reason)
+    assert "\n" not in record.reason
+    assert record.rows == record.counters == []
+    assert record.key == bench.key(NORMAL, Wrong(what), BASELINE, 2)
+    after = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    assert (after.status, after.rows) == (Status.OK, before.rows)
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_baseline_that_cannot_is_a_status_too(bench: Bench) -> None:
+    assert bench.measure(NORMAL, KERNEL, Wrong("unsupported"), seeds=1).status is Status.UNSUPPORTED
+    assert bench.measure(NORMAL, KERNEL, Wrong("error"), seeds=1).status is Status.ERROR
+
+
+def test_nan_and_inf_are_counted(bench: Bench) -> None:
+    """Per head 2 NaN and 1 Inf; two heads, two seeds. Measured, so the rows stand, of the finite values."""
+    record = bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=2)
+    assert record.status is Status.NONFINITE
+    assert " 12 places" in record.reason
+    for row in record.rows:
+        broken = row["subject"] == "variant" and row["output"] == "out"
+        assert (row["nan_count"], row["inf_count"]) == ((4, 2) if broken else (0, 0))
+    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs", subject="variant"))
+
+
+def test_a_baseline_with_nan_leaves_the_variant_ok(bench: Bench) -> None:
+    record = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
+    assert record.status is Status.OK
+    assert [row["nan_count"] for row in only(record, subject="baseline", output="out")] == [4, 4]
+
+
+def test_fully_masked_rows_are_finite(bench: Bench) -> None:
+    """Their LSE is -inf in golden as in the variant."""
+    masked = Problem(NORMAL.source, NORMAL.shape, Mask(key_lengths=(0,)))
+    record = bench.measure(masked, KERNEL, BASELINE, seeds=1)
+    assert record.status is Status.OK
+    assert all(row["max_difference"] == 0.0 for row in record.rows)
+
+
+def test_bad_requests_are_raised(bench: Bench) -> None:
+    with pytest.raises(BadInput, match="^attention.function: "):
+        bench.measure(NORMAL, Wrong("bad"), seeds=1)
+    for seeds in (0, -1):
+        with pytest.raises(BadInput, match=f"^seeds: {seeds} "):
+            bench.measure(NORMAL, KERNEL, seeds=seeds)
+    with pytest.raises(BadInput, match="^device: "):
+        Bench(Exact(), "tpu")
+
+
+def test_a_problem_larger_than_memory_is_refused_before_it_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Counted(KERNEL)
+    monkeypatch.setattr(module, "available_bytes", lambda _: NORMAL.bytes - 1)
+    with pytest.raises(BadInput, match="^problem: .*use fewer queries, keys, heads or batch entries"):
+        bench.measure(NORMAL, variant, seeds=1)
+    assert variant.calls == []
+    monkeypatch.setattr(module, "available_bytes", lambda _: NORMAL.bytes)
+    assert bench.measure(NORMAL, variant, seeds=1).status is Status.OK
+
+
+def test_keys(bench: Bench) -> None:
+    keys = [
+        bench.key(problem, variant, baseline, seeds)
+        for problem in (NORMAL, UNIFORM)
+        for variant in (KERNEL, Exact())
+        for baseline in (None, BASELINE)
+        for seeds in (1, 2)
+    ]
+    assert len(set(keys)) == len(keys)
+    assert bench.key(NORMAL, KERNEL, BASELINE, 2) == Bench(Exact(), "cpu").key(NORMAL, KERNEL, BASELINE, 2)
+    record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    assert record.key == bench.key(NORMAL, KERNEL, BASELINE, 2)
+    assert record.config == bench.config(NORMAL, KERNEL, BASELINE, 2)
+    assert record.environment == bench.environment()
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A problem that is no attention: `y = gain A x`."""
+
+    size: int
+
+    def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        a = torch.rand(self.size, self.size, generator=generator, dtype=torch.float64)
+        x = torch.rand(self.size, generator=generator, dtype=torch.float64)
+        return {"a": a.to(device), "x": x.to(device)}
+
+    def arguments(self) -> dict[str, Any]:
+        return {"gain": 2.0}
+
+    @property
+    def bytes(self) -> int:
+        return 100 * self.size**2
+
+
+@dataclass(frozen=True)
+class Product:
+    y: Tensor
+    extra: Tensor | None = None
+    counters: dict[str, float] = field(default_factory=lambda: {"products": 1.0})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"y": self.y} if self.extra is None else {"y": self.y, "extra": self.extra}
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The product with inputs, and each running sum, in a format."""
+
+    fmt: Format
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.fmt
+
+    def round_inputs(self, a: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return Cast(self.fmt)(a), Cast(self.fmt)(x)
+
+    def __call__(self, a: Tensor, x: Tensor, gain: float) -> Product:
+        cast, y = Cast(self.fmt), torch.zeros_like(x)
+        for column, value in zip(a.T, x, strict=True):
+            y = cast(y + cast(column * value))
+        return Product(y * gain, extra=None if self.fmt == FP64 else y)
+
+
+def test_another_operation_is_measured_by_the_same_bench() -> None:
+    """Each of n products and n sums of positive terms is rounded: off by at most (1 + u)^(2n) - 1 relatively.
+
+    With both inputs rounded too, (1 + u)^(2n + 2) - 1. What that is of every element, it is of the norm.
+    """
+    n, seeds = 6, 3
+    bench = Bench(Multiply(FP64), "cpu")
+    record = bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds)
+    assert record.status is Status.OK
+    assert len(only(record, output="y")) == seeds * 5
+    assert {row["reference"] for row in only(record, output="extra")} == {"baseline"}, "golden returns none"
+    assert record.counters == [{"seed": seed, "products": 1.0} for seed in range(seeds)]
+    assert record.config["variant"] == {"type": "Multiply", "fmt": "bf16"}
+    for row in only(record, subject="variant", reference="golden_same_inputs"):
+        assert 0 < row["relative_frobenius"] <= (1 + BF16.u) ** (2 * n) - 1
+    for row in only(record, subject="variant", reference="golden"):
+        assert 0 < row["relative_frobenius"] <= (1 + BF16.u) ** (2 * n + 2) - 1
+    for row in only(record, subject="baseline", reference="golden"):
+        assert 0 < row["relative_frobenius"] <= (1 + FP32.u) ** (2 * n + 2) - 1
+    assert bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds).rows == record.rows

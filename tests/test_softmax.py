@@ -1,0 +1,193 @@
+"""The online softmax's parts: exponentials against multiprecision, the running maximum against one row at a time."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp, mpf, workprec
+
+from numdev.errors import BadInput
+from numdev.softmax import EXP2_MINIMAX, Exponential, OnlineSoftmax, exp2, exp2_polynomial
+from tests.oracles.double_loop import new_maximum
+
+DEGREES = sorted(EXP2_MINIMAX)
+CARRIERS = {torch.float32: 23, torch.float64: 52}
+
+
+def relative_errors(degree: int, points: int = 2000) -> list[float]:
+    """`p(f) / 2^f - 1` on an even grid of [0, 1], both ends included, in 200 bits."""
+    with workprec(200):
+        coefficients = [mpf(c) for c in reversed(EXP2_MINIMAX[degree].coefficients)]
+        grid = [mpf(i) / points for i in range(points + 1)]
+        return [float(mp.polyval(coefficients, f) / mpf(2) ** f - 1) for f in grid]
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_has_the_stated_error(degree: int) -> None:
+    """To the four digits stated. The grid misses a smooth extremum by at most `pi^2 (degree + 1)^2 / 2 / 2000^2 < 5e-5`."""
+    worst = max(abs(error) for error in relative_errors(degree))
+    assert worst == pytest.approx(EXP2_MINIMAX[degree].relative_error, rel=1e-4)
+    assert len(EXP2_MINIMAX[degree].coefficients) == degree + 1
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_is_the_best_of_its_degree(degree: int) -> None:
+    """Chebyshev: the error alternates degree + 2 times with equal size. Coefficients in FP64 shift it by 1e-16 only."""
+    errors = relative_errors(degree)
+    extremes = [errors[0]]
+    for error in errors[1:]:
+        if (error > 0) == (extremes[-1] > 0):
+            extremes[-1] = max(extremes[-1], error, key=abs)
+        else:
+            extremes.append(error)
+    assert len(extremes) == degree + 2
+    sizes = [abs(error) for error in extremes]
+    assert max(sizes) - min(sizes) <= 1e-4 * max(sizes) + 1e-15
+
+
+def test_each_degree_is_better_than_the_last() -> None:
+    stated = [EXP2_MINIMAX[degree].relative_error for degree in DEGREES]
+    assert DEGREES == [1, 2, 3, 4, 5]
+    assert all(better < worse / 10 for worse, better in pairwise(stated))
+
+
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_in_its_carrier(degree: int, carrier: torch.dtype) -> None:
+    """Horner's rule adds two roundings a step to sums of positive terms: `2 (degree + 1) u` relative (Higham, 5.1)."""
+    x = torch.cat([-torch.rand(400, dtype=carrier) * 40, -torch.rand(100, dtype=carrier) * 1e-6, torch.arange(-9.0, 3)])
+    x = x.to(carrier)
+    got = exp2_polynomial(x, EXP2_MINIMAX[degree].coefficients).double()
+    with workprec(200):
+        exact = torch.tensor([float(mpf(2) ** mpf(value)) for value in x.tolist()], dtype=torch.float64)
+    u = 2.0 ** -(CARRIERS[carrier] + 1)
+    bound = EXP2_MINIMAX[degree].relative_error * (1 + 1e-4) + 2 * (degree + 2) * u + 2.0**-52
+    assert float((got / exact - 1).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_exp2_is_within_an_ulp_and_a_half(carrier: torch.dtype) -> None:
+    low = -125.0 if carrier is torch.float32 else -1021.0
+    spread = [-torch.rand(800, dtype=torch.float64) * 20, torch.linspace(low, 9, 400, dtype=torch.float64)]
+    x = torch.cat([*spread, -torch.logspace(-14, 0, 200, dtype=torch.float64)]).to(carrier)
+    with workprec(200):
+        for value, result in zip(x.tolist(), exp2(x.clone()).tolist(), strict=True):
+            exact = mpf(2) ** mpf(value)
+            ulp = mpf(2) ** (mp.floor(mpf(value)) - CARRIERS[carrier])
+            assert abs(mpf(result) - exact) <= 1.5 * ulp, value
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Exponential if kind.degree is None])
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_an_exponential_does_not_depend_on_its_place(kind: Exponential, carrier: torch.dtype) -> None:
+    """Vector code and the code for the last few elements must agree: rows are independent only if elements are."""
+    x = -torch.rand(1037, dtype=carrier) * 20
+    whole = kind(x.clone())
+    for first, last in ((0, 1), (1, 2), (5, 12), (17, 50), (1000, 1037), (1, 1037)):
+        assert torch.equal(kind(x[first:last].clone()), whole[first:last])
+    strided = torch.stack([x, x], 1)[:, 0]
+    assert torch.equal(kind(strided), whole)
+
+
+@pytest.mark.parametrize("kind", Exponential)
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_special_values(kind: Exponential, carrier: torch.dtype) -> None:
+    x = torch.tensor([-math.inf, math.nan, -1e30, 0.0, -0.0], dtype=carrier)
+    got = kind(x).tolist()
+    error = 0.0  # 2^0; a polynomial's is its own, which its roundings may exceed
+    if kind.degree is not None:
+        error = EXP2_MINIMAX[kind.degree].relative_error * (1 + 1e-4) + (kind.degree + 2) * 2.0 ** -CARRIERS[carrier]
+    assert got[0] == got[2] == 0.0
+    assert math.isnan(got[1])
+    assert abs(got[3] - 1) <= error
+    assert abs(got[4] - 1) <= error
+
+
+def test_exp2_of_whole_numbers_is_exact() -> None:
+    whole = torch.arange(-149, 128, dtype=torch.float32)
+    assert exp2(whole.clone()).tolist() == [2.0**n for n in range(-149, 128)]
+    assert exp2(torch.tensor([math.inf, 1e9])).tolist() == [math.inf, math.inf]
+
+
+def test_alpha_never_goes_by_a_polynomial() -> None:
+    x = -torch.rand(50, dtype=torch.float64) * 9
+    for kind in Exponential:
+        exact = Exponential.EXP2 if kind.is_binary else Exponential.EXP
+        assert torch.equal(kind.exact(x.clone()), exact(x.clone()))
+
+
+def test_units() -> None:
+    assert [kind.is_binary for kind in Exponential] == [False] + [True] * 6
+    assert [kind.degree for kind in Exponential] == [None, None, 1, 2, 3, 4, 5]
+    assert OnlineSoftmax().log_scale == 1.0
+    assert OnlineSoftmax(exp=Exponential.EXP2).log_scale == math.log2(math.e)
+    assert OnlineSoftmax(rescale_threshold=8.0).threshold == 8 * math.log(2)
+    assert OnlineSoftmax(exp=Exponential.POLYNOMIAL_3, rescale_threshold=8.0).threshold == 8.0
+
+
+scores = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf), st.floats(-9, 9))
+
+
+@given(
+    st.lists(st.tuples(scores, st.lists(scores, min_size=5, max_size=5)), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from([None, 2.0, 4.0]),
+    st.sampled_from([Exponential.EXP, Exponential.EXP2]),
+)
+def test_running_maximum_is_that_of_each_row(
+    rows: list[tuple[float, list[float]]], threshold: float, tie_shift: float | None, kind: Exponential
+) -> None:
+    soft = OnlineSoftmax(exp=kind, rescale_threshold=threshold, tie_shift=tie_shift)
+    old = torch.tensor([[m] for m, _ in rows], dtype=torch.float64)
+    got = soft.maximum(old, torch.tensor([s for _, s in rows], dtype=torch.float64))
+    assert got[:, 0].tolist() == [new_maximum(m, s, soft) for m, s in rows]
+
+
+@pytest.mark.parametrize(
+    ("m", "s", "beta", "result"),
+    [
+        (-math.inf, [1.0, 2.0, 2.0], 2.0, 4.0),
+        (-math.inf, [1.0, 2.0, 1.0], 2.0, 2.0),
+        (-math.inf, [-3.0, -2.0, -2.0], 2.0, 0.0),
+        (-math.inf, [0.0, 0.0, -2.0], 2.0, 0.0),
+        (3.0, [2.0, 2.0, 2.0], 2.0, 4.0),
+        (5.0, [2.0, 2.0, 2.0], 2.0, 5.0),
+        (-math.inf, [-math.inf, -math.inf, -math.inf], 2.0, -math.inf),
+    ],
+)
+def test_tied_maxima_are_shifted(m: float, s: list[float], beta: float, result: float) -> None:
+    """`beta m` for a positive maximum that occurs twice, 0 for a negative one (Qiu & Yao 2025, section 4)."""
+    assert OnlineSoftmax(tie_shift=beta).maximum(torch.tensor([[m]]), torch.tensor([s])).item() == result
+
+
+def test_nan_makes_the_maximum_or_the_row_nan() -> None:
+    s = torch.tensor([[1.0, math.nan]])
+    assert OnlineSoftmax().maximum(torch.tensor([[0.0]]), s).isnan().item()
+    lazy = OnlineSoftmax(rescale_threshold=8.0).maximum(torch.tensor([[0.0]]), s)
+    assert (s - lazy).isnan().any().item()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rescale_threshold", -1.0),
+        ("rescale_threshold", math.nan),
+        ("rescale_threshold", math.inf),
+        ("p_scale", 0.0),
+        ("p_scale", -2.0),
+        ("p_scale", math.inf),
+        ("p_scale", math.nan),
+        ("tie_shift", 1.0),
+        ("tie_shift", 0.5),
+        ("tie_shift", math.nan),
+    ],
+)
+def test_impossible_variants_are_refused(field: str, value: float) -> None:
+    with pytest.raises(BadInput, match=rf"^softmax\.{field}: ") as caught:
+        OnlineSoftmax(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == f"softmax.{field}"

@@ -22,7 +22,7 @@ paper: $(READY) ## measure Figures 3 to 6 of the paper and write reports/paper
 	$(BIN)/numdev paper $(ARGS)
 
 test: $(READY) ## run the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(READY) ## check style
 	$(BIN)/ruff check .

@@ -92,7 +92,7 @@ class Record:
     seconds: float = 0.0
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self) | {"status": self.status.value}, separators=(",", ":")).encode()
+        return json.dumps(vars(self) | {"status": self.status.value}, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Record:

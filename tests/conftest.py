@@ -33,6 +33,14 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the toy results stay together, so that one worker alone measures them."""
+    for item in items:
+        if "toy_results" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("toy_results"))
+
+
 @pytest.fixture(scope="session")
 def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Every study of the paper at toy size, measured once. Tests read it; those that change something copy it."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numdev.attention.counters import COUNTERS
+from numdev.events import COUNTERS
 from numdev.attention.tiled import Tiled
 from numdev.formats import BF16, E4M3FN, E5M2, FP32
 from numdev.mask import Mask

@@ -205,7 +205,7 @@ def test_torchs_own_attention_agrees_with_exact(mask: str) -> None:
     """In FP32, by the bound of a naive row (tests/cases.py, `output_error`), with FP32's u and FP32's constants.
 
     A score: d products and the scale, whose FP32 rounding and split over q and k are 3 more; S - m; exp, within 2 ulp, 4 u;
-    a tile of keys rescales, for which each may add `2 A + 8`, as in `tiled_error`. Its kernel's has 512 keys; two are allowed.
+    a tile of keys rescales, for which each may add `2 A + 8`, as in `tiled_error`. Its tiles have 512 keys; two are allowed.
     """
     q, k, v = draw((2, 4, 2, 37, 53, 16))
     variant = custom(sdpa, FP32)

@@ -10,15 +10,6 @@ from torch import Tensor
 from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax
 
-COUNTERS = {
-    "rescales_per_row": "times that alpha differed from 1 on a row already begun, mean over rows",
-    "tied_rows": "share of rows whose largest score occurs more than once",
-    "p_one_per_row": "entries of P equal to 1, mean over rows",
-    "p_flushed": "share of the visible entries of P that are 0 after the probabilities cast",
-    "p_saturated": "share of the visible entries of P beyond the largest number of the probabilities format",
-    "stagnated_per_row": "tiles whose positive sum left the row sum as it was, mean over rows",
-}
-
 
 class Counters:
     """Events of one run, summed over tiles on the device; only `summary` waits for it."""
@@ -57,7 +48,7 @@ class Counters:
         self._events[5] += seen
 
     def summary(self) -> dict[str, float]:
-        """The columns of `COUNTERS`."""
+        """The columns of `numdev.events.COUNTERS`."""
         rescales, ones, stagnated, saturated, flushed, entries = self._events.tolist()
         rows = self._ties.numel()
         return {

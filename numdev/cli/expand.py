@@ -80,8 +80,7 @@ class Expander:
         settings = dict(self._defaults)
         for i, layer in enumerate(({}, *layers), start=-1):
             for group in (group for group, at in last.items() if at == i):
-                leaf = self.library.leaf(group, layer.get(group, defaults[group]))
-                self._state(settings, {group: leaf})
+                self._state(settings, {group: self._leaf(group, layer.get(group, defaults[group]))})
             self._state(settings, {key: value for key, value in layer.items() if key not in GROUPS})
         return nested(resolved(settings))
 
@@ -105,6 +104,11 @@ class Expander:
         if not isinstance(values, list):
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
         return [(value, {key: value}) for value in values]
+
+    def _leaf(self, group: str, option: Any) -> Statements:
+        if isinstance(option, (Mapping, list)):
+            raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
+        return self.library.leaf(group, str(option))
 
     def _state(self, settings: Flat, statements: Statements) -> None:
         for key, value in flat(statements):

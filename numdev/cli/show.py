@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numdev.attention.counters import COUNTERS
+from numdev.events import COUNTERS
 from numdev.deviation import METRICS
 from numdev.record import Record, Status, summary
 from numdev.study import Outcome

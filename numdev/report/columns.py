@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from numdev.attention.counters import COUNTERS
+from numdev.events import COUNTERS
 from numdev.deviation import METRICS
 
 _UNITS = {

@@ -121,5 +121,5 @@ def _ratio(axes: Axes, rows: pd.DataFrame, place: float, large: bool) -> None:
     if large:
         axes.annotate("paper: 10×", (place + 0.48, mark), va="center", fontsize=SMALL, color=GREY)
     text = times.text().replace(" ", "× ", 1) if large else f"{significant(times.estimate)}×"
-    top = min(max(mark, highest(variant)), axes.get_ylim()[1] / 20)  # below the heading
+    top = max(mark, min(highest(variant), axes.get_ylim()[1] / 400))  # two and a half decades are the text's height
     axes.annotate(text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold")

@@ -1,0 +1,12 @@
+"""What a tiled run counts of itself: the columns, and what they mean."""
+
+from __future__ import annotations
+
+COUNTERS = {
+    "rescales_per_row": "times that alpha differed from 1 on a row already begun, mean over rows",
+    "tied_rows": "share of rows whose largest score occurs more than once",
+    "p_one_per_row": "entries of P equal to 1, mean over rows",
+    "p_flushed": "share of the visible entries of P that are 0 after the probabilities cast",
+    "p_saturated": "share of the visible entries of P beyond the largest number of the probabilities format",
+    "stagnated_per_row": "tiles whose positive sum left the row sum as it was, mean over rows",
+}

@@ -23,7 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from numdev.cli.main import main as numdev
+import numdev.cli.launch  # what a child imports is imported here once
+import numdev.cli.main
+import numdev.cli.studies
 from numdev.report.paper import make_report
 from numdev.store import Store
 
@@ -46,32 +48,38 @@ class Trial:
 
     Attributes:
         after: the kill came once so many records were there.
-        found: records at the kill.
+        found: records at the kill ...
+        points: ... of so many.
         temporary: files that the kill left half written.
         different: names of records and CSV files that are not those of the undisturbed run.
     """
 
     after: int
     found: int
+    points: int
     temporary: int
     different: tuple[str, ...]
 
     @property
     def is_midway(self) -> bool:
-        return 0 < self.found < POINTS
+        return 0 < self.found < self.points
 
 
-def trials(folder: Path, count: int, seed: int) -> Iterator[Trial]:
+def trials(folder: Path, count: int, seed: int, study: str = STUDY, points: int = POINTS) -> Iterator[Trial]:
     """Kill and resume so many times, each in a folder of its own; the undisturbed run is in `whole`."""
     (folder / "configs" / "study").mkdir(parents=True)
-    (folder / "configs" / "study" / "killed.yaml").write_text(STUDY)
+    (folder / "configs" / "study" / "killed.yaml").write_text(study)
     chance = random.Random(seed)
     _finish(folder, "whole")
     for i in range(count):
-        yield _trial(folder, f"trial{i}", chance.randrange(POINTS), chance.uniform(0, _POINT))
+        after, delay = chance.randrange(points), chance.uniform(0, _POINT)
+        found, temporary = _kill(folder, f"trial{i}", after, delay)
+        _finish(folder, f"trial{i}")
+        yield Trial(after, found, points, temporary, tuple(_different(folder / "whole", folder / f"trial{i}")))
 
 
-def _trial(folder: Path, name: str, after: int, delay: float) -> Trial:
+def _kill(folder: Path, name: str, after: int, delay: float) -> tuple[int, int]:
+    """Kill the study a while after it has so many records; how many it has then, and how many half-written files."""
     records = folder / name / "records"
     child = _start(folder, name)
     while len(list(records.glob("*.json"))) < after:
@@ -79,9 +87,7 @@ def _trial(folder: Path, name: str, after: int, delay: float) -> Trial:
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    found, temporary = len(list(records.glob("*.json"))), len(list(records.glob(".*.tmp")))
-    _finish(folder, name)
-    return Trial(after, found, temporary, tuple(_different(folder / "whole", folder / name)))
+    return len(list(records.glob("*.json"))), len(list(records.glob(".*.tmp")))
 
 
 def _start(folder: Path, name: str) -> int:
@@ -97,7 +103,9 @@ def _start(folder: Path, name: str) -> int:
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     code = 1
     try:
-        numdev(["measure", "--config-dir", str(folder / "configs"), "study=killed", f"results={folder / name}", "device=cpu"])
+        numdev.cli.main.main(
+            ["measure", "--config-dir", str(folder / "configs"), "study=killed", f"results={folder / name}", "device=cpu"]
+        )
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     finally:
@@ -141,7 +149,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i, trial in enumerate(trials(Path(folder), count, seed)):
             done.append(trial)
-            table.add_row(str(i), f"{trial.found} of {POINTS}", str(trial.temporary), ", ".join(trial.different) or "none")
+            table.add_row(str(i), f"{trial.found} of {trial.points}", str(trial.temporary), ", ".join(trial.different) or "none")
     console = Console()
     console.print(table)
     bad = sum(bool(trial.different) for trial in done)

@@ -141,8 +141,8 @@ class OnlineSoftmax:
             raise BadInput("softmax.rescale_threshold", self.rescale_threshold, "give a finite number of at least 0")
         if not (self.p_scale > 0 and math.isfinite(self.p_scale)):
             raise BadInput("softmax.p_scale", self.p_scale, "give a positive finite factor, such as 256")
-        if self.tie_shift is not None and not self.tie_shift > 1:
-            raise BadInput("softmax.tie_shift", self.tie_shift, "give a factor above 1 (Qiu & Yao take 2 to 8), or null")
+        if self.tie_shift is not None and not 1 < self.tie_shift < math.inf:
+            raise BadInput("softmax.tie_shift", self.tie_shift, "give a finite factor above 1 (Qiu & Yao take 2 to 8), or null")
 
     @property
     def log_scale(self) -> float:

@@ -12,6 +12,8 @@ from jaxtyping import install_import_hook
 
 install_import_hook("numdev", "beartype.beartype")
 
+torch.set_num_threads(1)  # the tensors are small: threads that wait for each other make the suite several times slower
+
 # Each worker takes one core: two threads in each of two workers wait for one another most of the time.
 torch.set_num_threads(1)
 

@@ -69,10 +69,20 @@ class TestGrid:
         assert len(study(axes={"tiling.bc": [16, 16, 32]}).points) == 2
 
     def test_reads_each_file_and_checks_each_value_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        read, checked = [], []
+        read: list[Path] = []
+        checked: list[tuple[Any, ...]] = []
         load, update = OmegaConf.load, OmegaConf.update
-        monkeypatch.setattr(OmegaConf, "load", lambda path: (read.append(path), load(path))[1])
-        monkeypatch.setattr(OmegaConf, "update", lambda *a, **k: (checked.append(a[1:]), update(*a, **k))[1])
+
+        def counted_load(path: Path) -> Any:
+            read.append(path)
+            return load(path)
+
+        def counted_update(schema: Any, key: str, value: Any, **keywords: Any) -> None:
+            checked.append((key, value))
+            update(schema, key, value, **keywords)
+
+        monkeypatch.setattr(OmegaConf, "load", counted_load)
+        monkeypatch.setattr(OmegaConf, "update", counted_update)
         library = Library((config_folder(),))
         axes = {"precision": ["bf16", "fp16"], "tiling.bc": list(range(1, 51))}
         made = Expander(library).study("toy", study_fields("toy", {"title": "Toy", "axes": axes}))
@@ -91,7 +101,9 @@ class TestPrecedence:
         assert tiled(study({"tiling.bc": 4}, **parts).points[0]).tiling.bc == 4
 
     def test_a_choice_states_what_its_file_says(self) -> None:
-        made = study(base={"problem.n": 1024, "softmax.tie_shift": 2.0}, settings={"s": {"problem": "captured", "softmax": "fa1"}})
+        made = study(
+            base={"problem.n": 1024, "softmax.tie_shift": 2.0}, settings={"s": {"problem": "captured", "softmax": "fa1"}}
+        )
         point = made.points[0]
         assert (point.problem.shape.keys, point.problem.shape.head_dim) == (256, 32)
         assert (tiled(point).softmax.normalise, tiled(point).softmax.tie_shift) == (Normalise.EACH, 2.0)

@@ -122,7 +122,7 @@ def refuse_unknown(cfg: DictConfig, prefix: str = "") -> None:
         key = f"{prefix}{name!s}"
         if name not in names:
             raise BadInput(key, value, f"there is no such setting; {one_of(name, names, most=12)}")
-        if isinstance(value, DictConfig):
+        if isinstance(value, DictConfig) and not value._is_none():
             refuse_unknown(value, f"{key}.")
 
 

@@ -11,8 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numdev.events import COUNTERS
 from numdev.deviation import METRICS
+from numdev.events import COUNTERS
 from numdev.record import Record, Status, summary
 from numdev.study import Outcome
 

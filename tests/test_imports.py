@@ -1,0 +1,140 @@
+"""Imports point one way (DESIGN, section 4): value objects, attention, measurement, record and store, report, command line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "numdev"
+VALUE_OBJECTS = (
+    "captured",
+    "distributions",
+    "errors",
+    "formats",
+    "mask",
+    "precision",
+    "problem",
+    "quantise",
+    "rounding",
+    "softmax",
+    "tiling",
+    "version",
+)
+SHARED = ("base", "counters", "recurrence")  # parts of several implementations of attention; the rest are implementations
+ABOVE_VALUES = ("attention", "api", "measure", "record", "store", "study", "report", "cli", "public")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module that a module imports; `late` where a function does it."""
+
+    importer: str
+    imported: str
+    late: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} imports {self.imported}"
+
+    def is_of(self, *packages: str) -> bool:
+        return any(self.imported == package or self.imported.startswith(f"{package}.") for package in packages)
+
+
+def names(path: Path) -> str:
+    return ".".join(["numdev", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+
+
+MODULES = {names(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(name: str) -> Iterator[Import]:
+    tree = MODULES[name]
+    late = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(name, alias.name, id(node) in late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute"
+            assert node.module
+            yield Import(name, node.module, id(node) in late)
+            yield from (Import(name, f"{node.module}.{alias.name}", id(node) in late) for alias in node.names)
+
+
+def of(*parts: str) -> list[str]:
+    """The modules that are one of these parts of numdev, or lie in one."""
+    wanted = [f"numdev.{part}" for part in parts]
+    return [name for name in MODULES if any(name == part or name.startswith(f"{part}.") for part in wanted)]
+
+
+def found(importers: list[str], *imported: str, late_too: bool = True) -> list[str]:
+    assert importers
+    return [str(each) for name in importers for each in imports(name) if each.is_of(*imported) and (late_too or not each.late)]
+
+
+def inside(*parts: str) -> list[str]:
+    return [f"numdev.{part}" for part in parts]
+
+
+def test_value_objects_know_nothing_above_them() -> None:
+    assert not found(of(*VALUE_OBJECTS), *inside(*ABOVE_VALUES))
+
+
+def test_attention_knows_only_value_objects() -> None:
+    assert not found(of("attention"), *inside("api", "measure", "record", "store", "study", "report", "cli", "public"))
+
+
+def test_implementations_of_attention_never_import_each_other() -> None:
+    implementations = [name for name in of("attention") if name.rpartition(".")[2] not in (*SHARED, "attention")]
+    assert len(implementations) >= 4
+    for name in implementations:
+        assert not found([name], *(other for other in implementations if other != name))
+    assert not found([f"numdev.attention.{part}" for part in SHARED if f"numdev.attention.{part}" in MODULES], *implementations)
+
+
+def test_measure_knows_no_attention() -> None:
+    assert not found(of("measure", "deviation", "record", "store", "study"), *inside("attention", "api", "report", "cli"))
+
+
+def test_report_reads_results_and_nothing_else() -> None:
+    assert not found(of("report"), *inside("measure", "attention", "cli", "api", "study", "public"))
+
+
+@pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
+def test_hydra_only_in_the_command_line(framework: str) -> None:
+    assert not found([name for name in MODULES if name not in of("cli")], framework)
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst", "pyarrow"])
+def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
+    assert not found([name for name in MODULES if name not in of("report")], heavy)
+    assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
+
+
+def test_triton_nowhere_but_in_kernels() -> None:
+    assert not found(list(MODULES), "triton")
+
+
+def test_the_command_line_is_imported_by_nothing_else() -> None:
+    assert not found([name for name in MODULES if name not in of("cli")], "numdev.cli")
+
+
+def test_help_and_completion_wait_for_nothing() -> None:
+    quick = of("cli.main", "cli.launch", "cli.app", "cli.completion", "cli.library", "cli.settings", "cli.outcome", "cli.schema")
+    heavy = inside("api", "attention", "measure", "record", "study", "store", "formats", "cli.build", "cli.expand", "cli.show")
+    assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
+
+
+def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import numdev.report.paper\ndef late():\n    from numdev.cli import main\n    import torch\n"
+    monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
+    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.paper"]
+    assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
+    assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from numdev.study import StudyPoint
 
@@ -32,8 +33,9 @@ class Progress:
         self._bar: RichProgress | None = None
         self._task: Any = None
         if console.is_terminal if live is None else live:
-            columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self._bar = RichProgress(*columns, TextColumn("{task.description}"), console=console, transient=True)
+            point = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
+            columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), point)
+            self._bar = RichProgress(*columns, console=console, transient=True, expand=True)
             self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Progress:

@@ -59,7 +59,7 @@ def run(studies: Sequence[Study], cfg: DictConfig, *, live: bool | None, shard: 
     """
     used, store = bench(cfg.device), Store(Path(cfg.results))
     shard = shard or Shard()
-    expected = [len(study.points) // shard.count for study in studies]
+    expected = [len(range(shard.index, _distinct(study), shard.count)) for study in studies]
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
         try:
@@ -71,6 +71,11 @@ def run(studies: Sequence[Study], cfg: DictConfig, *, live: bool | None, shard: 
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
     return _summarise(outcomes, store)
+
+
+def _distinct(study: Study) -> int:
+    """How many points there are to measure: one may stand in several settings."""
+    return len({(point.problem, point.variant, point.baseline, point.seeds) for point in study.points})
 
 
 def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:

@@ -26,6 +26,7 @@ from rich.table import Table
 import numdev.cli.launch  # what a child imports is imported here once
 import numdev.cli.main
 import numdev.cli.studies
+from numdev.environment import environment
 from numdev.report.paper import make_report
 from numdev.store import Store
 
@@ -70,6 +71,8 @@ def trials(folder: Path, count: int, seed: int, study: str = STUDY, points: int 
     (folder / "configs" / "study").mkdir(parents=True)
     (folder / "configs" / "study" / "killed.yaml").write_text(study)
     chance = random.Random(seed)
+    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
+    environment(torch.device("cpu"))  # known from here on to every child, so that a commit meanwhile changes no key
     _finish(folder, "whole")
     for i in range(count):
         after, delay = chance.randrange(points), chance.uniform(0, _POINT)
@@ -100,7 +103,6 @@ def _start(folder: Path, name: str) -> int:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
-    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     code = 1
     try:
         numdev.cli.main.main(

@@ -266,7 +266,8 @@ FAULTS = (
 def run_tests(copy: Path, modules: tuple[str, ...]) -> tuple[int, str]:
     """The exit status of pytest on the copy, and the first test that failed."""
     files = [f"tests/test_{module}.py" for module in modules]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first failure"]  # no shrinking
+    command = [sys.executable, "-m", "pytest", *options, *files]
     # No bytecode: a fault written within the second and of the same length would be hidden by the old one's.
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from jaxtyping import install_import_hook
 
 install_import_hook("numdev", "beartype.beartype")
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.register_profile("first failure", parent=settings.get_profile("repeatable"), phases=[Phase.generate])
 settings.load_profile("repeatable")
 
 
@@ -33,6 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _logging_restored() -> Iterator[None]:
+    """Commands configure logging for their process; here many share one."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    known = {logger: logger.level for logger in root.manager.loggerDict.values() if isinstance(logger, logging.Logger)}
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    for logger in root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.setLevel(known.get(logger, logging.NOTSET))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -181,6 +181,10 @@ class TestTiling:
         assert (built.br, built.bc) == sides
         assert built.order is Order.REVERSE
 
+    def test_sram_and_a_side_contradict_each_other(self) -> None:
+        with pytest.raises(BadInput, match=r"tiling\.bc: 16 .*tiling\.sram=4096 gives the sides"):
+            variant(tiling__sram=4096, tiling__bc=16)
+
     def test_sram_follows_head_dim(self) -> None:
         assert variant(problem__head_dim=32, tiling__sram=4096).tiling.bc == 32
 

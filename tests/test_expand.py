@@ -218,7 +218,7 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.store import Store
     from numdev.study import run
 
-    task = {"seeds": 2, "problem.n": 32, "tiling.br": 8, "tiling.bc": 8}
+    task = {"seeds": 2, "problem.n": 32, "tiling.sram": None, "tiling.br": 8, "tiling.bc": 8}
     made = Expander(LIBRARY, task).study(name, LIBRARY.study(name))
     by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
     assert all(by_setting.values())

@@ -43,7 +43,9 @@ def measure(cfg: DictConfig) -> Ended:
     from numdev.study import Shard
 
     hydra = HydraConfig.get()
-    name = hydra.runtime.choices["study"]
+    name = hydra.runtime.choices.get("study")
+    if name is None:  # Hydra has merged several into one
+        raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     fields = study_fields(name, _plain(cfg.study))
     study = studies.expander(hydra, cfg).study(name, fields)
     return studies.run([study], cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))

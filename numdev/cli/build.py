@@ -112,19 +112,21 @@ def _quantised(settings: Settings, inputs: Cast | Quantised) -> Cast | Quantised
 
 def tiling(settings: Settings, head_dim: int) -> Tiling:
     """The tiles; `sram` gives their sides as the paper does, then `shape` exchanges or squares them."""
+    sides = {name: settings[name] for name in ("br", "bc") if settings[name] is not None}
+    sram, shape = settings["sram"], settings["shape"]
+    if sram is not None:
+        for name, value in sides.items():
+            raise BadInput(f"tiling.{name}", value, f"tiling.sram={sram} gives the sides; take null for one of the two")
+        derived = Tiling.from_sram(sram, head_dim)
+        sides = {"br": derived.br, "bc": derived.bc}
     given = Tiling(
-        br=settings["br"],
-        bc=settings["bc"],
+        **sides,
         order=_choice("tiling.order", Order, settings["order"]),
         loop=_choice("tiling.loop", Loop, settings["loop"]),
         splits=settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],
     )
-    if settings["sram"] is not None:
-        sides = Tiling.from_sram(settings["sram"], head_dim)
-        given = replace(given, br=sides.br, bc=sides.bc)
-    shape = settings["shape"]
     if shape not in SHAPES:
         raise BadInput("tiling.shape", shape, one_of(shape, SHAPES))
     if shape == "square_bc":

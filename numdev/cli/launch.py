@@ -48,6 +48,8 @@ def launch(command: str, arguments: list[str]) -> int:
     except KNOWN as error:
         print(sentence_of(error), file=sys.stderr)
         return code_of(error)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         print(f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where", file=sys.stderr)

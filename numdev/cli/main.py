@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from numdev.errors import BadInput, NumdevError
 from numdev.version import package_version
 
 HELP = """\
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         points = "" if kept is None else f" {kept} points kept,"
         print(f"interrupted;{points} run the same command to go on", file=sys.stderr)
         sys.exit(130)
+    except NumdevError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2 if isinstance(error, BadInput) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has stopped
         sys.exit(0)

@@ -75,8 +75,8 @@ class PrecisionConfig:
 class TilingConfig:
     """`Tiling`, and how its sides are found."""
 
-    br: int = MISSING
-    bc: int = MISSING
+    br: int | None = MISSING
+    bc: int | None = MISSING
     sram: int | None = MISSING
     shape: str = MISSING
     order: str = MISSING

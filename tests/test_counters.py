@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numdev.events import COUNTERS
 from numdev.attention.tiled import Tiled
+from numdev.events import COUNTERS
 from numdev.formats import BF16, E4M3FN, E5M2, FP32
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from numdev.events import COUNTERS
 from numdev.deviation import METRICS
+from numdev.events import COUNTERS
 
 _UNITS = {
     "absolute": "absolute, in the units of the output",

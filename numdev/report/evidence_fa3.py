@@ -20,7 +20,7 @@ from numdev.report.finding import (
     select,
 )
 from numdev.report.published import FA3_RMSE
-from numdev.report.statistics import ratio
+from numdev.report.statistics import Interval, ratio
 
 FACTOR = 1.5  # between a measured RMSE and the published one, whose N and d are not given
 
@@ -43,7 +43,8 @@ def fa3_table3(rows: pd.DataFrame) -> Finding:
     apart = sum(pair.low > 1 for pair in pairs)
     far = [name for name, verdict in close.items() if verdict is not Verdict.HOLDS]
     told = ", ".join(f"{name} {ratios[name].text()}" for name in FA3_RMSE)
-    sentence = f"Measured over published: {told}. {_counted(order)} pairs are in the published order, {apart} of them by their intervals too."
+    ordered = f"{_counted(order)} pairs are in the published order, {apart} of them by their intervals too."
+    sentence = f"Measured over published: {told}. {ordered}"
     figure = f"{len(close) - len(far)} of {len(close)} within {FACTOR:g}, {_counted(order)} pairs in order"
     return Finding(combined([*close.values(), *order]), figure, sentence)
 

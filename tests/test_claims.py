@@ -111,7 +111,7 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("fa3_table3", lambda: methods(1.2), HOLDS),
     ("fa3_table3", lambda: methods(2.0), FAILS),
     ("fa3_table3", lambda: methods(1.0, swap=True), FAILS),
-    ("fa3_table3", lambda: methods(1.0, noise=0.1), UNDECIDED),  # 2 % between two methods are not resolved
+    ("fa3_table3", lambda: methods(1.48, noise=0.1), UNDECIDED),  # the interval holds 1.5
     ("fa3_table3", lambda: methods().query("setting != 'fp8_fa3'"), UNDECIDED),
     ("sign", lambda: policies(8.0, 0.5), HOLDS),
     ("sign", lambda: policies(8.0, 2.0), FAILS),

@@ -271,7 +271,7 @@ def run_tests(copy: Path, modules: tuple[str, ...]) -> tuple[int, str]:
     # No bytecode: a fault written within the second and of the same length would be hidden by the old one's.
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return done.returncode, failed[1] if failed else done.stdout[-300:]
 
 

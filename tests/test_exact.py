@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from numdev.attention import exact
@@ -155,7 +156,13 @@ def test_default_scale_and_formats() -> None:
 def test_outputs_by_name() -> None:
     out, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
     assert Output(out, lse).tensors() == {"out": out, "lse": lse}
+    assert Output(out, None).tensors() == {"out": out}
     assert Output(out, lse).counters == {}
+
+
+def test_annotated_shapes_are_enforced_while_the_tests_run() -> None:
+    with pytest.raises(TypeCheckError):
+        Output(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5))
 
 
 IMPLEMENTATIONS: list[Attention] = [Exact(), Naive(Precision.golden()), Tiled(Precision.golden())]

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from numdev.errors import BadInput, NumdevError
+from numdev.errors import BadInput
 from numdev.version import package_version
 
 HELP = """\
@@ -44,9 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         points = "" if kept is None else f" {kept} points kept,"
         print(f"interrupted;{points} run the same command to go on", file=sys.stderr)
         sys.exit(130)
-    except NumdevError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2 if isinstance(error, BadInput) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has stopped
         sys.exit(0)
@@ -85,8 +82,12 @@ def _studies(rest: list[str]) -> int:
 
     library = Library((config_folder(),))
     names = library.options("study")
-    for name in names:
-        print(f"{name:<{max(map(len, names))}}  {library.study(name)['title']}")
+    try:
+        for name in names:
+            print(f"{name:<{max(map(len, names))}}  {library.study(name)['title']}")
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

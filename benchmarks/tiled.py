@@ -7,10 +7,11 @@ from torch import Tensor
 
 from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
+from numdev.precision import product
 
 
 def double_loop(q: Tensor, k: Tensor, v: Tensor, scale: float, tiling: Tiling, step: Precision) -> Tensor:
-    """FlashAttention-2's recurrence, tile by tile; heads are batched, as anyone would."""
+    """FlashAttention-2's recurrence, tile by tile; heads are batched, as anyone would, and products are those of `Tiled`."""
     out, transposed = torch.empty_like(q), k.mT.contiguous()
     for i in range(0, q.shape[2], tiling.br):
         rows = q[:, :, i : i + tiling.br]
@@ -18,14 +19,14 @@ def double_loop(q: Tensor, k: Tensor, v: Tensor, scale: float, tiling: Tiling, s
         row_sum, o = torch.zeros_like(m), torch.zeros_like(rows)
         for j in range(0, k.shape[2], tiling.bc):
             keys, values = transposed[..., j : j + tiling.bc], v[:, :, j : j + tiling.bc]
-            s = step.scores.accumulate(step.scores.accumulate(rows @ keys) * scale)
+            s = step.scores.accumulate(step.scores.accumulate(product(rows, keys)) * scale)
             new_m = torch.maximum(m, s.amax(-1, keepdim=True))
             p = step.exponential(torch.exp(step.exponential(s - new_m)))
             alpha = step.rescale(torch.exp(step.rescale(m - new_m)))
             cast = step.row_sum.accumulate
             row_sum = cast(cast(alpha * row_sum) + cast(p.sum(-1, keepdim=True)))
-            product = step.values.accumulate(step.probabilities(p) @ values)
-            o = step.accumulator(step.accumulator(alpha * o) + product)
+            summed = step.values.accumulate(product(step.probabilities(p), values))
+            o = step.accumulator(step.accumulator(alpha * o) + summed)
             m = new_m
         out[:, :, i : i + tiling.br] = step.output(step.accumulator(o / row_sum))
     return out

@@ -6,9 +6,9 @@ import os
 import platform
 import subprocess
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 
+import numpy
 import torch
 
 from numdev.errors import BadInput
@@ -38,7 +38,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "revision": _revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": version("numpy"),
+        "numpy": numpy.__version__,
         "platform": f"{platform.system()}-{platform.machine()}",
         "device": "cpu",
         "processor": _processor(),

@@ -24,7 +24,7 @@ from numdev.tiling import Tiling
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
-_WORKSPACE = {"cpu": 1 << 17, "cuda": 1 << 28}
+_WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,12 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 class Sample:
-    """The values of a tensor in FP64, and what every comparison with it needs again: whether finite, sorted, norm."""
+    """The values of a tensor in FP64, and what every comparison with it needs again: whether finite, sorted, norms, ulp."""
 
     def __init__(self, tensor: Float[Tensor, "*shape"]) -> None:
         self.shape = tensor.shape
         self.values = tensor.detach().double().reshape(-1)
+        self._ulp: dict[Format, Tensor] = {}
 
     @cached_property
     def is_finite(self) -> bool:
@@ -113,6 +114,20 @@ class Sample:
     @cached_property
     def largest(self) -> float:
         return float(self.values.abs().amax())
+
+    @cached_property
+    def l1(self) -> float:
+        return float(self.values.abs().sum())
+
+    @cached_property
+    def sign(self) -> Tensor:
+        return self.values.sign()
+
+    def ulp(self, fmt: Format) -> Tensor:
+        """The spacing of a format at each value."""
+        if fmt not in self._ulp:
+            self._ulp[fmt] = fmt.ulp(self.values)
+        return self._ulp[fmt]
 
     def at(self, places: Tensor) -> Sample:
         return Sample(self.values[places])
@@ -135,7 +150,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
     worst = int(absolute.argmax())
     largest, square, l1 = float(absolute[worst]), float(difference.norm()), float(absolute.sum())
     mean = float(difference.mean())
-    signed = difference * r.sign()
+    signed = difference * reference.sign
     bias = float(signed.mean())
     p50, p90, p99, p99_9 = _percentiles(absolute)
     return Deviation(
@@ -147,7 +162,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
         mean_absolute=l1 / x.numel(),
         rmse=square / math.sqrt(x.numel()),
         relative_frobenius=_ratio(square, reference.norm),
-        relative_l1=_ratio(l1, float(r.abs().sum())),
+        relative_l1=_ratio(l1, reference.l1),
         cosine_similarity=_cosine(sample, reference),
         wasserstein=_between(sample.ordered, reference.ordered),
         p50=p50,
@@ -156,7 +171,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
         p99_9=p99_9,
         bias=bias,
         bias_error=_spread(signed, bias) / math.sqrt(x.numel()),
-        max_ulp=float((absolute / fmt.ulp(r)).amax()),
+        max_ulp=float((absolute / reference.ulp(fmt)).amax()),
         max_u=_ratio(largest, fmt.u * reference.largest),
         agreement_bits=_agreement(largest, reference.largest),
         nan_count=nan,

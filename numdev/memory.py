@@ -53,5 +53,5 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, (tuple, list)):
         return sum(_bytes_of(item) for item in value)
     if hasattr(value, "values"):
-        return 3 * _bytes_of(value.values)  # a Sample: its values, its sorted values, a scratch of either
+        return 4 * _bytes_of(value.values)  # a Sample: its values, the same sorted, their signs, their ulp
     return 64

@@ -104,9 +104,20 @@ class Rows:
         """`O <- alpha O + P V`, or with `Normalise.EACH` `O <- (alpha l O + P V) / l'` (FlashAttention-1, line 12)."""
         cast = self._setting.precision.accumulator
         each = self._setting.softmax.normalise is Normalise.EACH
-        cast.apply_(o.mul_(kept if each else alpha))
+        if each:
+            cast.apply_(o.mul_(kept))
+        else:
+            self._rescale_(o, alpha)
         cast.apply_(o.add_(product))
         return cast.apply_(o.div_(_divisor(row_sum))) if each else o
+
+    def _rescale_(self, o: Tensor, alpha: Tensor) -> None:
+        """`O <- alpha O`. On a CPU the rows whose alpha is 1, soon nearly all, are left alone: nothing about them changes."""
+        cast, moved = self._setting.precision.accumulator, (alpha != 1).squeeze(-1)
+        if o.is_cpu and 4 * int(moved.sum()) < moved.numel():
+            o[moved] = cast.apply_(o[moved].mul_(alpha[moved]))
+        else:
+            cast.apply_(o.mul_(alpha))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The normalised rows, and their LSE."""

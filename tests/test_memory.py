@@ -84,7 +84,7 @@ def test_values_may_be_made_of_others() -> None:
         ((torch.zeros(2), torch.zeros(3)), 20),
         ([torch.zeros(2), {"a": torch.zeros(1)}], 12),
         ({"a": torch.zeros(2), "b": (torch.zeros(3),)}, 20),
-        (Sample(torch.zeros(5)), 3 * 40),
+        (Sample(torch.zeros(5)), 4 * 40),
         (3.0, 64),
     ],
 )

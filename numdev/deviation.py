@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from numdev.errors import BadInput
@@ -194,8 +195,10 @@ def wasserstein(x: Float[Tensor, " n"], y: Float[Tensor, " m"]) -> float:
     if x.is_cuda or min(x.numel(), y.numel()) < _PARALLEL:
         first, second = _ordered(x), _ordered(y)
     else:
+        copies = _copy(x), _copy(y)  # here: what another thread allocates comes from fresh pages every time
         with ThreadPoolExecutor(2) as pool:  # NumPy's sort lets go of the interpreter lock
-            first, second = pool.map(_ordered, (x, y))
+            list(pool.map(np.ndarray.sort, copies))
+        first, second = (torch.from_numpy(copy).double() for copy in copies)
     ends = [float(end) for ordered in (first, second) for end in (ordered[0], ordered[-1])]
     if not all(map(math.isfinite, ends)):  # NaN sorts to the end
         raise BadInput("sample", "NaN or Inf", "leave them out first; Deviation counts them")
@@ -204,14 +207,17 @@ def wasserstein(x: Float[Tensor, " n"], y: Float[Tensor, " m"]) -> float:
 
 def _ordered(values: Tensor) -> Tensor:
     """Ascending, in FP64. NumPy's sort has vector kernels and is an order of magnitude faster than torch's on a CPU."""
-    flat = values.detach().reshape(-1)
-    if flat.is_cuda:
-        return flat.double().sort().values
-    if flat.dtype not in (torch.float32, torch.float64):
-        flat = flat.float()
-    copy = flat.numpy().copy()  # FP32 is sorted as FP32: half the bytes
+    if values.is_cuda:
+        return values.detach().reshape(-1).double().sort().values
+    copy = _copy(values)
     copy.sort()
     return torch.from_numpy(copy).double()
+
+
+def _copy(values: Tensor) -> NDArray[np.floating[Any]]:
+    """A flat copy to sort: FP32 as FP32, which is half the bytes, narrower formats too."""
+    flat = values.detach().reshape(-1)
+    return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy().copy()
 
 
 def _between(x: Tensor, y: Tensor) -> float:

@@ -83,6 +83,8 @@ def product(
     if columns < _LEAST:
         b = torch.nn.functional.pad(b, (0, _LEAST - columns))
     b = b.contiguous()  # a transposed operand has kernels of its own
+    if inner <= _LONGEST and rows >= _LEAST and columns >= _LEAST:
+        return a @ b
     total = a[..., :_LONGEST] @ b[..., :_LONGEST, :]
     for start in range(_LONGEST, inner, _LONGEST):
         total += a[..., start : start + _LONGEST] @ b[..., start : start + _LONGEST, :]

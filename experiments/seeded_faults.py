@@ -36,8 +36,8 @@ FAULTS = (
     Fault(
         "O is not rescaled",
         RECURRENCE,
-        "cast.apply_(o.mul_(kept if each else alpha))",
-        "cast.apply_(o.mul_(kept) if each else o)",
+        "            self._rescale_(o, alpha)\n",
+        "            pass\n",
         ("tiled",),
     ),
     Fault("l is not rescaled", RECURRENCE, "apply_(alpha * l_old)", "apply_(l_old.clone())", ("tiled",)),

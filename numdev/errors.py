@@ -17,10 +17,6 @@ class BadInput(NumdevError, ValueError):
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
 
-    def at(self, field: str) -> BadInput:
-        """The same complaint about the field as the caller names it."""
-        return type(self)(field, self.value, self.mend)
-
 
 class Unsupported(NumdevError):
     """An implementation cannot honour what was asked for; `field` says which part, `reason` why."""

@@ -163,8 +163,8 @@ class Bench:
         free = available_bytes(self.device)
         if problem.bytes > free:
             gib = 2.0**30
-            mend = f"it needs about {problem.bytes / gib:.1f} GiB and {free / gib:.1f} GiB are free on {self.device.type}"
-            raise BadInput("problem", f"{problem}", f"{mend}; use fewer queries, keys, heads or batch entries")
+            mend = f"{free / gib:.1f} GiB are free on {self.device.type}; use fewer queries, keys, heads or batch entries"
+            raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", mend)
 
 
 def _samples(output: Outputs) -> dict[str, Sample]:

@@ -111,7 +111,7 @@ class Record:
         """Mean, 95 % confidence interval and range of a metric over seeds, per subject, output and reference."""
         groups: dict[tuple[str, str, str], list[float]] = {}
         for row in self.rows:
-            groups.setdefault((row["subject"], row["output"], row["reference"]), []).append(row[metric])
+            groups.setdefault((row["subject"], row["output"], row["reference"]), []).append(float(row[metric]))
         names = ("subject", "output", "reference")
         return [dict(zip(names, group, strict=True)) | summary(values).as_dict() for group, values in groups.items()]
 

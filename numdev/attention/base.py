@@ -13,6 +13,7 @@ from torch import Tensor
 from numdev.errors import BadInput
 from numdev.formats import Format
 from numdev.mask import Mask
+from numdev.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,26 @@ class Attention(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Attention on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
         ...
+
+
+class UnderPolicy:
+    """What follows from a precision policy alone, for the implementations that have one."""
+
+    precision: Precision
+
+    @property
+    def format(self) -> Format:
+        """Of the output."""
+        return self.precision.format
+
+    @property
+    def input_key(self) -> Hashable:
+        """Equal where the rounding of the inputs is."""
+        return self.precision.inputs, self.precision.carrier
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs in the policy's format, in the carrier."""
+        return self.precision.round_inputs(q, k, v)
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
-from numdev.formats import Format
+from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.softmax import Normalise
@@ -18,7 +16,7 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 
 
 @dataclass(frozen=True)
-class Naive:
+class Naive(UnderPolicy):
     """`S = scale Q K^T; P = exp(S - rowmax S); O = (P / l) V`, each step in its format, over whole rows.
 
     Attributes:
@@ -29,17 +27,6 @@ class Naive:
 
     precision: Precision
     normalise: Normalise = Normalise.EACH
-
-    @property
-    def format(self) -> Format:
-        return self.precision.format
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.precision.inputs, self.precision.carrier
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.precision.round_inputs(q, k, v)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""

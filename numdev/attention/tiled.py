@@ -6,16 +6,14 @@ Rows are independent, so those of all heads and batch entries go through one KV 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.counters import Counters
 from numdev.attention.recurrence import Rows, Setting
-from numdev.formats import Format
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
@@ -28,7 +26,7 @@ _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Tiled(UnderPolicy):
     """Tiled attention under a precision policy.
 
     A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query,
@@ -46,17 +44,6 @@ class Tiled:
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
     count: bool = True
-
-    @property
-    def format(self) -> Format:
-        return self.precision.format
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.precision.inputs, self.precision.carrier
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.precision.round_inputs(q, k, v)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""

@@ -223,10 +223,14 @@ def _copy(values: Tensor) -> NDArray[np.floating[Any]]:
 def _between(x: Tensor, y: Tensor) -> float:
     """The area between two empirical distribution functions, given the sorted samples."""
     if x.numel() == y.numel():
-        total = 0.0
-        for start in range(0, x.numel(), _CHUNK):
-            total += float((x[start : start + _CHUNK] - y[start : start + _CHUNK]).abs_().sum())
-        return total / x.numel()
+        if x.is_cuda:
+            return float((x - y).abs_().mean())
+        a, b, scratch, total = x.numpy(), y.numpy(), np.empty(min(x.numel(), _CHUNK)), 0.0
+        for start in range(0, a.size, _CHUNK):
+            part = scratch[: min(_CHUNK, a.size - start)]
+            np.subtract(a[start : start + _CHUNK], b[start : start + _CHUNK], out=part)
+            total += float(np.abs(part, out=part).sum())
+        return total / a.size
     both = torch.cat([x, y]).sort().values
     below_x = torch.searchsorted(x, both[:-1], right=True).double() / x.numel()
     below_y = torch.searchsorted(y, both[:-1], right=True).double() / y.numel()

@@ -25,11 +25,13 @@ class Output:
         lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
             implementation does not return it.
         counters: events of the run, as rates or counts; see `numdev.attention.tiled.Counters`.
+        kernel: name of the compiled kernel that really ran, with its launch settings; empty for tensor operations.
     """
 
     out: Float[Tensor, "batch heads queries dim"]
     lse: Float[Tensor, "batch heads queries"] | None
     counters: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
 
     def tensors(self) -> dict[str, Tensor]:
         """The outputs by name, which is what a measurement compares."""

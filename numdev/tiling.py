@@ -82,12 +82,15 @@ class Tiling:
 
     def key_tiles(self, keys: int) -> list[list[tuple[int, int]]]:
         """For each split, the half-open ranges of keys in the order of their visit; a split may be empty."""
-        count = math.ceil(keys / self.bc)
-        bounds = [round(i * count / self.splits) for i in range(self.splits + 1)]
         return [
             [(t * self.bc, min((t + 1) * self.bc, keys)) for t in self._ordered(list(range(first, last)))]
-            for first, last in itertools.pairwise(bounds)
+            for first, last in itertools.pairwise(self.split_bounds(keys))
         ]
+
+    def split_bounds(self, keys: int) -> list[int]:
+        """Split s has the tiles from bound s to bound s + 1."""
+        count = math.ceil(keys / self.bc)
+        return [round(i * count / self.splits) for i in range(self.splits + 1)]
 
     def rescales(self, keys: int) -> int:
         """`R = ceil(N / Bc) - 1`, the number of times that a row's accumulator can be rescaled without splits."""

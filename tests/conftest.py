@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,15 @@ import torch
 from hypothesis import Phase, settings
 from jaxtyping import install_import_hook
 
-install_import_hook("numdev", "beartype.beartype")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in NumPy; Triton reads this when it is imported
+
+# All but the kernels: Triton compiles the source of a function, and a checker wrapped around it has none.
+ROOT = Path(__file__).resolve().parent.parent / "numdev"
+install_import_hook(
+    [f"numdev.{module.name}" for module in pkgutil.iter_modules([str(ROOT)]) if module.name not in ("kernels", "__main__")],
+    "beartype.beartype",
+)
 
 torch.set_num_threads(1)  # the tensors are small: threads that wait for each other make the suite several times slower
 
@@ -31,6 +41,12 @@ settings.load_profile("repeatable")
 def pytest_configure(config: pytest.Config) -> None:
     ignored = "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
     config.addinivalue_line("filterwarnings", ignored)  # beartype picks the item of a tuple that it checks at random
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where kernels run: on a GPU if there is one, else interpreted."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)

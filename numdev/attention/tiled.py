@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.combine import combine
 from numdev.attention.counters import Counters
 from numdev.attention.recurrence import Rows, Setting
 from numdev.mask import Mask
@@ -71,29 +71,10 @@ class Tiled(UnderPolicy):
             for tile in tiles:
                 rows.meet(tile)
             parts.append(rows.finish())
-        out, lse = parts[0] if len(parts) == 1 else self._combine(parts)
+        out, lse = parts[0] if len(parts) == 1 else combine(parts, self.precision)
         return self.precision.output.apply_(out), lse
 
     def _scale_queries(self, q: Tensor) -> Tensor:
         """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""
         inputs = self.precision.inputs
         return inputs.apply_(q) if isinstance(inputs, Cast) else q
-
-    def _combine(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """`O = sum_s w_s O_s` with `w_s = exp(LSE_s - LSE)` (Flash-Decoding): weights in `rescale`, sums in `accumulator`."""
-        step = self.precision
-        stacked = torch.stack([lse for _, lse in parts])
-        largest = stacked.amax(0)
-        largest = largest.masked_fill(largest == float("-inf"), 0.0)
-        total = torch.zeros_like(largest)
-        for _, lse in parts:
-            weight = step.rescale.apply_(step.rescale.apply_(lse - largest).exp_())
-            total = step.row_sum.accumulate.apply_(total + weight)
-        cast = step.row_sum.accumulate
-        lse_all = cast.apply_(largest + cast.apply_(total.log()))
-        reference = lse_all.masked_fill(lse_all == float("-inf"), 0.0)
-        combined = torch.zeros_like(parts[0][0])
-        for out, lse in parts:
-            weight = step.rescale.apply_(step.rescale.apply_(lse - reference).exp_())
-            combined = step.accumulator.apply_(combined + step.accumulator.apply_(out * weight))
-        return combined, lse_all

@@ -1,0 +1,61 @@
+"""Tiled attention under any precision policy, in one kernel: `Tiled` at the speed of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from numdev.attention.base import Output, UnderPolicy, check_shapes, softmax_scale
+from numdev.errors import Unsupported
+from numdev.kernels.runtime import require
+from numdev.mask import Mask
+from numdev.precision import Precision
+from numdev.rounding import Cast
+from numdev.softmax import OnlineSoftmax, ScaleOn
+from numdev.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Instrumented(UnderPolicy):
+    """The recurrence of `Tiled` with its casts compiled into a Triton kernel.
+
+    It agrees with `Tiled` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far as
+    the order of summation in FP32 and the hardware's exponential (2 ulp of FP32) let them, before each step's rounding.
+
+    Attributes:
+        precision: the format of each step; those that FP32 registers hold, rounded to nearest even or toward zero.
+        tiling: `br`, `bc` up to 256, order forward or reverse, splits.
+        softmax: the recurrence; `exp` or `exp2`, without shifting ties.
+    """
+
+    precision: Precision
+    tiling: Tiling = Tiling()
+    softmax: OnlineSoftmax = OnlineSoftmax()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Rounded inputs in, FP32 out. Shapes as in `Output`.
+
+        Raises:
+            Unsupported: naming the field, for what the kernel does not have, and where no kernel can run.
+        """
+        check_shapes(q, k, v, mask)
+        require(q.device)
+        if self.precision.carrier is not torch.float32:
+            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
+        from numdev.kernels import portable
+
+        factor = softmax_scale(q, scale)
+        dtype = portable.storage(self.precision)
+        if self.softmax.scale_on is ScaleOn.QUERIES:
+            q, factor = self._scale_queries(q.float() * (factor * self.softmax.log_scale)), 1.0 / self.softmax.log_scale
+        warps = 8 if self.tiling.br * self.tiling.bc > 64 * 64 else 4
+        request = portable.Request(self.precision, self.tiling, self.softmax, warps=warps)
+        out, lse = portable.run(request, q.to(dtype), k.to(dtype), v.to(dtype), mask, factor)
+        name = f"numdev instrumented br={self.tiling.br} bc={self.tiling.bc} warps={warps} stages={request.stages}"
+        return Output(self.precision.output.apply_(out), lse, kernel=name)
+
+    def _scale_queries(self, q: Tensor) -> Tensor:
+        inputs = self.precision.inputs
+        return inputs.apply_(q) if isinstance(inputs, Cast) else q

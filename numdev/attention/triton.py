@@ -1,0 +1,137 @@
+"""The fast reference: our own forward kernels, under the policy that kernels have."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.errors import BadInput, Unsupported
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.kernels.launch import choose
+from numdev.kernels.runtime import generation, interpreting, require
+from numdev.mask import Mask
+from numdev.precision import Precision
+from numdev.rounding import Cast
+from numdev.softmax import Exponential, OnlineSoftmax, ScaleOn
+from numdev.tiling import Order, Tiling
+
+_FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
+
+
+class Products(Enum):
+    """How FP32 operands are multiplied."""
+
+    IEEE = "ieee"
+    TF32 = "tf32"  # rounded to 10 mantissa bits first, on the tensor cores
+
+
+class Kernel(Enum):
+    """Which of our kernels runs."""
+
+    AUTO = "auto"  # the Hopper kernel on a Hopper GPU where it can run the request, else the portable one
+    PORTABLE = "portable"
+    HOPPER = "hopper"
+
+
+@dataclass(frozen=True)
+class Triton:
+    """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
+
+    FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
+    exactly, because the FP8 tensor cores of Hopper accumulate in fewer bits than FP32.
+
+    Attributes:
+        fmt: bf16, fp16, fp32, e4m3fn or e5m2.
+        br, bc: the tile; None is that of the pinned launch table.
+        order: of the tiles of keys; None is the kernel's own, forward for the portable one and reverse for Hopper's.
+        splits: split-KV.
+        softmax: `exp2` with folded scale, or `exp`; normalised at the end; lazy rescaling; `p_scale`.
+        products: of FP32 operands.
+        kernel: see `Kernel`. `Output.kernel` says which one ran.
+    """
+
+    fmt: Format = BF16
+    br: int | None = None
+    bc: int | None = None
+    order: Order | None = None
+    splits: int = 1
+    softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)
+    products: Products = Products.IEEE
+    kernel: Kernel = Kernel.AUTO
+
+    def __post_init__(self) -> None:
+        if self.fmt not in _FORMATS:
+            raise BadInput("attention.format", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
+        Tiling(self.br or 64, self.bc or 64, splits=self.splits)  # checks the sizes
+
+    @property
+    def precision(self) -> Precision:
+        """The policy under which it computes."""
+        policy = Precision.kernel(self.fmt)
+        return policy if self.fmt.bits > 8 else replace(policy, output=Cast(FP16))
+
+    @property
+    def format(self) -> Format:
+        return self.precision.format
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float32
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs in the format, in FP32."""
+        return self.precision.round_inputs(q, k, v)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Rounded inputs of any dtype in; `out` in the output format's dtype, LSE in FP32.
+
+        Raises:
+            Unsupported: naming the field that no kernel, or not the one asked for, can honour.
+        """
+        check_shapes(q, k, v, mask)
+        require(q.device)
+        if self.softmax.scale_on is ScaleOn.QUERIES:
+            raise Unsupported("softmax.scale_on", "our kernels scale the scores")
+        if self.products is Products.TF32 and self.fmt != FP32:
+            raise Unsupported("attention.products", f"tf32 is a way to multiply fp32, not {self.fmt.name}")
+        dtype = torch.float32 if interpreting() else self.fmt.dtype
+        assert dtype is not None, "each of the formats has a dtype"
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        refused = self._hopper_refusal(q, k, v, mask)
+        if refused is None:
+            from numdev.kernels import hopper_host
+
+            out, lse, name = hopper_host.forward(q, k, v, mask, softmax_scale(q, scale), self)
+            return Output(out, lse, kernel=name)
+        if self.kernel is Kernel.HOPPER:
+            raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
+        return self._portable(q, k, v, mask, softmax_scale(q, scale))
+
+    def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+        if self.kernel is Kernel.PORTABLE:
+            return "the portable kernel is asked for"
+        if (found := generation(q.device)) != "sm_90":
+            return f"it needs a GPU of compute capability 9.0, and this is {found}"
+        from numdev.kernels import hopper_host
+
+        return hopper_host.refusal(q, k, v, mask, self)
+
+    def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
+        from numdev.kernels import portable
+
+        launch = choose(self.fmt, q.shape[-1], mask, generation(q.device), self.br, self.bc)
+        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=self.splits)
+        tf32 = self.products is Products.TF32
+        request = portable.Request(self.precision, tiling, self.softmax, tf32, launch.warps, launch.stages)
+        native = self.format.dtype
+        assert native is not None
+        out, lse = portable.run(request, q, k, v, mask, scale, torch.float32 if interpreting() else native)
+        if out.dtype != native:
+            out = self.precision.output.apply_(out).to(native)
+        name = f"numdev portable br={launch.br} bc={launch.bc} warps={launch.warps} stages={launch.stages}"
+        return Output(out, lse, kernel=name)

@@ -1,0 +1,112 @@
+"""Rounding FP32 registers to a format given at compile time: `numdev.rounding.Cast` inside a kernel, bit for bit.
+
+A cast becomes a tuple of compile-time numbers, (kind, mantissa bits, emin, emax, max, overflow, toward zero, flush). Formats
+with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept bit is
+even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant `1.5 * 2^(E + 23 - m)` as in
+`numdev.rounding.round_magic`; toward zero then steps back where that went away from zero.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from numdev.errors import Unsupported
+from numdev.formats import FP32, Specials
+from numdev.kernels.runtime import interpreting
+from numdev.rounding import Cast, Overflow, Rounding, Subnormals
+
+IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = 0, 1, 2, 3, 4
+TO_INFINITY, TO_NAN, TO_MAX = 0, 1, 2
+
+Spec = tuple[int, int, int, int, float, int, int, int]
+
+
+def spec(cast: Cast, field: str) -> Spec:
+    """A cast as compile-time numbers.
+
+    Raises:
+        Unsupported: naming `field`, for what a kernel cannot do in FP32 registers.
+    """
+    to = cast.to
+    if cast.rounding not in (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO):
+        raise Unsupported(field, f"kernels round nearest_even or toward_zero, not {cast.rounding.value}")
+    if not FP32.covers(to) or to.is_integer:
+        raise Unsupported(field, f"kernels compute in FP32, which does not stand for {to.name}; use attention=tiled")
+    zero = int(cast.rounding is Rounding.TOWARD_ZERO)
+    flush = int(cast.subnormals is Subnormals.FLUSHED)
+    plain = not zero and not flush and cast.overflow is Overflow.INFINITY
+    if to == FP32:
+        if not plain:
+            raise Unsupported(field, f"FP32 registers are rounded as the hardware does, not as {cast}")
+        return IDENTITY, 23, to.emin, to.emax, to.max, TO_INFINITY, 0, 0
+    overflow = TO_MAX if cast.overflow is Overflow.SATURATE else TO_INFINITY if to.has_infinity else TO_NAN
+    if to.emin == FP32.emin and to.specials is not Specials.IEEE:
+        raise Unsupported(field, f"{to.name} has numbers beyond FP32's exponents")
+    kind = BITS if to.emin == FP32.emin else ADDER
+    if plain and not interpreting() and to.name in ("bf16", "fp16"):
+        kind = NATIVE_BF16 if to.name == "bf16" else NATIVE_FP16
+    if kind == ADDER and to.mantissa_bits > 21:
+        raise Unsupported(field, f"{to.name} leaves no bits of FP32 to round with")
+    return kind, to.mantissa_bits, to.emin, to.emax, to.max, overflow, zero, flush
+
+
+@triton.jit
+def round_bits(x, M: tl.constexpr, TOWARD_ZERO: tl.constexpr):
+    """To `m` mantissa bits and the exponents of FP32; what overflows carries into infinity."""
+    bits = x.to(tl.int32, bitcast=True)
+    shift: tl.constexpr = 23 - M
+    if not TOWARD_ZERO:
+        bits = bits + ((1 << (shift - 1)) - 1) + ((bits >> shift) & 1)
+    bits = bits & (-1 << shift)
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def round_adder(x, M: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr, TOWARD_ZERO: tl.constexpr):
+    """To `m` mantissa bits, the quantum of `emin` below it; beyond `emax` still a number of FP32."""
+    magnitude = tl.abs(x)
+    exponent = magnitude.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, (EMIN + 127) << 23), (EMAX + 1 + 127) << 23)
+    binade = exponent.to(tl.float32, bitcast=True)
+    magic = binade * (1.5 * 2.0 ** (23 - M))
+    rounded = (magnitude + magic) - magic
+    if TOWARD_ZERO:
+        rounded = tl.where(rounded > magnitude, rounded - binade * 2.0**-M, rounded)
+    return rounded
+
+
+@triton.jit
+def limit(magnitude, x, MAX: tl.constexpr, OVERFLOW: tl.constexpr, TOWARD_ZERO: tl.constexpr):
+    """Treat magnitudes beyond the largest number; x is what they were rounded from."""
+    infinite = tl.abs(x) == float("inf")
+    if OVERFLOW == 2:
+        return tl.where(magnitude > MAX, MAX, magnitude)
+    if OVERFLOW == 1:
+        beyond = float("nan")
+    else:
+        beyond = float("inf")
+    if TOWARD_ZERO:
+        return tl.where(infinite, beyond, tl.where(magnitude > MAX, MAX, magnitude))
+    return tl.where(magnitude > MAX, beyond, magnitude)
+
+
+@triton.jit
+def cast(x, SPEC: tl.constexpr):
+    """`x`, FP32, rounded; SPEC is what `spec` returned."""
+    KIND: tl.constexpr = SPEC[0]
+    if KIND == 1:
+        x = x.to(tl.bfloat16).to(tl.float32)
+    if KIND == 2:
+        x = x.to(tl.float16).to(tl.float32)
+    if KIND >= 3:
+        if KIND == 3:
+            magnitude = tl.abs(round_bits(x, SPEC[1], SPEC[6]))
+        else:
+            magnitude = round_adder(x, SPEC[1], SPEC[2], SPEC[3], SPEC[6])
+        magnitude = limit(magnitude, x, SPEC[4], SPEC[5], SPEC[6])
+        if SPEC[7]:
+            magnitude = tl.where(magnitude < 2.0 ** SPEC[2], 0.0, magnitude)
+        sign = x.to(tl.int32, bitcast=True) & -2147483648
+        x = tl.where(x == x, (magnitude.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True), x)
+    return x

@@ -1,0 +1,145 @@
+"""Launching the portable kernel: a policy, a tiling and a recurrence as compile-time numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+from numdev.attention.combine import combine
+from numdev.errors import Unsupported
+from numdev.formats import BF16, FP16, FP32, TF32, Format
+from numdev.kernels import forward
+from numdev.kernels.casts import Spec, spec
+from numdev.kernels.runtime import interpreting
+from numdev.mask import Mask
+from numdev.precision import Dot, Precision
+from numdev.quantise import Quantised
+from numdev.rounding import Cast
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.tiling import Order, Tiling
+
+_MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
+_STEPS = ("scores", "exponential", "rescale", "row_sum", "probabilities", "values", "accumulator")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compiled.
+
+    Attributes:
+        precision: the policy; inputs and output are the caller's affair.
+        tiling: Br, Bc, order (forward or reverse) and splits.
+        softmax: the recurrence.
+        tf32: whether FP32 operands are multiplied as TF32.
+        warps, stages: of the launch.
+    """
+
+    precision: Precision
+    tiling: Tiling
+    softmax: OnlineSoftmax
+    tf32: bool = False
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        soft, tiling = self.softmax, self.tiling
+        if soft.exp not in (Exponential.EXP, Exponential.EXP2):
+            raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp.value}")
+        if soft.tie_shift is not None:
+            raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
+        if tiling.order not in (Order.FORWARD, Order.REVERSE):
+            raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
+        if tiling.bc > _MOST_KEYS:
+            raise Unsupported("tiling.bc", f"{tiling.bc} keys of a tile do not fit into registers; give at most {_MOST_KEYS}")
+        if tiling.br > _MOST_KEYS:
+            raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
+
+    @property
+    def policy(self) -> tuple[Spec, ...]:
+        """One cast per step, in the order of `numdev.kernels.forward`."""
+        return _policy(self.precision)
+
+    @property
+    def every(self) -> tuple[int, int, int]:
+        """Products between roundings of the running sums of scores, row sums and values; 0 for once per tile."""
+        step = self.precision
+        return tuple(dot.every or 0 for dot in (step.scores, step.row_sum, step.values))  # type: ignore[return-value]
+
+    @property
+    def products(self) -> tuple[str, str]:
+        """How the operands of `Q K^T` and of `P V` are multiplied."""
+        if interpreting():
+            return "ieee", "ieee"
+        inputs = formats_of(self.precision)
+        if self.tf32:
+            return "tf32", "tf32"
+        return operand(*inputs), operand(*inputs, self.precision.probabilities.to)
+
+    @property
+    def options(self) -> tuple[bool, bool, bool, bool]:
+        """Binary exponential, lazy rescale, division at each step, `alpha O + P V` as one accumulation."""
+        soft, step = self.softmax, self.precision
+        each = soft.normalise is Normalise.EACH
+        plain = all(cast == Cast(FP32) for cast in (step.values.accumulate, step.accumulator)) and step.values == Dot(Cast(FP32))
+        return soft.exp.is_binary, soft.threshold > 0, each, plain and not each and soft.p_scale == 1.0
+
+
+def formats_of(precision: Precision) -> tuple[Format, ...]:
+    """The formats of q, k and v; dequantised ones are FP32 numbers."""
+    return (FP32,) if isinstance(precision.inputs, Quantised) else (precision.inputs.to,)
+
+
+def operand(*formats: Format) -> str:
+    """The narrowest operands of a tensor core that hold all formats, so that products are exact; `ieee` is FP32's own."""
+    for name, fmt in (("fp16", FP16), ("bf16", BF16), ("tf32", TF32)):
+        if all(fmt.covers(each) for each in formats):
+            return name
+    return "ieee"
+
+
+def storage(precision: Precision) -> torch.dtype:
+    """The narrowest dtype of the inputs in memory."""
+    name = "ieee" if interpreting() else operand(*formats_of(precision))
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name, torch.float32)
+
+
+@lru_cache(maxsize=256)
+def _policy(precision: Precision) -> tuple[Spec, ...]:
+    steps = ((name, getattr(precision, name)) for name in _STEPS)
+    return tuple(spec(step.accumulate if isinstance(step, Dot) else step, f"precision.{name}") for name, step in steps)
+
+
+def run(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """`out` before its cast to the output's format (in `out_dtype`, FP32 if there are splits), and LSE `[..., queries]` in FP32."""
+    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    if dim > _MOST_DIM:
+        raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
+    tiling, soft, splits = request.tiling, request.softmax, request.tiling.splits
+    dtype = torch.float32 if splits > 1 else out_dtype
+    out = torch.empty(splits, batch, heads, queries, dim, dtype=dtype, device=q.device)
+    lse = torch.empty(splits, batch, heads, queries, dtype=torch.float32, device=q.device)
+    lengths = torch.tensor(mask.key_lengths or [0], dtype=torch.int32, device=q.device)
+    bounds = torch.tensor(tiling.split_bounds(keys), dtype=torch.int32, device=q.device)
+    br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
+    binary, lazy, each, fused = request.options
+    options = (mask.causal, mask.window is not None, binary, lazy, each, fused, soft.p_scale != 1.0)
+    grid = (triton.cdiv(queries, tiling.br), batch * heads, splits)
+    with torch.cuda.device(q.device) if q.is_cuda else torch.no_grad():
+        forward.attention[grid](
+            q, k, v, out, lse, lengths, bounds, float(scale * soft.log_scale), soft.log_scale, soft.threshold, soft.p_scale,
+            heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
+            *q.stride(), *k.stride(), *v.stride(),
+            dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
+            request.policy, request.every, request.products, options,
+            num_warps=request.warps, num_stages=request.stages,
+        )  # fmt: skip
+    if splits == 1:
+        return out[0], lse[0]
+    combined, total = combine([(o, part[..., None]) for o, part in zip(out, lse, strict=True)], request.precision)
+    return combined, total.squeeze(-1)

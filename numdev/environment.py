@@ -12,6 +12,7 @@ import numpy
 import torch
 
 from numdev.errors import BadInput
+from numdev.kernels.runtime import interpreting, triton_version
 from numdev.version import package_version
 
 
@@ -49,6 +50,10 @@ def environment(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
+        facts["cudnn"] = str(torch.backends.cudnn.version())
+        facts["triton"] = triton_version()
+    elif interpreting():
+        facts["triton"] = f"{triton_version()} interpreted"
     return facts
 
 

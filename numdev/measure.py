@@ -92,11 +92,13 @@ class Bench:
         config = self.config(problem, variant, baseline, seeds)
         key = key_of(config, self.environment())
         start, rows, counters = time.perf_counter(), [], []
+        kernels: dict[str, None] = {}
         status, reason = Status.OK, ""
         try:
             for seed in range(seeds):
-                found, counted = self._replicate(problem, variant, baseline, seed)
+                found, counted, kernel = self._replicate(problem, variant, baseline, seed)
                 rows += found
+                kernels[kernel] = None
                 counters.append({"seed": seed} | counted)
             kinds = ("variant", "golden")  # against one reference, so that a value is counted once
             wrong = sum(row["nan_count"] + row["inf_count"] for row in rows if (row["subject"], row["reference"]) == kinds)
@@ -111,11 +113,11 @@ class Bench:
         if status not in (Status.OK, Status.NONFINITE):
             rows, counters = [], []
         seconds = time.perf_counter() - start
-        return Record(key, config, self.environment(), status, reason, rows, counters, seconds)
+        return Record(key, config, self.environment(), status, reason, rows, counters, seconds, "; ".join(kernels))
 
     def _replicate(
         self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seed: int
-    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    ) -> tuple[list[dict[str, Any]], dict[str, float], str]:
         arguments = problem.arguments()
         output = variant(*self._rounded(problem, variant, seed), **arguments)
         samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}
@@ -133,7 +135,7 @@ class Bench:
                     seed,
                 ),
             )
-        return _rows("variant", samples, references, variant.format, seed) + rows, output.counters
+        return _rows("variant", samples, references, variant.format, seed) + rows, output.counters, getattr(output, "kernel", "")
 
     def _inputs(self, problem: Reproducible, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values()))

@@ -6,8 +6,12 @@ from numdev.api import measure
 from numdev.attention.base import Attention, Output
 from numdev.attention.custom import Custom
 from numdev.attention.exact import Exact
+from numdev.attention.flex import Flex
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
+from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Kernel, Products, Triton
 from numdev.captured import Captured
 from numdev.deviation import Deviation, wasserstein
 from numdev.distributions import Distribution, Kind
@@ -26,6 +30,7 @@ from numdev.tiling import Loop, Order, Tiling
 
 __all__ = [
     "Attention",
+    "Backend",
     "BadInput",
     "Bench",
     "Captured",
@@ -36,7 +41,10 @@ __all__ = [
     "Dot",
     "Exact",
     "Exponential",
+    "Flex",
     "Format",
+    "Instrumented",
+    "Kernel",
     "Kind",
     "Loop",
     "Mask",
@@ -49,11 +57,13 @@ __all__ = [
     "Overflow",
     "Precision",
     "Problem",
+    "Products",
     "Quantised",
     "Record",
     "Rounding",
     "Scale",
     "ScaleOn",
+    "Sdpa",
     "Shape",
     "Smoothing",
     "Specials",
@@ -62,6 +72,7 @@ __all__ = [
     "Subnormals",
     "Tiled",
     "Tiling",
+    "Triton",
     "Unsupported",
     "measure",
     "wasserstein",

@@ -80,6 +80,7 @@ class Record:
             inputs: arithmetic error) or `baseline`.
         counters: one per seed, what the variant's run counted of itself.
         seconds: wall time of the measurement.
+        kernel: what really ran, as the variant says: see `Output.kernel`.
     """
 
     key: str
@@ -90,6 +91,7 @@ class Record:
     rows: list[dict[str, Any]] = field(default_factory=list)
     counters: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    kernel: str = ""
 
     def to_json(self) -> bytes:
         return json.dumps(vars(self) | {"status": self.status.value}, separators=(",", ":")).encode()

@@ -10,10 +10,14 @@ import pytest
 from numdev.api import baseline_for
 from numdev.attention.custom import Custom
 from numdev.attention.exact import Exact
+from numdev.attention.flex import Flex
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
+from numdev.attention.sdpa import Sdpa
 from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Triton
 from numdev.captured import Captured
-from numdev.cli import build
+from numdev.cli import build, variants
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
 from numdev.cli.settings import nested
@@ -38,7 +42,7 @@ def config(**choices_and_values: Any) -> dict[str, Any]:
 
 
 def variant(**changes: Any) -> Any:
-    return build.attention(config(**changes))
+    return variants.attention(config(**changes))
 
 
 class TestLeavesAgreeWithPython:
@@ -81,7 +85,8 @@ class TestLeavesAgreeWithPython:
 
     @pytest.mark.parametrize("name", LIBRARY.options("attention"))
     def test_attention(self, name: str) -> None:
-        kinds = {"tiled": Tiled, "naive": Naive, "exact": Exact, "custom": Custom}
+        kinds = {"tiled": Tiled, "naive": Naive, "exact": Exact, "custom": Custom, "triton": Triton, "sdpa": Sdpa, "flex": Flex}
+        kinds |= {"instrumented": Instrumented}
         built = variant(attention=name, attention__function="tests.test_build:some_attention")
         assert type(built) is kinds[name]
 
@@ -209,8 +214,8 @@ class TestAttention:
         assert variant(attention="custom", attention__function="attention_of_mine:all_of_v").format == BF16
 
     def test_unknown(self) -> None:
-        with pytest.raises(BadInput, match=r"attention\.kind: 'triton' .*use one of tiled, naive, exact, custom"):
-            variant(attention__kind="triton")
+        with pytest.raises(BadInput, match=r"attention\.kind: 'tritom' .*did you mean triton"):
+            variant(attention__kind="tritom")
 
 
 class TestBaseline:

@@ -24,7 +24,13 @@ VALUE_OBJECTS = (
     "tiling",
     "version",
 )
-SHARED = ("base", "counters", "recurrence")  # parts of several implementations of attention; the rest are implementations
+SHARED = (
+    "base",
+    "combine",
+    "counters",
+    "recurrence",
+    "vendor",
+)  # parts of several implementations of attention; the rest are implementations
 ABOVE_VALUES = ("attention", "api", "measure", "record", "store", "study", "report", "cli", "public")
 
 
@@ -118,8 +124,18 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
 
 
+KERNELS = [name for name in of("kernels") if name.rpartition(".")[2] not in ("kernels", "runtime", "launch", "profiling")]
+
+
 def test_triton_nowhere_but_in_kernels() -> None:
-    assert not found(list(MODULES), "triton")
+    assert len(KERNELS) >= 5
+    assert not found([name for name in MODULES if name not in KERNELS], "triton")
+
+
+def test_kernels_are_imported_only_where_one_is_launched() -> None:
+    elsewhere = [name for name in MODULES if name not in of("kernels")]
+    assert not found(elsewhere, *KERNELS, late_too=False)
+    assert not found(KERNELS, *inside("api", "measure", "record", "store", "study", "report", "cli", "public"))
 
 
 def test_the_command_line_is_imported_by_nothing_else() -> None:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
-from numdev.api import baseline_for
-from numdev.attention.base import Attention
-from numdev.attention.custom import Custom
-from numdev.attention.exact import Exact
-from numdev.attention.naive import Naive
-from numdev.attention.tiled import Tiled
 from numdev.captured import Captured
 from numdev.cli.nearest import one_of
 from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
-from numdev.formats import Format
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
@@ -34,7 +25,6 @@ E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 
 CAPTURED = "captured"
-IMPLEMENTATIONS = ("tiled", "naive", "exact", "custom")
 SHAPES = ("as_is", "swapped", "square", "square_bc")
 _DOTS = ("scores", "row_sum", "values")
 
@@ -48,10 +38,10 @@ def point(config: Settings, setting: str = "default", labels: Mapping[str, Any] 
     seeds = config["seeds"]
     if seeds < 1:
         raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
+    from numdev.cli.variants import attention, baseline
+
     variant = attention(config)
-    return StudyPoint(
-        problem(config["problem"]), variant, baseline(config["baseline"], variant), seeds, setting, dict(labels or {})
-    )
+    return StudyPoint(problem(config["problem"]), variant, baseline(config, variant), seeds, setting, dict(labels or {}))
 
 
 def problem(settings: Settings) -> Problem:
@@ -81,13 +71,13 @@ def source(settings: Settings) -> Distribution | Captured:
 
 def precision(settings: Settings) -> Precision:
     """The preset with the steps that differ from it."""
-    base = _named("precision.preset", Precision.parse, settings["preset"])
+    base = named("precision.preset", Precision.parse, settings["preset"])
     steps: dict[str, Any] = {}
     for field in fields(Precision):
         text = settings[field.name]
         if text is not None:
             parse: Callable[[str], Cast | Dot] = Dot.parse if field.name in _DOTS else Cast.parse
-            steps[field.name] = _named(f"precision.{field.name}", parse, text)
+            steps[field.name] = named(f"precision.{field.name}", parse, text)
     return replace(base, **(steps | {"inputs": _quantised(settings["quantise"], steps.get("inputs", base.inputs))}))
 
 
@@ -99,14 +89,14 @@ def _quantised(settings: Settings, inputs: Cast | Quantised) -> Cast | Quantised
     base = inputs if isinstance(inputs, Quantised) else Quantised(inputs)
     field = "precision.quantise"
     if "to" in given:
-        given["to"] = _named(f"{field}.to", Cast.parse, given["to"])
+        given["to"] = named(f"{field}.to", Cast.parse, given["to"])
     if "scale" in given:
-        given["scale"] = _choice(f"{field}.scale", Scale, given["scale"])
+        given["scale"] = choice(f"{field}.scale", Scale, given["scale"])
     if "smoothing" in given:
-        given["smoothing"] = _choice(f"{field}.smoothing", Smoothing, given["smoothing"])
+        given["smoothing"] = choice(f"{field}.smoothing", Smoothing, given["smoothing"])
     if "values" in given:
         same = given["values"] == "same"
-        given["values"] = None if same else _named(f"{field}.values", Cast.parse, given["values"])
+        given["values"] = None if same else named(f"{field}.values", Cast.parse, given["values"])
     return replace(base, **given)
 
 
@@ -121,8 +111,8 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
         sides = {"br": derived.br, "bc": derived.bc}
     given = Tiling(
         **sides,
-        order=_choice("tiling.order", Order, settings["order"]),
-        loop=_choice("tiling.loop", Loop, settings["loop"]),
+        order=Order.FORWARD if settings["order"] is None else choice("tiling.order", Order, settings["order"]),
+        loop=choice("tiling.loop", Loop, settings["loop"]),
         splits=settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],
@@ -134,63 +124,19 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
     return given if shape == "as_is" else given.swapped() if shape == "swapped" else given.square()
 
 
-def softmax(settings: Settings) -> OnlineSoftmax:
-    """The recurrence."""
+def softmax(settings: Settings, exp: Exponential = Exponential.EXP) -> OnlineSoftmax:
+    """The recurrence; `exp` is that of an implementation which is not told otherwise."""
     return OnlineSoftmax(
-        normalise=_choice("softmax.normalise", Normalise, settings["normalise"]),
-        exp=_choice("softmax.exp", Exponential, settings["exp"]),
-        scale_on=_choice("softmax.scale_on", ScaleOn, settings["scale_on"]),
+        normalise=choice("softmax.normalise", Normalise, settings["normalise"]),
+        exp=exp if settings["exp"] is None else choice("softmax.exp", Exponential, settings["exp"]),
+        scale_on=choice("softmax.scale_on", ScaleOn, settings["scale_on"]),
         rescale_threshold=settings["rescale_threshold"],
         p_scale=settings["p_scale"],
         tie_shift=settings["tie_shift"],
     )
 
 
-def attention(config: Settings) -> Attention:
-    """The variant."""
-    settings = config["attention"]
-    kind = settings["kind"]
-    if kind == "tiled":
-        tiles = tiling(config["tiling"], config["problem"]["head_dim"])
-        return Tiled(precision(config["precision"]), tiles, softmax(config["softmax"]), settings["count"])
-    if kind == "naive":
-        normalise = _choice("attention.normalise", Normalise, settings["normalise"])
-        return Naive(precision(config["precision"]), normalise)
-    if kind == "exact":
-        return Exact()
-    if kind == "custom":
-        return _custom(settings)
-    raise BadInput("attention.kind", kind, one_of(kind, IMPLEMENTATIONS))
-
-
-def _custom(settings: Settings) -> Custom:
-    """A function of the user's, whose module may lie in the current folder."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    function = settings["function"]
-    if function is None:
-        raise BadInput("attention.function", None, "attention=custom needs one, written package.module:function")
-    return Custom(function, _named("attention.format", Format.parse, settings["format"]))
-
-
-def baseline(settings: Settings, variant: Attention) -> Naive | None:
-    """Naive attention: in the variant's output format unless a preset is named."""
-    name = settings["precision"]
-    normalise = _choice("baseline.normalise", Normalise, settings["normalise"])
-    if name == "none":
-        return None
-    if name is None:
-        return replace(baseline_for(variant.format), normalise=normalise)
-    if name == "uniform":
-        return Naive(Precision.uniform(variant.format), normalise)
-    try:
-        return Naive(Precision.parse(name), normalise)
-    except BadInput as error:
-        raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, none, null") from None
-
-
-def _named(field: str, parse: Callable[[str], T], text: str) -> T:
+def named(field: str, parse: Callable[[str], T], text: str) -> T:
     """`parse(text)`, with a complaint that names the setting."""
     try:
         return parse(text)
@@ -198,7 +144,7 @@ def _named(field: str, parse: Callable[[str], T], text: str) -> T:
         raise BadInput(field, text, error.mend) from None
 
 
-def _choice(field: str, kind: type[E], value: str) -> E:
+def choice(field: str, kind: type[E], value: str) -> E:
     known = [member.value for member in kind]
     if value not in known:
         raise BadInput(field, value, one_of(value, known))

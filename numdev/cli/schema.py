@@ -79,7 +79,7 @@ class TilingConfig:
     bc: int | None = MISSING
     sram: int | None = MISSING
     shape: str = MISSING
-    order: str = MISSING
+    order: str | None = MISSING
     stride: int = MISSING
     seed: int = MISSING
     loop: str = MISSING
@@ -91,7 +91,7 @@ class SoftmaxConfig:
     """`OnlineSoftmax`."""
 
     normalise: str = MISSING
-    exp: str = MISSING
+    exp: str | None = MISSING
     scale_on: str = MISSING
     rescale_threshold: float = MISSING
     p_scale: float = MISSING
@@ -107,12 +107,16 @@ class AttentionConfig:
     normalise: str = MISSING
     function: str | None = MISSING
     format: str = MISSING
+    backend: str = MISSING
+    products: str = MISSING
+    kernel: str = MISSING
 
 
 @dataclass
 class BaselineConfig:
     """What the variant is compared with besides golden."""
 
+    kind: str = MISSING
     precision: str | None = MISSING
     normalise: str = MISSING
 

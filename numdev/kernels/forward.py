@@ -204,4 +204,6 @@ def attention(
     value = tl.where(row_sum == 0.0, float("-inf"), cast(base + cast(tl.log(row_sum), POLICY[ROW_SUM]), POLICY[ROW_SUM]))
     at = (split.to(tl.int64) * tl.num_programs(1) + pair) * queries + rows
     tl.store(lse + at, value, mask=rows < row1)
-    tl.store(out + at[:, None] * DIM + inner[None, :], o.to(out.dtype.element_ty), mask=(rows < row1)[:, None] & (inner < DIM)[None, :])
+    tl.store(
+        out + at[:, None] * DIM + inner[None, :], o.to(out.dtype.element_ty), mask=(rows < row1)[:, None] & (inner < DIM)[None, :]
+    )

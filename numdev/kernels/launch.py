@@ -28,9 +28,7 @@ SAFE = Launch(64, 32, 4, 2)  # fits every GPU at every head_dim
 INTERPRETED = Launch(32, 32, 4, 1)
 
 
-def choose(
-    fmt: Format, head_dim: int, mask: Mask, generation: str, br: int | None = None, bc: int | None = None
-) -> Launch:
+def choose(fmt: Format, head_dim: int, mask: Mask, generation: str, br: int | None = None, bc: int | None = None) -> Launch:
     """The entry of the table for a request; sides that are given replace its own.
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the

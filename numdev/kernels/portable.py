@@ -116,7 +116,7 @@ def _policy(precision: Precision) -> tuple[Spec, ...]:
 def run(
     request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """`out` before its cast to the output's format (in `out_dtype`, FP32 if there are splits), and LSE `[..., queries]` in FP32."""
+    """`out` before its cast to the output's format, in `out_dtype` (FP32 if there are splits); LSE `[..., queries]` in FP32."""
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     if dim > _MOST_DIM:
         raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")

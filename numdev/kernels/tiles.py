@@ -31,7 +31,7 @@ def visible(rows, columns, end, keys, shift, window, CAUSAL: tl.constexpr, WINDO
     """Whether each row sees each column of a tile that ends before `end`."""
     position = rows[:, None] + shift
     column = columns[None, :]
-    sees = (column < tl.minimum(end, keys)) & (position == position)
+    sees = (column < tl.minimum(end, keys)) & (position >= shift)
     if CAUSAL:
         sees = sees & (column <= position)
     if WINDOW:

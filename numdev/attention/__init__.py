@@ -1,0 +1,1 @@
+"""Implementations of attention, one per module; they never import each other."""

@@ -1,0 +1,61 @@
+"""What the kernels of others have in common: a dtype, rounded inputs, and proof of which one ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from numdev.errors import BadInput, Unsupported
+from numdev.formats import Format
+from numdev.rounding import Cast
+
+Result = tuple[Tensor, Tensor | None]
+
+
+class InDtype:
+    """What follows from a format that torch has a dtype for."""
+
+    fmt: Format
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float32
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs in the dtype of the format, each rounded once."""
+        cast, dtype = Cast(self.fmt), self.dtype
+        return cast(q.double()).to(dtype), cast(k.double()).to(dtype), cast(v.double()).to(dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Raises BadInput for a format without one."""
+        if self.fmt.dtype is None:
+            raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+        return self.fmt.dtype
+
+
+_RAN: dict[Hashable, str] = {}  # the kernel of each request, asked of the profiler once per process
+
+
+def proven(run: Callable[[], Result], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[Result, str]:
+    """The result of `run`, and the kernel that it runs, which must be one of the family `wanted`.
+
+    Raises:
+        Unsupported: naming `field`, if another ran.
+    """
+    if key in _RAN:
+        return run(), _RAN[key]
+    from numdev.kernels import profiling
+
+    result, names = profiling.kernels(run, device)
+    found, kernel = profiling.family(names)
+    if found != wanted:
+        raise Unsupported(field, f"asked for {wanted}, but {found or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")
+    _RAN[key] = kernel
+    return result, kernel

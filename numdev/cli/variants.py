@@ -1,0 +1,130 @@
+"""From settings to what is measured: the implementations of attention, and the baseline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from numdev.api import baseline_for, emulation_of
+from numdev.attention.base import Attention
+from numdev.attention.custom import Custom
+from numdev.attention.exact import Exact
+from numdev.attention.flex import Flex
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.naive import Naive
+from numdev.attention.sdpa import Backend, Sdpa
+from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Kernel, Products, Triton
+from numdev.cli.build import Settings, choice, named, precision, softmax, tiling
+from numdev.cli.nearest import one_of
+from numdev.errors import BadInput
+from numdev.formats import Format
+from numdev.precision import Precision
+from numdev.softmax import Exponential, Normalise
+from numdev.tiling import Order
+
+
+def attention(config: Settings) -> Attention:
+    """The variant."""
+    kind = config["attention"]["kind"]
+    if kind not in _MAKERS:
+        raise BadInput("attention.kind", kind, one_of(kind, tuple(_MAKERS)))
+    return _MAKERS[kind](config)
+
+
+def _tiled(config: Settings) -> Tiled:
+    tiles = tiling(config["tiling"], config["problem"]["head_dim"])
+    return Tiled(precision(config["precision"]), tiles, softmax(config["softmax"]), config["attention"]["count"])
+
+
+def _instrumented(config: Settings) -> Instrumented:
+    tiles = tiling(config["tiling"], config["problem"]["head_dim"])
+    return Instrumented(precision(config["precision"]), tiles, softmax(config["softmax"]))
+
+
+def _naive(config: Settings) -> Naive:
+    normalise = choice("attention.normalise", Normalise, config["attention"]["normalise"])
+    return Naive(precision(config["precision"]), normalise)
+
+
+def _triton(config: Settings) -> Triton:
+    settings, tiles = config["attention"], config["tiling"]
+    br, bc = _sides(config)
+    return Triton(
+        fmt=_format(config),
+        br=br,
+        bc=bc,
+        order=None if tiles["order"] is None else choice("tiling.order", Order, tiles["order"]),
+        splits=tiles["splits"],
+        softmax=softmax(config["softmax"], Exponential.EXP2),
+        products=choice("attention.products", Products, settings["products"]),
+        kernel=choice("attention.kernel", Kernel, settings["kernel"]),
+    )
+
+
+def _sdpa(config: Settings) -> Sdpa:
+    return Sdpa(choice("attention.backend", Backend, config["attention"]["backend"]), _format(config))
+
+
+def _flex(config: Settings) -> Flex:
+    br, bc = _sides(config)
+    return Flex(br, bc, _format(config))
+
+
+def _custom(config: Settings) -> Custom:
+    """A function of the user's, whose module may lie in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    function = config["attention"]["function"]
+    if function is None:
+        raise BadInput("attention.function", None, "attention=custom needs one, written package.module:function")
+    return Custom(function, _format(config))
+
+
+_MAKERS: dict[str, Callable[[Settings], Attention]] = {
+    "tiled": _tiled,
+    "instrumented": _instrumented,
+    "naive": _naive,
+    "exact": lambda config: Exact(),
+    "triton": _triton,
+    "sdpa": _sdpa,
+    "flex": _flex,
+    "custom": _custom,
+}
+
+
+def _format(config: Settings) -> Format:
+    return named("attention.format", Format.parse, config["attention"]["format"])
+
+
+def _sides(config: Settings) -> tuple[int | None, int | None]:
+    """Br and Bc where the command line or a study says them; None leaves them to the kernel's own table."""
+    settings = config["tiling"]
+    if settings["sram"] is None and settings["shape"] == "as_is":
+        return settings["br"], settings["bc"]
+    tiles = tiling(settings, config["problem"]["head_dim"])
+    return tiles.br, tiles.bc
+
+
+def baseline(config: Settings, variant: Attention) -> Attention | None:
+    """Naive attention, in the variant's output format unless a preset is named; or the emulation of a kernel."""
+    settings = config["baseline"]
+    name, kind = settings["precision"], settings["kind"]
+    if kind not in ("naive", "emulation"):
+        raise BadInput("baseline.kind", kind, one_of(kind, ("naive", "emulation")))
+    if kind == "emulation":
+        return emulation_of(variant, tiling(config["tiling"], config["problem"]["head_dim"]))
+    normalise = choice("baseline.normalise", Normalise, settings["normalise"])
+    if name == "none":
+        return None
+    if name is None:
+        return replace(baseline_for(variant.format), normalise=normalise)
+    if name == "uniform":
+        return Naive(Precision.uniform(variant.format), normalise)
+    try:
+        return Naive(Precision.parse(name), normalise)
+    except BadInput as error:
+        raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, none, null") from None

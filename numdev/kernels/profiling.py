@@ -1,0 +1,49 @@
+"""Which kernel really ran: asked of the profiler, not of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch.autograd.profiler_util import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+T = TypeVar("T")
+
+# Fragments of kernel names; cuDNN's contain `flash` too, so the order counts.
+_FAMILIES = (
+    ("cudnn", ("cudnn",)),
+    ("flex", ("flex_attention", "flex_decoding")),
+    ("efficient", ("fmha_cutlass", "efficient_attention")),
+    ("flash", ("flash_fwd", "flash_attention")),
+    ("math", ("attention_math", "gemm", "softmax", "nvjet", "cutlass")),
+)
+
+
+def kernels(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:
+    """The result of a call and the names of the kernels that it ran on the GPU, or of its attention operators on a CPU."""
+    run()  # what is compiled or set up at the first call is not what it runs
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        result = run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    events = profiler.events() or []
+    if device.type == "cuda":
+        names = [event.name for event in events if event.device_type == DeviceType.CUDA]
+    else:
+        names = [event.name for event in events if "scaled_dot_product" in event.name and event.name != _ENTRY]
+    return result, tuple(dict.fromkeys(names))
+
+
+_ENTRY = "aten::scaled_dot_product_attention"  # the operator that chooses
+
+
+def family(names: tuple[str, ...]) -> tuple[str, str]:
+    """The family that the kernels of a call belong to, and the name that says so; empty strings if none is known."""
+    for name, fragments in _FAMILIES:
+        for kernel in names:
+            if any(fragment in kernel for fragment in fragments):
+                return name, kernel
+    return "", ""

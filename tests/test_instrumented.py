@@ -1,0 +1,116 @@
+"""The instrumented kernel against the emulation that specifies it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.tiled import Tiled
+from numdev.errors import Unsupported
+from numdev.mask import Mask
+from numdev.precision import Precision
+from numdev.rounding import Cast
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.tiling import Order, Tiling
+from tests.cases import MASKS, POLICIES, Sizes, draw, lse_of, mixed
+from tests.test_triton import fitted
+
+SIZES: Sizes = (2, 4, 2, 37, 53, 24)
+NARROW = ["uniform_bf16", "uniform_fp16", "uniform_e5m2", "eager_bf16", "kernel_bf16", "kernel_fp16", "narrow_sum", "fp8", "int8"]
+BINARY = OnlineSoftmax(exp=Exponential.EXP2)
+
+
+def whole(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs whose every product and sum is exact: scores are whole numbers, so their powers of two are exact too."""
+    q, k, v = draw(sizes)
+    return (3 * q).round().clamp(-1, 1), (3 * k).round().clamp(-1, 1), (2 * v).round().clamp(-4, 4)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", NARROW)
+def test_the_same_bits_where_everything_is_exact(name: str, mask: str, device: str) -> None:
+    """`S - m` is a whole number, so exp2 is exact; P are powers of two, and their sums and products need few bits."""
+    policy = POLICIES[name]() if name not in ("fp8", "int8") else Precision.parse("kernel_fp16")
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, normalise=Normalise.END)
+    tiling, scale = Tiling(16, 16), 1.0 / softmax.log_scale  # the folded factor log2(e) is taken out again
+    inputs = tuple(t.to(device) for t in policy.round_inputs(*whole(SIZES)))
+    got = Instrumented(policy, tiling, softmax)(*inputs, fitted(MASKS[mask], 53), scale)
+    expected = Tiled(policy, tiling, softmax)(*inputs, fitted(MASKS[mask], 53), scale)
+    assert torch.equal(got.out, expected.out)
+    empty = lse_of(expected) == float("-inf")
+    assert torch.equal(lse_of(got) == float("-inf"), empty)
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize(
+    ("tiling", "softmax"),
+    [
+        (Tiling(16, 16), OnlineSoftmax()),
+        (Tiling(20, 13, Order.REVERSE, splits=2), OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)),
+        (Tiling(16, 32), OnlineSoftmax(normalise=Normalise.EACH)),
+        (Tiling(16, 32), OnlineSoftmax(exp=Exponential.EXP2, scale_on=ScaleOn.QUERIES, p_scale=256.0)),
+    ],
+    ids=["plain", "reverse, split, lazy", "each", "queries, p_scale"],
+)
+def test_close_to_the_emulation_elsewhere(name: str, tiling: Tiling, softmax: OnlineSoftmax, device: str) -> None:
+    """A last bit of FP32 can tip a rounding to the step's format, by one ulp of that step; few elements are at such an edge.
+
+    So nearly all elements agree to the bit, and none is further off than 4 ulp of the coarsest step at the size of the
+    largest v: a tipped score moves P by u times |S|, at most 4 here, and with it the output.
+    """
+    policy = POLICIES[name]()
+    inputs = tuple(t.to(device) for t in policy.round_inputs(*draw(SIZES)))
+    got = Instrumented(policy, tiling, softmax)(*inputs, Mask(causal=True))
+    expected = Tiled(policy, tiling, softmax)(*inputs, Mask(causal=True))
+    difference = (got.out - expected.out).abs()
+    coarsest = max(cast.to.u for cast in policy.casts())
+    assert float(difference.max()) <= 4 * 2 * coarsest * float(inputs[2].abs().max())
+    assert float((difference == 0).float().mean()) > 0.9
+
+
+def test_products_between_roundings_of_a_sum(device: str) -> None:
+    """`Dot.every`: BF16 running sums after every 4, 5 and 8 products."""
+    base = Precision.parse("kernel_bf16")
+    steps = {"scores": "bf16@4", "row_sum": "bf16@5", "values": "bf16@8"}
+    for field, text in steps.items():
+        policy = Precision(**{**vars(base), field: type(base.scores).parse(text)})
+        inputs = tuple(t.to(device) for t in policy.round_inputs(*whole(SIZES)))
+        scale = 1.0 / BINARY.log_scale
+        got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
+        expected = Tiled(policy, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
+        assert torch.equal(got.out, expected.out), field
+        plain = Tiled(base, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
+        if field != "scores":  # small whole scores are exact either way
+            assert not torch.equal(got.out, plain.out), f"{field}: rounding must show"
+
+
+def test_one_step_toward_zero(device: str) -> None:
+    policy = Precision(**{**vars(Precision.parse("kernel_bf16")), "probabilities": Cast.parse("e4m3fn:toward_zero:saturate")})
+    inputs = tuple(t.to(device) for t in policy.round_inputs(*draw(SIZES)))
+    got = Instrumented(policy, Tiling(16, 16))(*inputs, Mask())
+    expected = Tiled(policy, Tiling(16, 16))(*inputs, Mask())
+    assert float((got.out != expected.out).float().mean()) < 0.02
+
+
+def test_the_kernel_is_named(device: str) -> None:
+    policy = Precision.parse("bf16")
+    inputs = tuple(t.to(device) for t in policy.round_inputs(*draw(SIZES)))
+    assert Instrumented(policy, Tiling(16, 32))(*inputs, Mask()).kernel == "numdev instrumented br=16 bc=32 warps=4 stages=2"
+
+
+@pytest.mark.parametrize(
+    ("policy", "tiling", "softmax", "field"),
+    [
+        (mixed(), Tiling(), OnlineSoftmax(), "precision"),
+        (Precision.golden(), Tiling(), OnlineSoftmax(), "precision"),
+        (Precision.parse("bf16"), Tiling(order=Order.STRIDED), OnlineSoftmax(), "tiling.order"),
+        (Precision.parse("bf16"), Tiling(bc=300), OnlineSoftmax(), "tiling.bc"),
+        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(tie_shift=2.0), "softmax.tie_shift"),
+        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.POLYNOMIAL_4), "softmax.exp"),
+    ],
+)
+def test_refusals_name_the_field(policy: Precision, tiling: Tiling, softmax: OnlineSoftmax, field: str, device: str) -> None:
+    with pytest.raises(Unsupported) as error:
+        Instrumented(policy, tiling, softmax)(*(t.to(device) for t in draw(SIZES)), Mask())
+    assert error.value.field == field

@@ -1,0 +1,251 @@
+"""Our fast kernels: against golden within a derived budget over a grid of features; refusals; repeatability."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.attention.exact import Exact
+from numdev.attention.triton import Kernel, Products, Triton
+from numdev.errors import BadInput, Unsupported
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.kernels import runtime
+from numdev.mask import Mask
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.tiling import Order
+from tests.budget import kernel_budget
+from tests.cases import MASKS, Sizes, draw, lse_of
+
+RAGGED: Sizes = (2, 4, 2, 37, 53, 24)
+SMALL = Triton(br=16, bc=16)
+TF32_PRODUCT = 2 * 2.0**-11
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `torch.empty` returns holds NaN, so that an element that no kernel writes shows."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **keywords: object) -> Tensor:
+        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
+        return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: str, *, product: float = 0.0) -> Tensor:
+    """`out` of a run on rounded inputs, after its comparison with golden on the same."""
+    rounded = tuple(t.to(device) for t in attend.round_inputs(q, k, v))
+    scale = q.shape[-1] ** -0.5
+    got = attend(*rounded, mask, scale)
+    golden = Exact()(*rounded, mask, scale)
+    tiles = -(-k.shape[-2] // (attend.bc or 16)) + attend.splits
+    out, lse = kernel_budget(attend.precision, attend.softmax, *rounded[:3], scale, tiles, product)
+    assert got.out.dtype == attend.format.dtype
+    assert not bool(got.out.isnan().any()), "an element was not written"
+    assert float((got.out.double() - golden.out).abs().max()) <= out
+    empty = lse_of(golden) == float("-inf")
+    assert torch.equal(lse_of(got) == float("-inf"), empty)
+    assert bool((got.out[empty] == 0).all())
+    if not bool(empty.all()):
+        assert float((lse_of(got).double() - lse_of(golden))[~empty].abs().max()) <= lse
+    assert got.kernel.startswith("numdev "), got.kernel
+    return got.out
+
+
+def fitted(mask: Mask, keys: int) -> Mask:
+    return mask if mask.key_lengths is None else replace(mask, key_lengths=tuple(min(n, keys) for n in mask.key_lengths))
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("fmt", [FP16, FP32, BF16], ids=str)
+def test_masks(fmt: Format, name: str, device: str) -> None:
+    check(replace(SMALL, fmt=fmt), *draw(RAGGED), fitted(MASKS[name], 53), device)
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=str)
+def test_fp8_inputs_give_fp16(fmt: Format, device: str) -> None:
+    out = check(
+        replace(SMALL, fmt=fmt, softmax=OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)), *draw(RAGGED), Mask(), device
+    )
+    assert out.dtype == torch.float16
+
+
+SHAPES: list[Sizes] = [
+    (1, 1, 1, 1, 1, 16),
+    (1, 2, 1, 1, 70, 32),
+    (1, 1, 1, 70, 1, 16),
+    (1, 1, 1, 33, 64, 80),
+    (1, 1, 1, 20, 20, 256),
+    (1, 6, 2, 17, 40, 96),
+]
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_shapes(sizes: Sizes, causal: bool, device: str) -> None:
+    """One query, one key, more queries than keys, head dims that are no power of two, grouped heads."""
+    check(replace(SMALL, fmt=FP16), *draw(sizes), Mask(causal=causal), device)
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(window=9)], ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("order", [Order.FORWARD, Order.REVERSE])
+@pytest.mark.parametrize("bc", [16, 20, 64])
+def test_order_splits_and_tiles(bc: int, order: Order, splits: int, mask: Mask, device: str) -> None:
+    attend = Triton(FP16, br=32, bc=bc, order=order, splits=splits, kernel=Kernel.PORTABLE)
+    check(attend, *draw((1, 2, 1, 50, 90, 32)), mask, device)
+
+
+@pytest.mark.parametrize("exp", [Exponential.EXP, Exponential.EXP2])
+@pytest.mark.parametrize("threshold", [0.0, 8.0])
+def test_recurrences(exp: Exponential, threshold: float, device: str) -> None:
+    softmax = OnlineSoftmax(exp=exp, rescale_threshold=threshold)
+    check(replace(SMALL, fmt=FP16, softmax=softmax), *draw(RAGGED, spread=3.0), Mask(causal=True), device)
+
+
+def test_tf32_products_are_chosen_explicitly(device: str) -> None:
+    attend = Triton(FP32, br=16, bc=16, products=Products.TF32)
+    check(attend, *draw(RAGGED), Mask(), device, product=TF32_PRODUCT)
+
+
+def test_strided_and_transposed_inputs(device: str) -> None:
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in draw(RAGGED))
+    k = torch.stack([k, k], -1)[..., 0]  # a last dimension with stride 2
+    base = check(SMALL, *draw(RAGGED), Mask(), device)
+    assert torch.equal(check(SMALL, q, k, v, Mask(), device), base)
+
+
+def test_large_logits(device: str) -> None:
+    """Scores of +-1e4: one key takes all, and nothing overflows."""
+    q, k, v = (torch.zeros(1, 1, n, 16, dtype=torch.float64) for n in (20, 40, 40))
+    q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 40)
+    v[..., 0] = torch.arange(40)
+    out = SMALL(*(t.to(device) for t in SMALL.round_inputs(q, k, v)), Mask(), 1.0)
+    assert out.out[..., 0].eq(39).all()
+    assert torch.allclose(lse_of(out).cpu(), torch.tensor(40000.0), rtol=2.0**-8)
+
+
+def test_the_same_bits_every_time(device: str) -> None:
+    inputs = tuple(t.to(device) for t in SMALL.round_inputs(*draw(RAGGED)))
+    first = SMALL(*inputs, Mask(causal=True))
+    for _ in range(3):
+        again = SMALL(*inputs, Mask(causal=True))
+        assert torch.equal(first.out, again.out)
+        assert torch.equal(lse_of(first), lse_of(again))
+
+
+@pytest.mark.parametrize(
+    ("attend", "field"),
+    [
+        (Triton(order=Order.RANDOM), "tiling.order"),
+        (Triton(bc=512), "tiling.bc"),
+        (Triton(br=512), "tiling.br"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.POLYNOMIAL_3)), "softmax.exp"),
+        (Triton(softmax=OnlineSoftmax(tie_shift=2.0)), "softmax.tie_shift"),
+        (Triton(softmax=OnlineSoftmax(scale_on=ScaleOn.QUERIES)), "softmax.scale_on"),
+        (Triton(products=Products.TF32), "attention.products"),
+        (Triton(FP32, kernel=Kernel.HOPPER), "attention.kernel"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_honour_is_refused_by_name(attend: Triton, field: str, device: str) -> None:
+    with pytest.raises(Unsupported) as error:
+        attend(*(t.to(device) for t in draw(RAGGED)), Mask())
+    assert error.value.field == field
+
+
+def test_a_head_dim_beyond_registers_is_refused(device: str) -> None:
+    with pytest.raises(Unsupported, match=r"problem\.head_dim"):
+        SMALL(*(t.to(device) for t in draw((1, 1, 1, 4, 4, 300))), Mask())
+
+
+def test_a_format_without_a_kernel_is_bad_input() -> None:
+    with pytest.raises(BadInput, match=r"attention\.format.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
+        Triton(Format(5, 3))
+    with pytest.raises(BadInput, match=r"tiling\.br"):
+        Triton(br=0)
+
+
+def test_division_at_each_step(device: str) -> None:
+    check(replace(SMALL, fmt=FP16, softmax=OnlineSoftmax(Normalise.EACH, Exponential.EXP2)), *draw(RAGGED), Mask(), device)
+
+
+def test_without_a_gpu_or_the_interpreter_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(Unsupported, match="need a CUDA device; use device=cuda, or TRITON_INTERPRET=1"):
+        SMALL(*draw(RAGGED), Mask())
+    monkeypatch.setattr(runtime, "triton_version", lambda: "none")
+    with pytest.raises(Unsupported, match="triton is not installed"):
+        SMALL(*draw(RAGGED), Mask())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnAGpu:
+    """Full-size tiles, and the Hopper kernel where it runs."""
+
+    KERNELS = (Kernel.PORTABLE, Kernel.AUTO)
+    LARGE: Sizes = (2, 8, 2, 1000, 1000, 64)
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, key_lengths=(0, 700))], ids=str)
+    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+    def test_large(self, fmt: Format, dim: int, mask: Mask, kernel: Kernel) -> None:
+        check(Triton(fmt, kernel=kernel), *draw((*self.LARGE[:5], dim)), mask, "cuda")
+
+    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)], ids=str)
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_hopper_on_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
+        _needs_hopper()
+        for br in (128, 192) if sizes[-1] == 64 else (128,):
+            check(Triton(kernel=Kernel.HOPPER, br=br), *draw(sizes), Mask(causal=causal), "cuda")
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    def test_a_thousand_launches_give_the_same_bits(self, kernel: Kernel) -> None:
+        attend = Triton(kernel=kernel)
+        inputs = tuple(t.to("cuda", torch.bfloat16) for t in draw((2, 4, 2, 1000, 1000, 128)))
+        first = attend(*inputs, Mask(causal=True))
+        for _ in range(1000):
+            again = attend(*inputs, Mask(causal=True))
+            assert torch.equal(first.out, again.out)
+            assert torch.equal(lse_of(first), lse_of(again))
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    def test_more_than_two_to_the_31_elements(self, kernel: Kernel) -> None:
+        """The last head lies beyond 32-bit offsets, and gives what it gives alone."""
+        heads = 2**31 // (4096 * 64) + 2
+        q, k, v = (torch.zeros(1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        last = [torch.randn(1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        for whole, part in zip((q, k, v), last, strict=True):
+            whole[:, -1:] = part
+        got = Triton(kernel=kernel)(q, k, v, Mask()).out[:, -1:]
+        assert torch.equal(got, Triton(kernel=kernel)(*last, Mask()).out)
+
+    @pytest.mark.parametrize("kernel", KERNELS)
+    def test_large_logits(self, kernel: Kernel) -> None:
+        q, k, v = (torch.zeros(1, 1, 300, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        q[..., 0], k[..., 0] = 128.0, torch.linspace(-64, 64, 300).bfloat16()
+        v[..., 0] = torch.arange(300) % 100
+        out = Triton(kernel=kernel)(q, k, v, Mask(), 1.0).out
+        best = k[0, 0, :, 0] == 64
+        assert torch.allclose(out[..., 0].float(), v[0, 0, best, 0].float().mean())
+
+    def test_the_rule_names_the_kernel(self) -> None:
+        _needs_hopper()
+        inputs = tuple(t.to("cuda", torch.bfloat16) for t in draw((1, 1, 1, 256, 256, 64)))
+        assert "hopper br=192 bc=128" in Triton()(*inputs, Mask()).kernel
+        assert "hopper br=128 bc=128" in Triton()(*inputs, Mask(causal=True)).kernel
+        assert "portable" in Triton()(*inputs, Mask(window=9)).kernel
+        assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
+        with pytest.raises(Unsupported, match=r"attention\.kernel: .*no sliding window"):
+            Triton(kernel=Kernel.HOPPER)(*inputs, Mask(window=9))
+
+
+def _needs_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,12 @@ def draw(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tens
     q = torch.randn(batch, heads, queries, dim, dtype=torch.float64, generator=generator) * spread
     k = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
     v = torch.randn(batch, kv_heads, keys, dim, dtype=torch.float64, generator=generator)
+    return q, k, v
+
+
+def on(device: str, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v on a device."""
+    q, k, v = (tensor.to(device) for tensor in tensors)
     return q, k, v
 
 

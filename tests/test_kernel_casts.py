@@ -16,7 +16,7 @@ OPTIONS = ["", ":toward_zero", ":saturate", ":toward_zero:saturate", ":flush"]
 BLOCK = 1 << 15
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _run(x, y, count, SPEC: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + i, casts.cast(tl.load(x + i, mask=i < count), SPEC), mask=i < count)

@@ -17,7 +17,7 @@ from numdev.mask import Mask
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.tiling import Order
 from tests.budget import kernel_budget
-from tests.cases import MASKS, Sizes, draw, lse_of
+from tests.cases import MASKS, Sizes, draw, lse_of, on
 
 RAGGED: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL = Triton(br=16, bc=16)
@@ -38,7 +38,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: str, *, product: float = 0.0) -> Tensor:
     """`out` of a run on rounded inputs, after its comparison with golden on the same."""
-    rounded = tuple(t.to(device) for t in attend.round_inputs(q, k, v))
+    rounded = on(device, attend.round_inputs(q, k, v))
     scale = q.shape[-1] ** -0.5
     got = attend(*rounded, mask, scale)
     golden = Exact()(*rounded, mask, scale)
@@ -124,13 +124,13 @@ def test_large_logits(device: str) -> None:
     q, k, v = (torch.zeros(1, 1, n, 16, dtype=torch.float64) for n in (20, 40, 40))
     q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 40)
     v[..., 0] = torch.arange(40)
-    out = SMALL(*(t.to(device) for t in SMALL.round_inputs(q, k, v)), Mask(), 1.0)
+    out = SMALL(*on(device, SMALL.round_inputs(q, k, v)), Mask(), 1.0)
     assert out.out[..., 0].eq(39).all()
     assert torch.allclose(lse_of(out).cpu(), torch.tensor(40000.0), rtol=2.0**-8)
 
 
 def test_the_same_bits_every_time(device: str) -> None:
-    inputs = tuple(t.to(device) for t in SMALL.round_inputs(*draw(RAGGED)))
+    inputs = on(device, SMALL.round_inputs(*draw(RAGGED)))
     first = SMALL(*inputs, Mask(causal=True))
     for _ in range(3):
         again = SMALL(*inputs, Mask(causal=True))
@@ -154,13 +154,13 @@ def test_the_same_bits_every_time(device: str) -> None:
 )
 def test_what_it_cannot_honour_is_refused_by_name(attend: Triton, field: str, device: str) -> None:
     with pytest.raises(Unsupported) as error:
-        attend(*(t.to(device) for t in draw(RAGGED)), Mask())
+        attend(*on(device, draw(RAGGED)), Mask())
     assert error.value.field == field
 
 
 def test_a_head_dim_beyond_registers_is_refused(device: str) -> None:
     with pytest.raises(Unsupported, match=r"problem\.head_dim"):
-        SMALL(*(t.to(device) for t in draw((1, 1, 1, 4, 4, 300))), Mask())
+        SMALL(*on(device, draw((1, 1, 1, 4, 4, 300))), Mask())
 
 
 def test_a_format_without_a_kernel_is_bad_input() -> None:
@@ -208,7 +208,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("kernel", KERNELS)
     def test_a_thousand_launches_give_the_same_bits(self, kernel: Kernel) -> None:
         attend = Triton(kernel=kernel)
-        inputs = tuple(t.to("cuda", torch.bfloat16) for t in draw((2, 4, 2, 1000, 1000, 128)))
+        inputs = on("cuda", (t.bfloat16() for t in draw((2, 4, 2, 1000, 1000, 128))))
         first = attend(*inputs, Mask(causal=True))
         for _ in range(1000):
             again = attend(*inputs, Mask(causal=True))
@@ -220,7 +220,7 @@ class TestOnAGpu:
         """The last head lies beyond 32-bit offsets, and gives what it gives alone."""
         heads = 2**31 // (4096 * 64) + 2
         q, k, v = (torch.zeros(1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-        last = [torch.randn(1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        last = on("cuda", (torch.randn(1, 1, 4096, 64, dtype=torch.bfloat16) for _ in range(3)))
         for whole, part in zip((q, k, v), last, strict=True):
             whole[:, -1:] = part
         got = Triton(kernel=kernel)(q, k, v, Mask()).out[:, -1:]
@@ -237,7 +237,7 @@ class TestOnAGpu:
 
     def test_the_rule_names_the_kernel(self) -> None:
         _needs_hopper()
-        inputs = tuple(t.to("cuda", torch.bfloat16) for t in draw((1, 1, 1, 256, 256, 64)))
+        inputs = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 256, 256, 64))))
         assert "hopper br=192 bc=128" in Triton()(*inputs, Mask()).kernel
         assert "hopper br=128 bc=128" in Triton()(*inputs, Mask(causal=True)).kernel
         assert "portable" in Triton()(*inputs, Mask(window=9)).kernel

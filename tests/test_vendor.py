@@ -16,7 +16,7 @@ from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.softmax import OnlineSoftmax
 from tests.budget import kernel_budget
-from tests.cases import Sizes, draw
+from tests.cases import Sizes, draw, on
 
 SIZES: Sizes = (2, 4, 4, 64, 64, 32)
 CUDA = torch.cuda.is_available()
@@ -52,7 +52,7 @@ def test_what_needs_a_gpu_says_so(attend: Sdpa | Flex) -> None:
 
 def test_rows_without_keys_are_refused(device: str) -> None:
     with pytest.raises(Unsupported, match="some rows see no key"):
-        Sdpa(Backend.MATH, FP32)(*(t.to(device) for t in draw(SIZES)), Mask(key_lengths=(0, 64)))
+        Sdpa(Backend.MATH, FP32)(*on(device, draw(SIZES)), Mask(key_lengths=(0, 64)))
 
 
 def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
@@ -60,7 +60,7 @@ def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: st
     monkeypatch.setattr(profiling, "kernels", lambda run, device: (run(), ("some_gemm", "softmax_warp_forward")))
     monkeypatch.setattr(vendor, "_RAN", {})
     with pytest.raises(Unsupported, match=r"attention\.backend: asked for flash, but math ran \(some_gemm\)"):
-        Sdpa(Backend.FLASH, FP16 if CUDA else FP32)(*(t.to(device) for t in draw(SIZES)), Mask())
+        Sdpa(Backend.FLASH, FP16 if CUDA else FP32)(*on(device, draw(SIZES)), Mask())
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ class TestOnAGpu:
 
     def test_fp32_has_no_flash(self) -> None:
         with pytest.raises(Unsupported, match=r"attention\.backend: flash: .*"):
-            Sdpa(Backend.FLASH, FP32)(*(t.cuda() for t in draw(self.SIZES)), Mask())
+            Sdpa(Backend.FLASH, FP32)(*on("cuda", draw(self.SIZES)), Mask())

@@ -86,19 +86,16 @@ def _compiled(options: tuple[tuple[str, int], ...], scale: float, grouped: bool)
 
 @lru_cache(maxsize=64)
 def _block_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
     shift = keys - queries
     lengths = None if mask.key_lengths is None else torch.tensor(mask.key_lengths, device=device)
 
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = j >= 0
-        if mask.causal:
-            seen = seen & (j <= i + shift)
-        if mask.window is not None:
-            seen = seen & ((i + shift - j).abs() < mask.window)
-        if lengths is not None:
-            seen = seen & (j < lengths[b])
-        return seen
-
-    return create_block_mask(sees, None if lengths is None else batch, None, queries, keys, device=device)
+    limits: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = []
+    if mask.causal:
+        limits.append(lambda b, h, i, j: j <= i + shift)
+    if (window := mask.window) is not None:
+        limits.append(lambda b, h, i, j: (i + shift - j).abs() < window)
+    if lengths is not None:
+        limits.append(lambda b, h, i, j: j < lengths[b])
+    return create_block_mask(and_masks(*limits), None if lengths is None else batch, None, queries, keys, device=device)

@@ -127,7 +127,7 @@ class Triton:
         launch = choose(self.fmt, q.shape[-1], mask, generation(q.device), self.br, self.bc)
         tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=self.splits)
         tf32 = self.products is Products.TF32
-        request = portable.Request(self.precision, tiling, self.softmax, tf32, launch.warps, launch.stages)
+        request = portable.Request(self.precision, tiling, self.softmax, tf32, warps=launch.warps, stages=launch.stages)
         native = self.format.dtype
         assert native is not None
         out, lse = portable.run(request, q, k, v, mask, scale, torch.float32 if interpreting() else native)

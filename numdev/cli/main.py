@@ -18,6 +18,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
   numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
   numdev studies                           the studies there are
+  numdev tune    [formats=bf16 ...]        pin the launch settings of the Triton kernel for this GPU
 
   numdev measure --help                    what can be set, and what each option means
   numdev measure ... --cfg job             the settings of a command, without running it
@@ -27,7 +28,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
 Exit code: 0; 1 if a point ended in an error or results could not be written; 2 for a setting that cannot be used; 130 for
 Ctrl-C, after which the same command goes on where it stopped."""
 
-COMMANDS = ("measure", "paper", "report", "studies")
+COMMANDS = ("measure", "paper", "report", "studies", "tune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,6 +64,10 @@ def _dispatch(given: list[str]) -> int:
         return completion.complete(given)
     if command == "studies":
         return _studies(rest)
+    if command == "tune":
+        from numdev.cli import tune
+
+        return tune.run(rest)
     if command in COMMANDS:
         from numdev.cli import launch
 

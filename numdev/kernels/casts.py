@@ -94,19 +94,27 @@ def limit(magnitude, x, MAX: tl.constexpr, OVERFLOW: tl.constexpr, TOWARD_ZERO: 
 @triton.jit
 def cast(x, SPEC: tl.constexpr):
     """`x`, FP32, rounded; SPEC is what `spec` returned."""
+    # Named one by one: an item of a tuple is a constant of the compiler only when it is bound to a name as one.
     KIND: tl.constexpr = SPEC[0]
+    M: tl.constexpr = SPEC[1]
+    EMIN: tl.constexpr = SPEC[2]
+    EMAX: tl.constexpr = SPEC[3]
+    MAX: tl.constexpr = SPEC[4]
+    OVERFLOW: tl.constexpr = SPEC[5]
+    TOWARD_ZERO: tl.constexpr = SPEC[6]
+    FLUSH: tl.constexpr = SPEC[7]
     if KIND == 1:
         x = x.to(tl.bfloat16).to(tl.float32)
     if KIND == 2:
         x = x.to(tl.float16).to(tl.float32)
     if KIND >= 3:
         if KIND == 3:
-            magnitude = tl.abs(round_bits(x, SPEC[1], SPEC[6]))
+            magnitude = tl.abs(round_bits(x, M, TOWARD_ZERO))
         else:
-            magnitude = round_adder(x, SPEC[1], SPEC[2], SPEC[3], SPEC[6])
-        magnitude = limit(magnitude, x, SPEC[4], SPEC[5], SPEC[6])
-        if SPEC[7]:
-            magnitude = tl.where(magnitude < 2.0 ** SPEC[2], 0.0, magnitude)
+            magnitude = round_adder(x, M, EMIN, EMAX, TOWARD_ZERO)
+        magnitude = limit(magnitude, x, MAX, OVERFLOW, TOWARD_ZERO)
+        if FLUSH:
+            magnitude = tl.where(magnitude < 2.0**EMIN, 0.0, magnitude)
         sign = x.to(tl.int32, bitcast=True) & -2147483648
         x = tl.where(x == x, (magnitude.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True), x)
     return x

@@ -13,38 +13,29 @@ import triton.language as tl
 from numdev.kernels.casts import cast
 from numdev.kernels.tiles import load, seen, visible
 
-# Places in POLICY.
-SCORES = tl.constexpr(0)
-EXPONENTIAL = tl.constexpr(1)
-RESCALE = tl.constexpr(2)
-ROW_SUM = tl.constexpr(3)
-PROBABILITIES = tl.constexpr(4)
-VALUES = tl.constexpr(5)
-ACCUMULATOR = tl.constexpr(6)
-
 
 @triton.jit
-def multiply(a, b, PRODUCT: tl.constexpr):
-    """`a b` in FP32 from operands of the type PRODUCT names, whose products are exact but for `tf32x` and `ieee`."""
+def multiply(a, b, acc, PRODUCT: tl.constexpr):
+    """`a b`, added to acc if there is one, in FP32; products of the type PRODUCT names are exact but for those of `ieee`."""
     if PRODUCT == "fp16":
-        return tl.dot(a.to(tl.float16), b.to(tl.float16), out_dtype=tl.float32)
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     if PRODUCT == "bf16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), out_dtype=tl.float32)
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     if PRODUCT == "tf32":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
-    return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="tf32")
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
 
 @triton.jit
 def dot(a, b, INNER: tl.constexpr, EVERY: tl.constexpr, PRODUCT: tl.constexpr, SPEC: tl.constexpr):
     """`numdev.precision.Dot`: the running sum is rounded after every EVERY products, 0 for once."""
     if EVERY == 0:
-        return cast(multiply(a, b, PRODUCT), SPEC)
+        return cast(multiply(a, b, None, PRODUCT), SPEC)
     inner = tl.arange(0, INNER)[None, :]
     total = tl.zeros([a.shape[0], b.shape[1]], tl.float32)
     for start in tl.range(0, INNER, EVERY):
         part = tl.where((inner >= start) & (inner < start + EVERY), a, 0.0)  # adding zeros is exact
-        total = cast(total + multiply(part, b, PRODUCT), SPEC)
+        total = cast(total + multiply(part, b, None, PRODUCT), SPEC)
     return total
 
 
@@ -81,12 +72,24 @@ def meet(
     EACH: tl.constexpr = OPTIONS[4]
     FUSED: tl.constexpr = OPTIONS[5]
     SCALED_P: tl.constexpr = OPTIONS[6]
+    QK: tl.constexpr = PRODUCTS[0]
+    PV: tl.constexpr = PRODUCTS[1]
+    EVERY_QK: tl.constexpr = EVERY[0]
+    EVERY_SUM: tl.constexpr = EVERY[1]
+    EVERY_PV: tl.constexpr = EVERY[2]
+    SCORES: tl.constexpr = POLICY[0]
+    EXPONENTIAL: tl.constexpr = POLICY[1]
+    RESCALE: tl.constexpr = POLICY[2]
+    ROW_SUM: tl.constexpr = POLICY[3]
+    PROBABILITIES: tl.constexpr = POLICY[4]
+    VALUES: tl.constexpr = POLICY[5]
+    ACCUMULATOR: tl.constexpr = POLICY[6]
     columns = tile * bc + tl.arange(0, BC)
     inner = tl.arange(0, PAD)
     end = tile * bc + bc
     k_tile = load(k, columns, k_row, inner, k_dim, tl.minimum(end, keys), DIM, MASK or PAD != DIM)
-    s = dot(q, tl.trans(k_tile), PAD, EVERY[0], PRODUCTS[0], POLICY[SCORES])
-    s = cast(s * factor, POLICY[SCORES])
+    s = dot(q, tl.trans(k_tile), PAD, EVERY_QK, QK, SCORES)
+    s = cast(s * factor, SCORES)
     if MASK:
         sees = visible(rows, columns, end, keys, shift, window, CAUSAL, WINDOW)
         s = tl.where(sees, s, float("-inf"))
@@ -98,28 +101,28 @@ def meet(
     base = m_next
     if MASK:
         base = tl.where(m_next == float("-inf"), 0.0, m_next)
-    p = cast(exponential(cast(s - base[:, None], POLICY[EXPONENTIAL]), BINARY), POLICY[EXPONENTIAL])
-    alpha = cast(exponential(cast(m - base, POLICY[RESCALE]), BINARY), POLICY[RESCALE])
-    kept = cast(alpha * row_sum, POLICY[ROW_SUM])
-    row_sum_next = cast(kept + row_sums(p, EVERY[1], POLICY[ROW_SUM]), POLICY[ROW_SUM])
+    p = cast(exponential(cast(s - base[:, None], EXPONENTIAL), BINARY), EXPONENTIAL)
+    alpha = cast(exponential(cast(m - base, RESCALE), BINARY), RESCALE)
+    kept = cast(alpha * row_sum, ROW_SUM)
+    row_sum_next = cast(kept + row_sums(p, EVERY_SUM, ROW_SUM), ROW_SUM)
     v_tile = load(v, columns, v_row, inner, v_dim, tl.minimum(end, keys), DIM, MASK or PAD != DIM)
     if SCALED_P:
         p = p * p_scale
-    p = cast(p, POLICY[PROBABILITIES])
+    p = cast(p, PROBABILITIES)
     if FUSED:
-        o_next = o * alpha[:, None] + multiply(p, v_tile, PRODUCTS[1])
+        o_next = multiply(p, v_tile, o * alpha[:, None], PV)
     else:
-        product = dot(p, v_tile, BC, EVERY[2], PRODUCTS[1], POLICY[VALUES])
+        product = dot(p, v_tile, BC, EVERY_PV, PV, VALUES)
         if SCALED_P:
-            product = cast(tl.math.div_rn(product, p_scale + tl.zeros_like(product)), POLICY[VALUES])
+            product = cast(tl.math.div_rn(product, p_scale + tl.zeros_like(product)), VALUES)
         if EACH:
-            o_next = cast(o * kept[:, None], POLICY[ACCUMULATOR])
+            o_next = cast(o * kept[:, None], ACCUMULATOR)
         else:
-            o_next = cast(o * alpha[:, None], POLICY[ACCUMULATOR])
-        o_next = cast(o_next + product, POLICY[ACCUMULATOR])
+            o_next = cast(o * alpha[:, None], ACCUMULATOR)
+        o_next = cast(o_next + product, ACCUMULATOR)
         if EACH:
             divisor = tl.where(row_sum_next == 0.0, 1.0, row_sum_next)
-            o_next = cast(tl.math.div_rn(o_next, divisor[:, None] + tl.zeros_like(o_next)), POLICY[ACCUMULATOR])
+            o_next = cast(tl.math.div_rn(o_next, divisor[:, None] + tl.zeros_like(o_next)), ACCUMULATOR)
     if MASK:  # a row that sees no key of the tile keeps its state
         touched = tl.max(sees.to(tl.int32), 1) > 0
         m_next = tl.where(touched, m_next, m)
@@ -172,7 +175,11 @@ def attention(
     m = tl.full([BR], float("-inf"), tl.float32)
     row_sum = tl.zeros([BR], tl.float32)
     o = tl.zeros([BR, PAD], tl.float32)
-    low, high, all_low, all_high = seen(row0, row1, keys, shift, window, OPTIONS[0], OPTIONS[1])
+    CAUSAL: tl.constexpr = OPTIONS[0]
+    WINDOW: tl.constexpr = OPTIONS[1]
+    ROW_SUM: tl.constexpr = POLICY[3]
+    ACCUMULATOR: tl.constexpr = POLICY[6]
+    low, high, all_low, all_high = seen(row0, row1, keys, shift, window, CAUSAL, WINDOW)
     start, stop = tl.load(bounds + split), tl.load(bounds + split + 1)
     start = tl.maximum(start, low // bc)
     stop = tl.maximum(tl.minimum(stop, tl.cdiv(high, bc)), start)
@@ -182,26 +189,34 @@ def attention(
     else:
         whole0 = tl.minimum(tl.maximum(tl.cdiv(all_low, bc), start), stop)
         whole1 = tl.minimum(tl.maximum(all_high // bc, whole0), stop)
-    for part in tl.static_range(3):
-        # Masked tiles before the whole ones, the whole ones, masked ones behind; in reverse the other way round.
-        PART: tl.constexpr = 2 - part if REVERSE else part
-        if PART == 0:
-            first, last = start, whole0
-        elif PART == 1:
-            first, last = whole0, whole1
-        else:
-            first, last = whole1, stop
-        m, row_sum, o = phase(
-            first, last, q_tile, k, v, m, row_sum, o, rows, keys, shift, window, factor, threshold, p_scale,
-            k_row, k_dim, v_row, v_dim, bc, DIM, PAD, BC, REVERSE, PART != 1, POLICY, EVERY, PRODUCTS, OPTIONS,
-        )  # fmt: skip
+    # Masked tiles before the whole ones, the whole ones, masked ones behind; in reverse the other way round.
+    if REVERSE:
+        first, last = whole1, stop
+    else:
+        first, last = start, whole0
+    m, row_sum, o = phase(
+        first, last, q_tile, k, v, m, row_sum, o, rows, keys, shift, window, factor, threshold, p_scale,
+        k_row, k_dim, v_row, v_dim, bc, DIM, PAD, BC, REVERSE, True, POLICY, EVERY, PRODUCTS, OPTIONS,
+    )  # fmt: skip
+    m, row_sum, o = phase(
+        whole0, whole1, q_tile, k, v, m, row_sum, o, rows, keys, shift, window, factor, threshold, p_scale,
+        k_row, k_dim, v_row, v_dim, bc, DIM, PAD, BC, REVERSE, False, POLICY, EVERY, PRODUCTS, OPTIONS,
+    )  # fmt: skip
+    if REVERSE:
+        first, last = start, whole0
+    else:
+        first, last = whole1, stop
+    m, row_sum, o = phase(
+        first, last, q_tile, k, v, m, row_sum, o, rows, keys, shift, window, factor, threshold, p_scale,
+        k_row, k_dim, v_row, v_dim, bc, DIM, PAD, BC, REVERSE, True, POLICY, EVERY, PRODUCTS, OPTIONS,
+    )  # fmt: skip
     if not OPTIONS[4]:
         divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
-        o = cast(tl.math.div_rn(o, divisor[:, None] + tl.zeros_like(o)), POLICY[ACCUMULATOR])
+        o = cast(tl.math.div_rn(o, divisor[:, None] + tl.zeros_like(o)), ACCUMULATOR)
     base = tl.where(m == float("-inf"), 0.0, m)
     if OPTIONS[2]:
-        base = cast(tl.math.div_rn(base, log_scale + tl.zeros_like(base)), POLICY[ROW_SUM])
-    value = tl.where(row_sum == 0.0, float("-inf"), cast(base + cast(tl.log(row_sum), POLICY[ROW_SUM]), POLICY[ROW_SUM]))
+        base = cast(tl.math.div_rn(base, log_scale + tl.zeros_like(base)), ROW_SUM)
+    value = tl.where(row_sum == 0.0, float("-inf"), cast(base + cast(tl.log(row_sum), ROW_SUM), ROW_SUM))
     at = (split.to(tl.int64) * tl.num_programs(1) + pair) * queries + rows
     tl.store(lse + at, value, mask=rows < row1)
     tl.store(

@@ -35,6 +35,8 @@ class Request:
         tiling: Br, Bc, order (forward or reverse) and splits.
         softmax: the recurrence.
         tf32: whether FP32 operands are multiplied as TF32.
+        exactly: every operation is rounded for itself; else the compiler may fuse a product with the sum that follows, by which
+            `S - m` of the largest score is not always 0.
         warps, stages: of the launch.
     """
 
@@ -42,6 +44,7 @@ class Request:
     tiling: Tiling
     softmax: OnlineSoftmax
     tf32: bool = False
+    exactly: bool = False
     warps: int = 4
     stages: int = 2
 
@@ -137,7 +140,7 @@ def run(
             *q.stride(), *k.stride(), *v.stride(),
             dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
             request.policy, request.every, request.products, options,
-            num_warps=request.warps, num_stages=request.stages,
+            num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
         )  # fmt: skip
     if splits == 1:
         return out[0], lse[0]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch.autograd.profiler_util import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ def kernels(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, .
             torch.cuda.synchronize(device)
     events = profiler.events() or []
     if device.type == "cuda":
-        names = [event.name for event in events if event.device_type == DeviceType.CUDA]
+        names = [event.name for event in events if event.device_type.name == "CUDA"]
     else:
         names = [event.name for event in events if "scaled_dot_product" in event.name and event.name != _ENTRY]
     return result, tuple(dict.fromkeys(names))

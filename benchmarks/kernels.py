@@ -1,0 +1,90 @@
+"""Forward kernels against SDPA cuDNN, side by side on one GPU.
+
+    python benchmarks/kernels.py [--quick]
+
+BF16, 16,384 tokens, 2048/d heads, random inputs. Every kernel is captured in a CUDA graph of four launches and the graphs are
+replayed in turn, twelve rounds, so that all of them see the same clocks: a GPU under load lowers them by a tenth. The figure is
+the median over rounds, without the host's share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from numdev.attention.triton import Kernel, Triton
+from numdev.mask import Mask
+
+TOKENS, WIDTH, ROUNDS, LAUNCHES = 16384, 2048, 12, 4
+
+
+def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> dict[str, Callable[[], object]]:
+    mask = Mask(causal=causal)
+
+    def sdpa(backend: SDPBackend) -> Callable[[], object]:
+        def run() -> object:
+            with sdpa_kernel([backend]):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        return run
+
+    return {
+        "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+        "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
+        "numdev hopper": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask),
+        "numdev portable": lambda: Triton(kernel=Kernel.PORTABLE)(q, k, v, mask),
+    }
+
+
+def seconds(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median time of one launch of each."""
+    graphs, times = {}, {name: [] for name in runs}
+    for name, run in runs.items():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(LAUNCHES):
+                    run()
+        graphs[name] = graph
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            graph.replay()
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            times[name].append(start.elapsed_time(stop) / 1e3 / LAUNCHES)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
+    lengths = (1024, 4096) if parser.parse_args().quick else (1024, 2048, 4096, 8192, 16384)
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "TFLOP/s")
+    ratios = []
+    for dim in (64, 128):
+        for causal in (False, True):
+            for n in lengths:
+                q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+                found = seconds(contenders(q, k, v, causal=causal))
+                flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
+                ratios.append(found["sdpa cudnn"] / found["numdev hopper"])
+                rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in found.items())
+                print(
+                    f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratios[-1]:.3f}", flush=True
+                )
+    print(f"geometric mean of hopper/cudnn {math.exp(statistics.mean(map(math.log, ratios))):.3f}, least {min(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

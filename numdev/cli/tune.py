@@ -1,0 +1,89 @@
+"""`numdev tune`: pin the launch settings of the portable kernel for this GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from numdev.errors import BadInput
+
+HELP = """\
+numdev tune [formats=bf16,fp16] [head_dims=64,128] [masks=none,causal] [n=2048] [out=FILE]
+
+  Checks and times candidates of the portable Triton kernel on this GPU and writes the fastest of each row to FILE, the table in
+  numdev/data/launch.json unless given. Rows that are not tuned this time are kept. Nothing is tuned when attention runs."""
+
+_DEFAULTS = {"formats": "bf16,fp16", "head_dims": "64,128", "masks": "none,causal", "n": "2048", "out": ""}
+
+
+def run(arguments: list[str]) -> int:
+    """The command; returns the exit code."""
+    if arguments and arguments[0] in ("--help", "-h"):
+        print(HELP)
+        return 0
+    try:
+        return _tune(_settings(arguments))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _settings(arguments: list[str]) -> dict[str, str]:
+    given = dict(_DEFAULTS)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name not in _DEFAULTS or not equals:
+            raise BadInput("numdev tune", argument, f"give {', '.join(f'{key}=...' for key in _DEFAULTS)}, or --help")
+        given[name] = value.strip("[]")
+    return given
+
+
+def _tune(settings: dict[str, str]) -> int:
+    import torch
+
+    from numdev.formats import Format
+    from numdev.mask import Mask
+
+    formats = [Format.parse(name) for name in settings["formats"].split(",")]
+    masks = {"none": Mask(), "causal": Mask(causal=True)}
+    for field, names in (("head_dims", settings["head_dims"].split(",")), ("n", [settings["n"]])):
+        if not all(name.isdigit() and int(name) > 0 for name in names):
+            raise BadInput(field, settings[field], "give whole numbers of at least 1")
+    if unknown := [name for name in settings["masks"].split(",") if name not in masks]:
+        raise BadInput("masks", unknown[0], "use none, causal")
+    if not torch.cuda.is_available():
+        raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
+    from numdev.cli.console import ERRORS, output
+    from numdev.kernels import launch
+    from numdev.kernels.runtime import triton_version
+    from numdev.kernels.tuning import tune
+
+    path = Path(settings["out"]) if settings["out"] else launch.TABLE
+    rows = [
+        (f, int(d), masks[m]) for f in formats for d in settings["head_dims"].split(",") for m in settings["masks"].split(",")
+    ]
+    found = []
+    with ERRORS.status("tuning") as status:
+        for fmt, head_dim, mask in rows:
+            entry, failed = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
+            found.append(entry)
+            output().print(" ".join(f"{key}={value}" for key, value in entry.items()), f"({failed} candidates did not launch)")
+    old = launch.table()["entries"] if path == launch.TABLE else []
+    kept = [entry for entry in old if not any(_same_row(entry, new) for new in found)]
+    table = {
+        "command": " ".join(["numdev tune", *(f"{key}={value}" for key, value in settings.items() if value and key != "out")]),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton_version()},
+        "entries": kept + found,
+    }
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps(table, indent=2) + "\n")
+    os.replace(draft, path)
+    output().print(f"{len(found)} rows in {path}")
+    return 0
+
+
+def _same_row(a: dict[str, object], b: dict[str, object]) -> bool:
+    return all(a[name] == b[name] for name in ("format", "head_dim", "mask", "generation"))

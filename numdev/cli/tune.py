@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from numdev.errors import BadInput
 
@@ -64,25 +65,26 @@ def _tune(settings: dict[str, str]) -> int:
     rows = [
         (f, int(d), masks[m]) for f in formats for d in settings["head_dims"].split(",") for m in settings["masks"].split(",")
     ]
-    found = []
-    with ERRORS.status("tuning") as status:
-        for fmt, head_dim, mask in rows:
-            entry, failed = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
-            found.append(entry)
-            output().print(" ".join(f"{key}={value}" for key, value in entry.items()), f"({failed} candidates did not launch)")
-    old = launch.table()["entries"] if path == launch.TABLE else []
-    kept = [entry for entry in old if not any(_same_row(entry, new) for new in found)]
-    table = {
+    head = {
         "command": " ".join(["numdev tune", *(f"{key}={value}" for key, value in settings.items() if value and key != "out")]),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton_version()},
-        "entries": kept + found,
     }
+    entries = launch.table()["entries"] if path == launch.TABLE else []
+    with ERRORS.status("tuning") as status:
+        for fmt, head_dim, mask in rows:
+            entry, failed = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
+            output().print(" ".join(f"{key}={value}" for key, value in entry.items()), f"({failed} candidates did not launch)")
+            entries = [old for old in entries if not _same_row(old, entry)] + [entry]
+            _write(path, head | {"entries": entries})  # after every row: an interrupted run loses one
+    output().print(f"{len(rows)} rows in {path}")
+    return 0
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
     draft = path.with_suffix(".partial")
     draft.write_text(json.dumps(table, indent=2) + "\n")
     os.replace(draft, path)
-    output().print(f"{len(found)} rows in {path}")
-    return 0
 
 
 def _same_row(a: dict[str, object], b: dict[str, object]) -> bool:

@@ -116,6 +116,12 @@ def _policy(precision: Precision) -> tuple[Spec, ...]:
     return tuple(spec(step.accumulate if isinstance(step, Dot) else step, f"precision.{name}") for name, step in steps)
 
 
+@lru_cache(maxsize=64)
+def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """The same tensor for the same numbers: no copy to the GPU at each launch, and none while a CUDA graph is captured."""
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
 def run(
     request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
@@ -127,8 +133,8 @@ def run(
     dtype = torch.float32 if splits > 1 else out_dtype
     out = torch.empty(splits, batch, heads, queries, dim, dtype=dtype, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, dtype=torch.float32, device=q.device)
-    lengths = torch.tensor(mask.key_lengths or [0], dtype=torch.int32, device=q.device)
-    bounds = torch.tensor(tiling.split_bounds(keys), dtype=torch.int32, device=q.device)
+    lengths = _numbers(mask.key_lengths or (0,), q.device)
+    bounds = _numbers(tuple(tiling.split_bounds(keys)), q.device)
     br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
     binary, lazy, each, fused = request.options
     options = (mask.causal, mask.window is not None, binary, lazy, each, fused, soft.p_scale != 1.0)

@@ -109,7 +109,7 @@ class Bench:
         except BadInput:
             raise
         except Exception as error:
-            status, reason = _failure(error)
+            status, reason = failure(error)
         if status not in (Status.OK, Status.NONFINITE):
             rows, counters = [], []
         seconds = time.perf_counter() - start
@@ -190,7 +190,8 @@ def _rows(
     return rows
 
 
-def _failure(error: Exception) -> tuple[Status, str]:
+def failure(error: Exception) -> tuple[Status, str]:
+    """How an unexpected error ends a point, and what a record says of it."""
     text = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {text[0] if text else ''}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):

@@ -12,6 +12,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Products, Triton
+from numdev.attention.vanilla import Vanilla
 from numdev.captured import Captured
 from numdev.deviation import Deviation, wasserstein
 from numdev.distributions import Distribution, Kind
@@ -74,6 +75,7 @@ __all__ = [
     "Tiling",
     "Triton",
     "Unsupported",
+    "Vanilla",
     "measure",
     "wasserstein",
 ]

@@ -75,7 +75,8 @@ class Record:
         config: canonical description of problem, variant, baseline and seeds.
         environment: see `numdev.environment.environment`.
         status: how it ended; `reason` says why where it is not `ok`.
-        rows: one per (seed, subject, output, reference), with every metric of `Deviation`. The subject is the variant or the
+        rows: one per (seed, subject, output, reference), with every metric of `Deviation`; of a measurement of speed one per
+            seed, with the figures of `numdev.speed.columns`. The subject is the variant or the
             baseline; the reference `golden` (unrounded inputs: total error), `golden_same_inputs` (the subject's rounded
             inputs: arithmetic error) or `baseline`.
         counters: one per seed, what the variant's run counted of itself.
@@ -118,6 +119,10 @@ class Record:
         return [dict(zip(names, group, strict=True)) | summary(values).as_dict() for group, values in groups.items()]
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
+        if "subject" not in self.rows[0]:  # a measurement of speed compares nothing: one row per replicate
+            for name in self.rows[0]:
+                yield name, *(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in self.rows)
+            return
         yield "subject", "output", "reference", "max difference", "rmse", "Wasserstein", "max ulp", "bits"
         by_metric = [self.summaries(m) for m in ("max_difference", "rmse", "wasserstein", "max_ulp", "agreement_bits")]
         for together in zip(*by_metric, strict=True):

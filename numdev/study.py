@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from numdev.errors import BadInput
-from numdev.measure import Bench
 from numdev.record import Record, Status, describe
 from numdev.store import Store
 
@@ -89,12 +88,22 @@ class Outcome:
         return any(status is Status.ERROR for _, status, _ in self.failures)
 
 
+@runtime_checkable
+class Measures(Protocol):
+    """What measures the points of a study and names their records."""
+
+    def environment(self) -> dict[str, str]: ...
+    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
+    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record: ...
+
+
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
 
 
 def run(
     study: Study,
-    bench: Bench,
+    bench: Measures,
     store: Store,
     *,
     fresh: bool = False,
@@ -127,7 +136,7 @@ def run(
     return outcome
 
 
-def _measure(bench: Bench, key: str, point: StudyPoint) -> Record:
+def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
     try:
         return bench.measure(point.problem, point.variant, point.baseline, point.seeds)

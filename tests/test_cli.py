@@ -465,8 +465,8 @@ class TestShell:
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
-            ("numdev ", {"measure", "paper", "report", "studies", "--help", "--version"}),
-            ("numdev mea", {"measure", "paper", "report", "studies", "--help", "--version"}),
+            ("numdev ", {"measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
+            ("numdev mea", {"measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
             ("numdev measure softmax=", {"softmax=fa1", "softmax=fa2", "softmax=fa3_fp8", "softmax=fa4"}),
             ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
             ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),

@@ -218,16 +218,19 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.store import Store
     from numdev.study import run
 
-    task = {"seeds": 2, "problem.n": 32, "tiling.sram": None, "tiling.br": 8, "tiling.bc": 8}
+    task = {"seeds": 2, "problem.n": 32, "problem.keys": 32, "tiling.sram": None, "tiling.br": 16, "tiling.bc": 16}
     made = Expander(LIBRARY, task).study(name, LIBRARY.study(name))
     by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
     assert all(by_setting.values())
     ends = tuple(point for points in by_setting.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
     outcome = run(replace(made, points=ends), bench("cpu"), store)
-    assert not outcome.failures
+    assert not outcome.has_errors
     assert outcome.measured == len(list(store.records()))
-    assert {record.status for record in store.records()} == {Status.OK}
+    for record in store.records():
+        needs_gpu = record.status is Status.UNSUPPORTED and ("CUDA" in record.reason or "compute capability" in record.reason)
+        assert record.status is Status.OK or needs_gpu, record.reason
+    assert Status.OK in {record.status for record in store.records()}
     assert store.studies()[name]["title"] == made.title
 
 

@@ -47,14 +47,20 @@ class Instrumented(UnderPolicy):
         from numdev.kernels import portable
 
         factor = softmax_scale(q, scale)
-        dtype = portable.storage(self.precision)
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q.float() * (factor * self.softmax.log_scale)), 1.0 / self.softmax.log_scale
         warps = 8 if self.tiling.br * self.tiling.bc > 64 * 64 else 4
         request = portable.Request(self.precision, self.tiling, self.softmax, exactly=True, warps=warps)
-        out, lse = portable.run(request, q.to(dtype), k.to(dtype), v.to(dtype), mask, factor)
+        out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
         name = f"numdev instrumented br={self.tiling.br} bc={self.tiling.bc} warps={warps} stages={request.stages}"
         return Output(self.precision.output.apply_(out), lse, kernel=name)
+
+    @property
+    def storage(self) -> torch.dtype:
+        """What the inputs are held in, so that a call converts nothing."""
+        from numdev.kernels import portable
+
+        return portable.storage(self.precision)
 
     def _scale_queries(self, q: Tensor) -> Tensor:
         inputs = self.precision.inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,23 +81,25 @@ class Sdpa(InDtype):
             raise Unsupported(_FIELD, f"{self.backend.value} runs on CUDA devices; on a CPU there are flash and math")
 
     def _mask(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Any]:
-        """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
-        queries, keys = q.shape[-2], k.shape[-2]
         if mask.is_none:
             return {}
-        seen = mask.visible(queries, keys, (0, queries), (0, keys), q.device)
-        if seen is not None and not bool(seen.any(-1).all()):
-            raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
-        if mask == Mask(causal=True):
-            if queries == keys:
-                return {"is_causal": True}
-            if self.backend in (Backend.FLASH, Backend.EFFICIENT) and q.is_cuda:
-                from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler
+        return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
 
-                return {"attn_mask": causal_lower_right(queries, keys)}
-        if self.backend is Backend.FLASH:
-            field = (
-                "problem.window" if mask.window is not None else "problem.key_lengths" if mask.key_lengths else "problem.causal"
-            )
-            raise Unsupported(field, "flash takes no mask but a causal one")
-        return {} if seen is None else {"attn_mask": seen.expand(q.shape[0], 1, queries, keys)}
+
+@lru_cache(maxsize=4)
+def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
+    """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
+    causal = mask == Mask(causal=True)
+    if causal and queries == keys:
+        return {"is_causal": True}
+    seen = mask.visible(queries, keys, (0, queries), (0, keys), device)
+    if seen is not None and not bool(seen.any(-1).all()):
+        raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
+    if causal and backend in (Backend.FLASH, Backend.EFFICIENT) and device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler
+
+        return {"attn_mask": causal_lower_right(queries, keys)}
+    if backend is Backend.FLASH:
+        field = "problem.window" if mask.window is not None else "problem.key_lengths" if mask.key_lengths else "problem.causal"
+        raise Unsupported(field, "flash takes no mask but a causal one")
+    return {} if seen is None else {"attn_mask": seen.expand(batch, 1, queries, keys)}

@@ -80,6 +80,13 @@ class Triton:
         return self.precision.format
 
     @property
+    def storage(self) -> torch.dtype:
+        """What the inputs are held in, so that a call converts nothing."""
+        dtype = torch.float32 if interpreting() else self.fmt.dtype
+        assert dtype is not None, "each of the formats has a dtype"
+        return dtype
+
+    @property
     def input_key(self) -> Hashable:
         return Cast(self.fmt), torch.float32
 
@@ -99,9 +106,7 @@ class Triton:
             raise Unsupported("softmax.scale_on", "our kernels scale the scores")
         if self.products is Products.TF32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"tf32 is a way to multiply fp32, not {self.fmt.name}")
-        dtype = torch.float32 if interpreting() else self.fmt.dtype
-        assert dtype is not None, "each of the formats has a dtype"
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
             from numdev.kernels import hopper_host

@@ -39,6 +39,11 @@ class InDtype:
             raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
         return self.fmt.dtype
 
+    @property
+    def storage(self) -> torch.dtype:
+        """What the inputs are held in, so that a call converts nothing."""
+        return self.dtype
+
 
 _RAN: dict[Hashable, str] = {}  # the kernel of each request, asked of the profiler once per process
 

@@ -1,4 +1,4 @@
-"""What `numdev measure`, `paper` and `report` do with a composed configuration."""
+"""What `numdev measure`, `speed`, `paper` and `report` do with a composed configuration."""
 
 from __future__ import annotations
 
@@ -37,23 +37,34 @@ def _guarded(task: Task) -> Task:
 @_guarded
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
-    if cfg.study is None:
-        return _measure_point(cfg)
-    from numdev.cli import studies
-    from numdev.study import Shard
+    from numdev.api import bench
+    from numdev.cli import show
 
-    hydra = HydraConfig.get()
-    name = hydra.runtime.choices.get("study")
-    if name is None:  # Hydra has merged several into one
-        raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
-    fields = study_fields(name, _plain(cfg.study))
-    study = studies.expander(hydra, cfg).study(name, fields)
-    return studies.run([study], cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
+    return _measure_point(cfg, bench(cfg.device), show) if cfg.study is None else _measure_study(cfg, bench(cfg.device))
+
+
+@_guarded
+def speed(cfg: DictConfig) -> Ended:
+    """One point timed, or the points of one study and their report."""
+    from numdev.cli import show_speed
+    from numdev.speed.bench import SpeedBench
+    from numdev.speed.timing import Budget
+
+    bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
+    if cfg.study is None:
+        return _measure_point(cfg, bench, show_speed)
+    ended = _measure_study(cfg, bench)
+    from numdev.cli.console import output
+    from numdev.report.speed import make_speed_report
+
+    make_speed_report(Path(cfg.results), Path(cfg.out), output())
+    return ended
 
 
 @_guarded
 def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
+    from numdev.api import bench
     from numdev.cli import studies
 
     for name, whole in (("study", None), ("shard", 0), ("shards", 1)):
@@ -64,7 +75,7 @@ def paper(cfg: DictConfig) -> Ended:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
     expander = studies.expander(HydraConfig.get(), cfg)
     expanded = [expander.study(name, expander.library.study(name)) for name in cfg.studies]
-    ended = studies.run(expanded, cfg, live=None)
+    ended = studies.run(expanded, cfg, bench(cfg.device), live=None)
     _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), parquet=False)
     return ended
 
@@ -81,10 +92,22 @@ def report(cfg: DictConfig) -> Ended:
     return Ended()
 
 
-def _measure_point(cfg: DictConfig) -> Ended:
-    """One point, and all its figures; in a sweep one line of them."""
-    from numdev.api import bench
-    from numdev.cli import build, show
+def _measure_study(cfg: DictConfig, bench: Any) -> Ended:
+    from numdev.cli import studies
+    from numdev.study import Shard
+
+    hydra = HydraConfig.get()
+    name = hydra.runtime.choices.get("study")
+    if name is None:  # Hydra has merged several into one
+        raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
+    fields = study_fields(name, _plain(cfg.study))
+    study = studies.expander(hydra, cfg).study(name, fields)
+    return studies.run([study], cfg, bench, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
+
+
+def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
+    """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
+    from numdev.cli import build
     from numdev.cli.console import output
     from numdev.record import Status
     from numdev.store import Store
@@ -94,12 +117,12 @@ def _measure_point(cfg: DictConfig) -> Ended:
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
     point = build.point(_plain(cfg, resolve=True))
-    used, store = bench(cfg.device), Store(Path(cfg.results))
-    key = used.key(point.problem, point.variant, point.baseline, point.seeds)
+    store = Store(Path(cfg.results))
+    key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
     already = found is not None and found.status in DONE
     if found is None or not already:
-        found = used.measure(point.problem, point.variant, point.baseline, point.seeds)
+        found = bench.measure(point.problem, point.variant, point.baseline, point.seeds)
         store.put(found)
     hydra = HydraConfig.get()
     if hydra.mode is RunMode.MULTIRUN:

@@ -27,7 +27,7 @@ from numdev.cli.library import config_folder
 from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
 from numdev.errors import BadInput
 
-CONFIGS = {"measure": "config", "paper": "paper", "report": "report"}
+CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed"}
 _MOST_KEPT = 2000  # composed jobs, of about 100 kB each
 
 

@@ -17,6 +17,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   numdev measure study=NAME [...]          every point of a study; what is there is not measured again
   numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
   numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
+  numdev speed   [study=NAME ...]          time, memory and traffic of attentions, and the deviation beside them
   numdev studies                           the studies there are
   numdev tune    [formats=bf16 ...]        pin the launch settings of the Triton kernel for this GPU
 
@@ -28,7 +29,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
 Exit code: 0; 1 if a point ended in an error or results could not be written; 2 for a setting that cannot be used; 130 for
 Ctrl-C, after which the same command goes on where it stopped."""
 
-COMMANDS = ("measure", "paper", "report", "studies", "tune")
+COMMANDS = ("measure", "paper", "report", "speed", "studies", "tune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

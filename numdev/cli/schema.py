@@ -167,6 +167,23 @@ class PaperConfig(MeasureConfig):
 
 
 @dataclass
+class TimingConfig:
+    """`numdev.speed.timing.Budget`."""
+
+    seconds: float = MISSING
+    least: int = MISSING
+    most: int = MISSING
+
+
+@dataclass
+class SpeedConfig(MeasureConfig):
+    """`numdev speed`, whose file includes that of `measure`."""
+
+    timing: TimingConfig = field(default_factory=TimingConfig)
+    out: str = MISSING
+
+
+@dataclass
 class ReportConfig:
     """`numdev report`."""
 
@@ -182,5 +199,5 @@ GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "baseline")
 def register() -> None:
     """Make the types known to Hydra, which the primary files of `configs/` name in their defaults lists."""
     store = ConfigStore.instance()
-    for name, node in (("measure", MeasureConfig), ("paper", PaperConfig), ("report", ReportConfig)):
+    for name, node in (("measure", MeasureConfig), ("paper", PaperConfig), ("report", ReportConfig), ("speed", SpeedConfig)):
         store.store(name=f"{name}_schema", node=node)

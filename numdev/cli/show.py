@@ -38,16 +38,21 @@ def status(found: Record, *, already: bool) -> Text:
     """How a point ended, in one line."""
     seeds = found.config["seeds"]
     replicates = f"{seeds} replicate{'s' * (seeds != 1)}"
-    line = Text.assemble((found.status.value, _STYLES.get(found.status, "red")))
+    line = Text.assemble(status_text(found.status))
     line.append(f", {replicates}, {found.seconds:.2f} s" + (f": {found.reason}" if found.reason else ""))
     if already:
         line.append("; already measured, these are the stored figures (fresh=true measures again)")
     return line
 
 
+def status_text(status: Status) -> tuple[str, str]:
+    """The word and its style."""
+    return status.value, _STYLES.get(status, "red")
+
+
 def job(overrides: str, found: Record, *, already: bool) -> Text:
     """One point of a sweep, in one line."""
-    line = Text.assemble((overrides or "defaults", "bold"), ": ", (found.status.value, _STYLES.get(found.status, "red")))
+    line = Text.assemble((overrides or "defaults", "bold"), ": ", status_text(found.status))
     if not found.rows:
         return line.append(f", {found.reason}")
     means = {(s["subject"], s["reference"]): s["mean"] for s in found.summaries() if s["output"] == "out"}

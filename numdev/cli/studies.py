@@ -9,7 +9,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.api import bench
 from numdev.cli import show
 from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
@@ -19,7 +18,7 @@ from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
 from numdev.store import Store
-from numdev.study import Outcome, Shard, Study
+from numdev.study import Measures, Outcome, Shard, Study
 from numdev.study import run as run_study
 
 
@@ -51,13 +50,13 @@ def stated(overrides: list[str], choices: Any, cfg: DictConfig) -> dict[str, Any
     return statements
 
 
-def run(studies: Sequence[Study], cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:
+def run(studies: Sequence[Study], cfg: DictConfig, bench: Measures, *, live: bool | None, shard: Shard | None = None) -> Ended:
     """Measure studies one after the other under one bar; every failure is listed at the end.
 
     Raises:
         Interrupted: on Ctrl-C, with the number of points that are in the store.
     """
-    used, store = bench(cfg.device), Store(Path(cfg.results))
+    store = Store(Path(cfg.results))
     shard = shard or Shard()
     expected = [len(range(shard.index, _distinct(study), shard.count)) for study in studies]
     outcomes: dict[str, Outcome] = {}
@@ -65,7 +64,7 @@ def run(studies: Sequence[Study], cfg: DictConfig, *, live: bool | None, shard: 
         try:
             for study, count in zip(studies, expected, strict=True):
                 callback = progress.of(study.name, count)
-                done = run_study(study, used, store, fresh=cfg.fresh, shard=shard, progress=callback)
+                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback)
                 outcomes[study.name] = done
                 progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Products, Triton
+from numdev.attention.vanilla import Vanilla
 from numdev.cli.build import Settings, choice, named, precision, softmax, tiling
 from numdev.cli.nearest import one_of
 from numdev.errors import BadInput
@@ -73,6 +74,10 @@ def _flex(config: Settings) -> Flex:
     return Flex(br, bc, _format(config))
 
 
+def _vanilla(config: Settings) -> Vanilla:
+    return Vanilla(_format(config))
+
+
 def _custom(config: Settings) -> Custom:
     """A function of the user's, whose module may lie in the current folder."""
     here = str(Path.cwd())
@@ -92,6 +97,7 @@ _MAKERS: dict[str, Callable[[Settings], Attention]] = {
     "triton": _triton,
     "sdpa": _sdpa,
     "flex": _flex,
+    "vanilla": _vanilla,
     "custom": _custom,
 }
 

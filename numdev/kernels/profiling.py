@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -20,15 +21,21 @@ _FAMILIES = (
 )
 
 
+def profiler(device: torch.device, **options: Any) -> profile:
+    """torch's profiler of a device, without the lines that some versions of its library write to the terminal."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    return profile(activities=activities, **options)
+
+
 def kernels(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:
     """The result of a call and the names of the kernels that it ran on the GPU, or of its attention operators on a CPU."""
     run()  # what is compiled or set up at the first call is not what it runs
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    with profile(activities=activities) as profiler:
+    with profiler(device) as watched:
         result = run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    events = profiler.events() or []
+    events = watched.events() or []
     if device.type == "cuda":
         names = [event.name for event in events if event.device_type.name == "CUDA"]
     else:

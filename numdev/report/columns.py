@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from numdev.deviation import METRICS
 from numdev.events import COUNTERS
+from numdev.speed.columns import COLUMNS as SPEED
 
 _UNITS = {
     "absolute": "absolute, in the units of the output",
@@ -20,6 +21,14 @@ _FIXED = {
     "study": "the study's name",
     "setting": "the circumstances under which the study repeats its question; those of the paper start with `uniform`",
     "key": "of the point: a hash of its configuration and environment, and the name of its record",
+    "series": "what is measured, as the study labels it",
+    "phase": "`decode` for one query per sequence, else `prefill`",
+    "crossover": "number of keys from which the tiled algorithm is faster than vanilla attention, between measured lengths",
+    "from_the_start": "whether it is faster at the least measured length already",
+    "longest": "the greatest number of keys at which both were measured",
+    "times_at_longest": "time of vanilla attention over that of the tiled algorithm, at the greatest number of keys",
+    "attention": "what is measured: the implementation, with its backend or kernel where one is asked for",
+    "kernel": "the compiled kernel that really ran, with its launch settings; empty for tensor operations",
     "format": "number format of the variant's output",
     "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
     "tiling.area": "block area Br * Bc",
@@ -69,6 +78,8 @@ def meaning(column: str) -> tuple[str, str] | None:
     if column in METRICS:
         unit, text = METRICS[column]
         return _UNITS.get(unit, unit), text
+    if column in SPEED:
+        return SPEED[column]
     if column in _FIXED:
         return ("s" if column == "seconds" else ""), _FIXED[column]
     metric, _, statistic = column.rpartition(".")

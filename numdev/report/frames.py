@@ -24,6 +24,8 @@ _ALWAYS = [
     "status",
     "reason",
     "environment",
+    "attention",
+    "kernel",
     "format",
     "policy",
     "tiling.area",
@@ -125,6 +127,7 @@ def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[
     config = flatten({name: part for name, part in record.config.items() if part is not None})
     facts: dict[str, Any] = {"status": record.status.value, "reason": record.reason, "environment": environment}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
+    facts |= {"attention": _attention(config), "kernel": record.kernel}
     facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}
     facts |= {"pairing": _digest({name: record.config.get(name) for name in ("problem", "baseline")})}
     facts |= config
@@ -150,16 +153,28 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _format(config: Mapping[str, Any]) -> str:
     """The format of the output, `bf16` for `bf16:toward_zero`; that of the baseline where the variant does not say."""
-    output = config.get("variant.precision.output") or config.get("baseline.precision.output") or ""
+    kernels = config.get("variant.fmt")
+    output = config.get("variant.precision.output") or kernels or config.get("baseline.precision.output") or ""
     return str(output).partition(":")[0]
 
 
 def _policy(config: Mapping[str, Any]) -> str:
-    """`uniform` or `kernel` where the precision is such a preset, else its own name."""
+    """`uniform` or `kernel` where the precision is such a preset, else its own name; compiled kernels are what they are."""
+    if _attention(config) in ("vanilla", "sdpa math"):
+        return "eager"
+    if config.get("variant.type") in ("Triton", "Sdpa", "Flex"):
+        return "kernel"
     name = str(config.get("variant.precision.name") or "")
     if name == _format(config) or name.startswith("uniform_"):
         return "uniform"
     return "kernel" if name.startswith("kernel_") else name
+
+
+def _attention(config: Mapping[str, Any]) -> str:
+    """What was measured: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that was asked for, `triton hopper`."""
+    which = config.get("variant.backend") or config.get("variant.kernel")
+    name = str(config.get("variant.type", "")).lower()
+    return f"{name} {which}" if which and which != "auto" else name
 
 
 def _area(config: Mapping[str, Any]) -> int | None:
@@ -187,12 +202,14 @@ def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
 
 _AXES = (
     LABEL,
+    "attention",
+    "kernel",
     "format",
     "policy",
     "pairing",
     "problem.shape.",
     "problem.source.",
-    "problem.mask.kind",
+    "problem.mask.",
     "variant.type",
     "variant.precision.name",
     "variant.precision.output",
@@ -206,7 +223,7 @@ _AXES = (
 
 def _is_axis(name: str) -> bool:
     """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
-    return name.startswith(_AXES) and not name.endswith(("shape.type", "tiling.type"))
+    return name.startswith(_AXES) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
 
 
 def _table(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
@@ -219,7 +236,7 @@ def _ordered(names: list[str]) -> list[str]:
     """Labels and configuration by their kind, in the order of first appearance within a kind."""
     kinds = ("label.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
     place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
-    place |= {name: 1 for name in ("format", "policy", "tiling.area", "pairing") if name in place}
+    place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
     return sorted(names, key=lambda name: place[name])
 
 

@@ -1,0 +1,173 @@
+"""Speed over N, memory over N, and deviation over speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from numdev.report.figures.grid import plain_ticks
+from numdev.report.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+
+N = "problem.shape.keys"
+_PANEL = ["setting", "problem.shape.head_dim", "problem.mask.causal", "format"]
+_LOOKS: dict[str, tuple[str, str]] = {
+    "vanilla": (GREY, "s"),
+    "sdpa math": ("#000000", "D"),
+    "sdpa flash": (ORANGE, "^"),
+    "sdpa cudnn": (VERMILION, "v"),
+    "sdpa efficient": (PURPLE, "<"),
+    "flex": (GREEN, ">"),
+    "tiled": (BLUE, "o"),
+    "triton": (BLUE, "o"),
+    "triton hopper": (BLUE, "o"),
+    "triton portable": (SKY, "o"),
+}
+_OTHERS = ((BLUE, "P"), (GREEN, "X"), (PURPLE, "*"), (ORANGE, "h"))
+
+
+def throughput(rows: pd.DataFrame) -> Figure:
+    """Operations per second over N; for one query, where memory is the limit, bytes per second by the cost model."""
+    decode = bool((rows["phase"] == "decode").all())
+    column, text = ("bandwidth", "traffic of the cost model, GB/s") if decode else ("tflops", "TFLOP/s")
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        _lines(axes, own, column)
+        axes.set_ylim(bottom=0)
+        axes.margins(y=0.08)
+
+    return _panels(rows, draw, ("keys" if decode else "sequence length N", text), sharey=not decode)
+
+
+def memory(rows: pd.DataFrame) -> Figure:
+    """The most memory that a call holds beyond its inputs and its result, over N; thin lines go as N and as N^2.
+
+    Calls that hold nothing besides have no place on a log axis, so what is drawn is the peak with the result.
+    """
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        held = own.assign(mib=own["peak_bytes"] / 2**20)
+        axes.set_yscale("log")
+        _lines(axes, held, "mib")
+        _guide(axes, held)
+
+    return _panels(rows, draw, ("sequence length N", "peak memory beyond the inputs, MiB"), sharey=True)
+
+
+def tradeoff(rows: pd.DataFrame) -> Figure:
+    """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        common = own.groupby(N)["series"].nunique()
+        n = int(str(common[common == common.max()].index.max()))
+        axes.annotate(f"N = {n}", (1, 1), (0, -2), **_inside("right", "top"))
+        axes.set_yscale("log")
+        axes.margins(0.15)
+        exact = 0
+        for place, (name, group) in enumerate(own[own[N] == n].groupby("series", sort=False)):
+            shade, marker = look(str(name))
+            x, y = group["tflops"].median(), group["rmse"].median()
+            if y == 0:
+                exact += 1
+                continue
+            axes.plot(x, y, marker=marker, color=shade, linestyle="", markersize=5)
+            axes.annotate(str(name), (x, y), (0, (-9, 6)[place % 2]), **_beside(shade))
+        if exact:
+            axes.annotate(f"{exact} without a deviation", (0, 0), (2, 2), **_inside("left", "bottom"))
+
+    return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
+
+
+SPEED_FIGURES: dict[str, tuple[Callable[[pd.DataFrame], Figure], str]] = {
+    "throughput": (
+        throughput,
+        "Lines of speed over the sequence length N, one per attention, a panel for each head_dim and mask; bars are quartiles.",
+    ),
+    "memory": (
+        memory,
+        "Lines of peak memory over the sequence length N on log axes, one per attention, with guides that go as N and N squared.",
+    ),
+    "tradeoff": (
+        tradeoff,
+        "One point per attention: its RMSE from golden on a log axis over its speed, at the greatest sequence length.",
+    ),
+}
+
+
+def look(name: str) -> tuple[str, str]:
+    """Colour and marker of an attention, the same in every figure."""
+    return _LOOKS.get(name) or _OTHERS[sum(name.encode()) % len(_OTHERS)]
+
+
+def _panels(
+    rows: pd.DataFrame,
+    draw: Callable[[Axes, pd.DataFrame], None],
+    texts: tuple[str, str],
+    *,
+    sharey: bool,
+    over_n: bool = True,
+) -> Figure:
+    """A panel for each head_dim, mask and format, two in a row, under one legend."""
+    groups = [group for _, group in rows.groupby(_PANEL, sort=False)]
+    across = min(2, len(groups))
+    down = -(-len(groups) // across)
+    figure = Figure(figsize=(PAGE if across > 1 else PAGE * 0.65, 2.3 * down + 0.5), layout="constrained")
+    grid: Any = figure.subplots(down, across, sharey=sharey, squeeze=False)
+    every = [axes for row in grid for axes in row]
+    for axes, own in zip(every, groups, strict=False):
+        first = own.iloc[0]
+        mask = "causal" if first["problem.mask.causal"] else "no mask"
+        title = f"d = {first['problem.shape.head_dim']}, {mask}, {first['format']}"
+        axes.set_title(title, loc="left", fontweight="bold")
+        draw(axes, own)
+        if over_n:
+            plain_ticks(axes, own[N].unique().astype(float).tolist())
+    for axes in every[len(groups) :]:
+        axes.remove()
+    if over_n:
+        _legend(figure, rows["series"].unique().tolist())
+    figure.supxlabel(texts[0], fontsize=8)
+    figure.supylabel(texts[1], fontsize=8)
+    return figure
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    keys = [Line2D([], [], color=look(name)[0], marker=look(name)[1]) for name in names]
+    figure.legend(keys, list(names), loc="outside upper center", ncols=min(len(names), 5), frameon=False)
+
+
+def _lines(axes: Axes, own: pd.DataFrame, column: str) -> None:
+    for name, group in own.groupby("series", sort=False):
+        shade, marker = look(str(name))
+        table = group.groupby(N, sort=True)[[column, "latency", "latency_low", "latency_high"]].median()
+        value = table[column]
+        spread = None
+        if column in ("tflops", "bandwidth"):  # in proportion to 1 / latency
+            high, low = value * table["latency"] / table["latency_low"], value * table["latency"] / table["latency_high"]
+            spread = [value - low, high - value]
+        axes.errorbar(table.index, value, yerr=spread, color=shade, marker=marker, capsize=1.5)
+
+
+def _guide(axes: Axes, own: pd.DataFrame) -> None:
+    """Slopes of N and of N^2 through the lowest and the highest point on the left."""
+    lengths = sorted(own[N].unique())
+    first = own[own[N] == lengths[0]]["mib"]
+    if len(lengths) < 2 or not first.min() > 0:
+        return
+    grown = lengths[-1] / lengths[0]
+    for start, power, text in ((first.min(), 1, "N"), (first.max(), 2, "N²")):
+        end = start * grown**power
+        axes.plot([lengths[0], lengths[-1]], [start, end], color=GREY, linewidth=0.5, linestyle=":", zorder=0)
+        axes.annotate(text, (lengths[-1], end), (3, 0), **_beside(GREY) | {"ha": "left", "va": "center"})
+
+
+def _beside(shade: str) -> dict[str, Any]:
+    return {"textcoords": "offset points", "fontsize": SMALL, "color": shade, "ha": "center"}
+
+
+def _inside(ha: str, va: str) -> dict[str, Any]:
+    return _beside(GREY) | {"xycoords": "axes fraction", "ha": ha, "va": va}

@@ -1,0 +1,166 @@
+"""One measurement of speed: time, memory, model and deviation of a variant on a problem."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numdev.attention.exact import Exact
+from numdev.environment import environment, resolve_device
+from numdev.errors import BadInput, Unsupported
+from numdev.mask import Mask
+from numdev.measure import Bench, failure
+from numdev.memory import available_bytes
+from numdev.problem import Problem
+from numdev.record import Record, Status, describe, key_of
+from numdev.speed import cost
+from numdev.speed.ceiling import matmul_flops
+from numdev.speed.memory import peak_bytes
+from numdev.speed.timing import Budget, timed
+
+DEVIATIONS = ("rmse", "max_difference", "max_u")
+
+
+class SpeedBench:
+    """A device on which variants are timed, one at a time; the counterpart of `numdev.Bench`.
+
+    Attributes:
+        device: where everything runs.
+        budget: how long each variant is timed.
+    """
+
+    def __init__(self, device: str = "auto", budget: Budget | None = None) -> None:
+        self.device = resolve_device(device)
+        self.budget = budget or Budget()
+        self._deviations = Bench(Exact(), self.device.type)
+
+    def environment(self) -> dict[str, str]:
+        return environment(self.device)
+
+    def key(self, problem: Problem, variant: Any, baseline: Any = None, seeds: int = 1) -> str:
+        """The key under which `measure` files its record."""
+        return key_of(self.config(problem, variant, baseline, seeds), self.environment())
+
+    def config(self, problem: Problem, variant: Any, baseline: Any = None, seeds: int = 1) -> dict[str, Any]:
+        """The canonical configuration of a point.
+
+        Raises:
+            BadInput: for a baseline, with which nothing is compared here.
+        """
+        if baseline is not None:
+            mend = "speed is compared between variants, each a point of its own; give baseline=none"
+            raise BadInput("baseline", type(baseline).__name__, mend)
+        parts = {"problem": problem, "variant": variant, "baseline": None, "seeds": seeds, "timing": self.budget}
+        return {name: describe(part) for name, part in parts.items()}
+
+    def measure(self, problem: Problem, variant: Any, baseline: Any = None, seeds: int = 1) -> Record:
+        """Time a variant. Each of `seeds` replicates has inputs of its own; a row holds its figures:
+
+        `latency`, its quartiles `latency_low` and `latency_high`, `host` (seconds; see `Timing`), `calls`, `operations`,
+        `matmul_flops` (operations per second of a matrix product in the dtype of the inputs), `peak_bytes` (taken beyond
+        the inputs), `input_bytes`, `output_bytes`, `model_bytes` (NaN for an unknown algorithm), `model_br`; and the
+        deviation from golden of one KV head's group of one batch entry.
+
+        Raises:
+            BadInput: for a request that cannot be measured at all. Every other failure is a status of the record.
+        """
+        config = self.config(problem, variant, baseline, seeds)
+        key, start = key_of(config, self.environment()), time.perf_counter()
+        status, reason, rows, kernel = Status.OK, "", [], ""
+        try:
+            self._check_memory(problem, variant)
+            for seed in range(seeds):
+                row, kernel = self._replicate(problem, variant, seed)
+                rows.append({"seed": seed} | row)
+        except Unsupported as error:
+            status, reason, rows = Status.UNSUPPORTED, str(error), []
+        except BadInput:
+            raise
+        except Exception as error:
+            status, reason = failure(error)
+            rows = []
+        seconds = time.perf_counter() - start
+        return Record(key, config, self.environment(), status, reason, rows, [], seconds, kernel)
+
+    def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], str]:
+        inputs = prepared(problem, variant, seed, self.device)
+        arguments = problem.arguments()
+
+        def run() -> Any:
+            return variant(*inputs, **arguments)
+
+        first = run()
+        kernel = getattr(first, "kernel", "")
+        output_bytes = sum(map(_bytes, first.tensors().values()))
+        del first
+        peak = peak_bytes(run, self.device)
+        timing = timed(run, self.device, self.budget)
+        figures = {
+            "latency": timing.latency,
+            "latency_low": timing.low,
+            "latency_high": timing.high,
+            "host": timing.host,
+            "calls": timing.calls,
+            "operations": cost.operations(problem),
+            "matmul_flops": matmul_flops(inputs[0].dtype, self.device),
+            "peak_bytes": peak,
+            "input_bytes": sum(map(_bytes, inputs)),
+            "output_bytes": output_bytes,
+        }
+        return figures | self._model(problem, variant, kernel) | self._deviation(problem, variant), kernel
+
+    def _model(self, problem: Problem, variant: Any, kernel: str) -> dict[str, Any]:
+        kind = cost.algorithm(variant)
+        if kind is None:
+            return {"algorithm": "", "model_bytes": math.nan, "model_br": 0}
+        br = cost.rows_of_tile(variant, kernel, problem, self.device) if kind is cost.Algorithm.TILED else 0
+        return {"algorithm": kind.value, "model_bytes": cost.moved_bytes(problem, kind, variant.format, br), "model_br": br}
+
+    def _deviation(self, problem: Problem, variant: Any) -> dict[str, float]:
+        found = self._deviations.measure(one_group(problem), variant, None, 1)
+        if found.status not in (Status.OK, Status.NONFINITE):
+            raise Unsupported("problem", f"the deviation of one group of heads could not be measured: {found.reason}")
+        wanted = ("variant", "out", "golden")
+        row = next(row for row in found.rows if (row["subject"], row["output"], row["reference"]) == wanted)
+        return {name: row[name] for name in DEVIATIONS}
+
+    def _check_memory(self, problem: Problem, variant: Any) -> None:
+        """Raise MemoryError rather than be killed by a system that promises memory which it does not have."""
+        shape = problem.shape
+        width = getattr(variant, "storage", torch.float32).itemsize
+        wanted = width * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
+        if cost.algorithm(variant) is cost.Algorithm.VANILLA:
+            wanted += 2 * width * shape.batch * shape.heads * shape.queries * shape.keys
+        if wanted > (free := available_bytes(self.device)):
+            raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
+
+
+def one_group(problem: Problem) -> Problem:
+    """The problem of the first batch entry and the query heads that share one KV head."""
+    shape, mask = problem.shape, problem.mask
+    lengths = None if mask.key_lengths is None else mask.key_lengths[:1]
+    small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+
+
+def prepared(problem: Problem, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs as the variant holds them, so that a call converts nothing.
+
+    One group of heads is drawn and repeated: what is timed does not depend on the numbers, but for the power that their
+    bits take, and to draw all of them would take longer than to time them.
+    """
+    shape = problem.shape
+    q, k, v = variant.round_inputs(*one_group(problem).inputs(seed, device).values())
+    dtype = getattr(variant, "storage", q.dtype)
+    repeat: Callable[[Tensor], Tensor] = lambda t: t.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1)  # noqa: E731
+    return repeat(q), repeat(k), repeat(v)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,45 @@
+"""What a row of a speed measurement holds: unit and meaning of each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MEASURED = {
+    "latency": ("s", "median time of one call; on a GPU by CUDA events, inputs in memory, without the host's share"),
+    "latency_low": ("s", "lower quartile of the time of one call"),
+    "latency_high": ("s", "upper quartile of the time of one call"),
+    "host": ("s", "median time until a call returned to the caller"),
+    "calls": ("count", "calls timed after warm-up"),
+    "operations": ("count", "4 d for each pair of a query and a key that it sees, over heads and batch"),
+    "matmul_flops": ("1/s", "operations per second of a square matrix product in the inputs' dtype, measured beside it"),
+    "peak_bytes": ("B", "most memory that a call holds beyond its inputs, results among it"),
+    "input_bytes": ("B", "size of q, k and v"),
+    "output_bytes": ("B", "size of what is returned"),
+    "algorithm": ("", "whose traffic the cost model counts: vanilla, tiled, or empty for neither"),
+    "model_bytes": ("B", "traffic with the processor's memory by the cost model"),
+    "model_br": ("rows", "Br of the cost model"),
+}
+
+DERIVED = {
+    "tflops": ("1e12/s", "operations / latency"),
+    "share": ("relative", "operations / latency over matmul_flops"),
+    "bandwidth": ("1e9 B/s", "model_bytes / latency"),
+    "intensity": ("1/B", "arithmetic intensity: operations / model_bytes"),
+    "temporary_bytes": ("B", "peak_bytes without the results"),
+}
+
+COLUMNS = MEASURED | DERIVED
+
+
+def derived(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of measured figures with those that follow from them."""
+    rate = row["operations"] / row["latency"]
+    return {
+        **row,
+        "tflops": rate / 1e12,
+        "share": rate / row["matmul_flops"],
+        "bandwidth": row["model_bytes"] / row["latency"] / 1e9,
+        "intensity": row["operations"] / row["model_bytes"],
+        "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
+    }

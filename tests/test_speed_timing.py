@@ -1,0 +1,96 @@
+"""How long things are timed, the memory that calls take, and the ceiling."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.errors import BadInput
+from numdev.speed import ceiling
+from numdev.speed.memory import peak_bytes
+from numdev.speed.timing import Budget, timed
+
+CPU = torch.device("cpu")
+
+
+@given(st.floats(1e-9, 1e3), st.integers(3, 50), st.integers(0, 100), st.floats(1e-3, 10))
+def test_a_budget_bounds_the_calls(seconds: float, least: int, more: int, budget: float) -> None:
+    calls = Budget(budget, least, least + more).calls(seconds)
+    assert least <= calls <= least + more
+    if least < calls < least + more:
+        assert (calls - 1) * seconds < budget <= calls * seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"), [((0.0, 10, 20), "seconds"), ((1.0, 2, 20), "least"), ((1.0, 30, 20), "least"), ((-1.0,), "seconds")]
+)
+def test_a_budget_says_what_is_wrong(arguments: tuple[float, ...], field: str) -> None:
+    with pytest.raises(BadInput, match=f"timing.{field}"):
+        Budget(*arguments)  # type: ignore[arg-type]
+
+
+def test_timed_counts_the_calls_and_orders_the_quartiles() -> None:
+    made: list[float] = []
+
+    def run() -> None:
+        time.sleep(0.002)
+        made.append(0.002)
+
+    found = timed(run, CPU, Budget(0.02, 5, 8))
+    assert len(made) == 3 + found.calls  # warm-up
+    assert 5 <= found.calls <= 8
+    assert 0.002 <= found.low <= found.latency <= found.high
+    assert found.host == found.latency
+
+
+@pytest.mark.parametrize("n", [64, 300])
+def test_peak_memory_is_what_is_held_at_once(n: int) -> None:
+    """Two of three n x n matrices of FP32 at a time: the first is released before the third is made."""
+
+    def run() -> torch.Tensor:
+        a = torch.ones(n, n)
+        b = a + 1
+        del a
+        return b + 1
+
+    assert 0 <= peak_bytes(run, CPU) - 2 * 4 * n * n < 64  # numbers become tensors too
+
+
+def test_peak_memory_counts_the_result_and_nothing_from_before() -> None:
+    before = torch.ones(1000)
+    assert 4000 <= peak_bytes(lambda: before + 1, CPU) < 4064
+    assert peak_bytes(lambda: before, CPU) == 0
+
+
+def test_the_ceiling_is_operations_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "timed", lambda run, device, budget: type("T", (), {"latency": 0.5})())
+    ceiling.matmul_flops.cache_clear()
+    try:
+        assert ceiling.matmul_flops(torch.float32, CPU) == 2 * 512**3 / 0.5
+    finally:
+        ceiling.matmul_flops.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnAGpu:
+    def test_events_see_the_gpu_and_not_the_host(self) -> None:
+        a = torch.randn(4096, 4096, device="cuda")
+
+        def slow_to_launch() -> torch.Tensor:
+            time.sleep(1e-4)
+            return a @ a
+
+        cuda = torch.device("cuda")
+        plain, slow = timed(lambda: a @ a, cuda, Budget(0.1)), timed(slow_to_launch, cuda, Budget(0.1))
+        assert slow.host > 1e-4
+        assert slow.latency < plain.latency + 5e-5
+
+    def test_peak_memory(self) -> None:
+        """The allocator rounds to 512 bytes."""
+        a = torch.ones(1024, 1024, device="cuda")
+        assert peak_bytes(lambda: a + 1, a.device) == 4 * 1024 * 1024

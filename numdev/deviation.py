@@ -54,6 +54,7 @@ class Deviation:
     bias_error: float = _metric("absolute", "standard error of bias, were the elements independent")
     max_ulp: float = _metric("ulp", "max |D| / ulp(r), in the format of the output")
     max_u: float = _metric("u", "max |D| / (u max |r|), normwise, in units of the unit roundoff of the output")
+    equal_share: float = _metric("relative", "share of elements with D = 0")
     agreement_bits: float = _metric("bits", "-log2(max |D| / max |r|), at most 53")
     nan_count: int = _metric("count", "NaN in x where r has none")
     inf_count: int = _metric("count", "Inf in x or r where the other is not the same")
@@ -174,6 +175,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
         bias_error=_spread(signed, bias) / math.sqrt(x.numel()),
         max_ulp=float((absolute / reference.ulp(fmt)).amax()),
         max_u=_ratio(largest, fmt.u * reference.largest),
+        equal_share=1.0 - int(absolute.count_nonzero()) / x.numel(),
         agreement_bits=_agreement(largest, reference.largest),
         nan_count=nan,
         inf_count=inf,
@@ -278,5 +280,5 @@ def _without_values(nan: int, inf: int, equal: bool) -> Deviation:
     unknown = 0.0 if equal else math.nan
     numbers = {f.name: unknown for f in fields(Deviation) if f.name != "max_index"}
     if equal:
-        numbers |= {"cosine_similarity": 1.0, "agreement_bits": _MOST_BITS}
+        numbers |= {"cosine_similarity": 1.0, "equal_share": 1.0, "agreement_bits": _MOST_BITS}
     return Deviation(**(numbers | {"nan_count": nan, "inf_count": inf}))  # type: ignore[arg-type]

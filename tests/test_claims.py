@@ -75,7 +75,35 @@ def policies(uniform: float, kernel: float, noise: float = 0.02) -> pd.DataFrame
     return table(rows for policy, times in both for rows in against_golden(times, noise, policy=policy, key=policy))
 
 
+def predicted(distance: float, size: float, noise: float = 0.02, ulp: float = 1.0) -> pd.DataFrame:
+    """One kernel, `distance` of the emulation's error away from it, with an error of `size` times the emulation's."""
+    label = {"label.kernel": "fast", "max_ulp": ulp, "equal_share": 0.9}
+    references = ("golden", "golden_same_inputs")
+    emulation = [replicates(1.0, 0.0, reference=r, subject="baseline", **label) for r in references]
+    return table([replicates(distance, noise, **label), replicates(size, noise, reference="golden", **label), *emulation])
+
+
+def beside_policies(fast: float, uniform: float = 10.0, noise: float = 0.02) -> pd.DataFrame:
+    """A kernel between `kernel(F)`, whose RMSE is 1, and `uniform(F)`."""
+    values = {"uniform_bf16": uniform, "kernel_bf16": 1.0, "sdpa_math": 5.0, "fast": fast}
+    return table(replicates(v, noise, reference="golden", **{"label.kernel": name}) for name, v in values.items())
+
+
 CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
+    ("validate", lambda: predicted(0.1, 1.0), HOLDS),
+    ("validate", lambda: predicted(0.0, 1.0, noise=0.0), HOLDS),  # to the bit
+    ("validate", lambda: predicted(1.5, 1.0), FAILS),
+    ("validate", lambda: predicted(0.1, 1.3), FAILS),
+    ("validate", lambda: predicted(0.1, 0.7), FAILS),
+    ("validate", lambda: predicted(0.7, 1.0), UNDECIDED),
+    ("validate", lambda: predicted(0.1, 1.08, noise=0.3), UNDECIDED),
+    ("validate", lambda: predicted(0.1, 1.0).drop(columns="label.kernel"), UNDECIDED),
+    ("kernels", lambda: beside_policies(1.1), HOLDS),
+    ("kernels", lambda: beside_policies(9.0), FAILS),
+    ("kernels", lambda: beside_policies(0.5), FAILS),
+    ("kernels", lambda: beside_policies(1.0, uniform=1.0), UNDECIDED),  # the policies cannot be told apart
+    ("kernels", lambda: beside_policies(1.2, noise=0.4), UNDECIDED),
+    ("kernels", lambda: beside_policies(1.0).query("`label.kernel` != 'fast'"), UNDECIDED),
     ("fig3", lambda: formats(FORMATS.values()), HOLDS),
     ("fig3", lambda: formats((1e-2, 1e-3, 1e-16, 1e-7)), FAILS),
     ("fig3", lambda: formats((1e-2, 1e-3, 0.0, 0.0)), FAILS),  # equal is not falling

@@ -120,12 +120,13 @@ def test_a_power_of_two_scales_absolute_metrics_and_keeps_relative_ones(pairs: l
 def test_nothing_deviates_from_itself(values: list[float], fmt: Format) -> None:
     x = tensor([v for v in values if not math.isnan(v)] or [1.0])
     found = Deviation.between(x, x.clone(), fmt)
-    free = {"max_value", "max_reference", "cosine_similarity", "agreement_bits"}
+    free = {"max_value", "max_reference", "cosine_similarity", "agreement_bits", "equal_share"}
     assert {name: value for name, value in found.metrics().items() if name not in free and value != 0} == {}
     assert found.max_value == found.max_reference
     # x.x / ||x||^2: the product, the two norms and the division, n terms each.
     assert found.cosine_similarity == pytest.approx(1.0, rel=0, abs=(2 * len(values) + 4) * U64)
     assert found.agreement_bits == 53.0
+    assert found.equal_share == 1.0
     assert found.is_finite
 
 

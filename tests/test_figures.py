@@ -56,8 +56,10 @@ def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> Non
 def test_every_axis_says_what_it_shows_and_in_what_unit(drawn: dict[str, Figure], name: str) -> None:
     written = " ".join(texts(drawn[name]))
     units = {"fig3": "absolute", "fig4": "absolute", "fa3_table3": "absolute", "sign": "that of the baseline"}
+    units |= {"validate": "over that of the emulation", "kernels": "absolute"}
     assert units.get(name, "in u of F") in written
     across = {"fig3": "number format F", "fig4": "number format F", "fig5a": "tokens", "fig5b": "tokens"}
+    across |= {"validate": "RMSE between kernel and emulation", "kernels": "RMSE of O from golden"}
     across |= {"fa3_table3": "RMSE of O against FP64", "sign": "deviation of tiled attention from golden"}
     assert across.get(name, "elements") in written
 

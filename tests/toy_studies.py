@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numdev.api import baseline_for
+from numdev.api import baseline_for, emulation_of
 from numdev.attention.exact import Exact
+from numdev.attention.flex import Flex
 from numdev.attention.naive import Naive
+from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Kernel, Triton
 from numdev.distributions import Distribution, Kind
 from numdev.formats import FP16
 from numdev.measure import Bench
@@ -138,6 +141,26 @@ def sign(size: Size) -> Study:
     return Study("sign", "Better or worse than the baseline", "sign", ("sign",), tuple(points))
 
 
+def real_kernels(name: str, size: Size) -> Study:
+    """What runs without a GPU: PyTorch's CPU kernels, ours interpreted, and one that cannot."""
+    variants: dict[str, Any] = {
+        "triton": Triton(br=16, bc=16, kernel=Kernel.PORTABLE),
+        "sdpa_flash": Sdpa(Backend.FLASH),
+        "sdpa_math": Sdpa(Backend.MATH),
+        "flex": Flex(),
+    }
+    if name == "kernels":
+        tiling = Tiling(16, 16)
+        variants = {n: Tiled(Precision.parse(n), tiling) for n in ("uniform_bf16", "kernel_bf16")} | variants
+    points = []
+    for setting in ("uniform", "normal"):
+        problem = _problem(setting, size.n, size.dim)
+        for label, variant in variants.items():
+            baseline = emulation_of(variant, Tiling(16, 16)) if name == "validate" else baseline_for(variant.format)
+            points.append(StudyPoint(problem, variant, baseline, size.seeds, setting, {"kernel": label}))
+    return Study(name, "Real kernels", name, (name,), tuple(points))
+
+
 def studies(size: Size) -> list[Study]:
     """Every study."""
     shapes = [by_shape("fig6a", ("swapped",), size), by_shape("fig6b", ("square", "square_bc"), size)]
@@ -149,6 +172,8 @@ def studies(size: Size) -> list[Study]:
         by_area(size),
         fa3(size),
         sign(size),
+        real_kernels("validate", size),
+        real_kernels("kernels", size),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.report import evidence, evidence_fa3
+from numdev.report import evidence, evidence_fa3, evidence_kernels
 from numdev.report.finding import Finding, Undecidable, Verdict
 from numdev.report.frames import Results
 from numdev.report.settings import is_papers, ordered
@@ -109,6 +109,20 @@ _CLAIMS = (
         "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
         f"{GOLDEN}, Figure 4, against {FA3}, section 4.3",
         evidence_fa3.sign,
+    ),
+    Claim(
+        "validate",
+        "validate",
+        "The microbenchmark, a tiled emulation in pure tensors, agrees with the original kernel",
+        f"{GOLDEN}, section III",
+        evidence_kernels.validate,
+    ),
+    Claim(
+        "kernels",
+        "kernels",
+        "Production kernels deviate as FP32 inside does, kernel(F), not as every step in the format, uniform(F)",
+        f"{FA3}, section 4.3",
+        evidence_kernels.inside,
     ),
 )
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from numdev.report.figures.comparisons import fa3_table3, sign
 from numdev.report.figures.formats import fig3, fig4
+from numdev.report.figures.kernels import policies, validate
 from numdev.report.figures.shapes import fig6a, fig6b
 from numdev.report.figures.trends import fig5a, fig5b, fig6c
 from numdev.report.style import freeze, styled
@@ -93,5 +94,18 @@ FIGURES: dict[str, Plot] = {
         "from golden divided by the baseline's, by max difference (filled) and by RMSE (open). Right of 1 tiled "
         "attention is worse, left of it better; dashed lines stand at the 10 of Golden et al. and the 1/1.7 of "
         "FlashAttention-3.",
+    ),
+    "validate": Plot(
+        validate,
+        "One line per kernel, a panel per setting, on a log axis: the RMSE between the kernel and its emulation in pure "
+        "tensors, divided by the emulation's own RMSE from golden, for each number format, with the share of elements that "
+        "are equal to the bit. Left of 1 the emulation predicts the kernel's errors.",
+        ("kernel",),
+    ),
+    "kernels": Plot(
+        policies,
+        "One line per kernel, a panel per setting, on a log axis: its RMSE from golden. Dashed lines stand at the emulated "
+        "policies: FP32 inside, and every step in the format.",
+        ("kernel",),
     ),
 }

@@ -1,0 +1,110 @@
+"""The tests behind the claims on real kernels: the emulation predicts them, and they keep FP32 inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from numdev.report.evidence import over_baseline
+from numdev.report.finding import Finding, Undecidable, Verdict, combined, decided, select
+from numdev.report.statistics import Interval, mean, ratio, significant
+
+KERNEL = "label.kernel"
+METRIC = "rmse"  # over all elements: what the order of a sum does to one of them is chance
+SMALL = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
+SIZE = 1.1  # the size of the error is predicted if it is right within a factor of this
+UNIFORM, INSIDE = "uniform_bf16", "kernel_bf16"  # the emulated policies of the study, by label
+EAGER = ("vanilla", "sdpa_math")  # three operations with scores in memory: no kernel of which the claim speaks
+NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the emulation predicts of one kernel.
+
+    Attributes:
+        distance: RMSE between kernel and emulation over the RMSE of the emulation from golden of the same inputs, the mean
+            over points.
+        size: RMSE of the kernel from golden over that of the emulation.
+        equal: share of elements that are equal to the bit.
+        ulp: the largest distance of one element, in ulp of F.
+    """
+
+    distance: Interval
+    size: Interval
+    equal: Interval
+    ulp: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Holds where most of the error is predicted, and its size; fails where a kernel errs on its own or by another size."""
+        holds = self.distance.high < SMALL and self.size.within(1 / SIZE, SIZE)
+        return decided(holds, self.distance.low > 1 or self.size.outside(1 / SIZE, SIZE))
+
+    def text(self) -> str:
+        return (
+            f"{significant(self.distance.estimate)} of the emulation's own error away from it, "
+            f"{100 * self.equal.estimate:.0f} % of elements equal, at most {significant(self.ulp)} ulp apart, "
+            f"error {self.size.text()} times the emulation's"
+        )
+
+
+def kernels(rows: pd.DataFrame) -> list[str]:
+    """The kernels that ran, in the order of the study.
+
+    Raises:
+        Undecidable: if none did.
+    """
+    found = [str(name) for name in rows[KERNEL].dropna().unique()] if KERNEL in rows else []
+    if not found:
+        raise Undecidable("no kernel could be measured here")
+    return found
+
+
+def agreement(rows: pd.DataFrame, name: str) -> Agreement:
+    """Of one kernel, over everything else that the rows vary, paired by point and seed."""
+    own = rows[rows[KERNEL] == name]
+    columns = ["key", "seed", METRIC, "max_ulp", "equal_share"]
+    apart = select(own)[columns]
+    predicted = select(own, "baseline", "golden_same_inputs")[["key", "seed", METRIC]]
+    pairs = apart.merge(predicted, on=["key", "seed"], suffixes=("", "_predicted"))
+    shares = pairs.assign(share=pairs[METRIC] / pairs[f"{METRIC}_predicted"])  # 0 where bits are equal: no logarithm
+    return Agreement(
+        _over_seeds(shares, "share"), over_baseline(own, METRIC), _over_seeds(apart, "equal_share"), float(apart["max_ulp"].max())
+    )
+
+
+def _over_seeds(rows: pd.DataFrame, column: str) -> Interval:
+    return mean([float(value) for value in rows.groupby("seed")[column].mean()])
+
+
+def validate(rows: pd.DataFrame) -> Finding:
+    """For every kernel most of the arithmetic error is predicted element by element, and the size of the total error is."""
+    found = {name: agreement(rows, name) for name in kernels(rows)}
+    told = "; ".join(f"{name}: {a.text()}" for name, a in found.items())
+    worst = max(found.values(), key=lambda a: a.distance.estimate).distance
+    figure = f"{len(found)} kernels, at most {significant(worst.estimate)} of the error unpredicted"
+    return Finding(combined(a.verdict for a in found.values()), figure, f"Kernel and emulation: {told}.")
+
+
+def over_policy(rows: pd.DataFrame, name: str, policy: str) -> Interval:
+    """The RMSE of a kernel from golden over that of an emulated policy, paired by seed."""
+    own, other = (select(rows, "variant", "golden", **{KERNEL: which})[["seed", METRIC]] for which in (name, policy))
+    pairs = own.merge(other, on="seed", suffixes=("", "_policy"))
+    return ratio(pairs[METRIC], pairs[f"{METRIC}_policy"], pairs["seed"])
+
+
+def inside(rows: pd.DataFrame) -> Finding:
+    """Every fused kernel deviates from golden as much as `kernel(F)` does, and not as much as `uniform(F)`."""
+    names = [name for name in kernels(rows) if name not in (UNIFORM, INSIDE, *EAGER)]
+    if not names:
+        raise Undecidable("no kernel could be measured here")
+    times = {name: over_policy(rows, name, INSIDE) for name in names}
+    strict = over_policy(rows, UNIFORM, INSIDE)
+    verdicts = [decided(t.within(1 / NEAR, NEAR) and strict.low > NEAR, t.outside(1 / NEAR, NEAR)) for t in times.values()]
+    told = ", ".join(f"{name} {t.text()}" for name, t in times.items())
+    low, high = min(t.estimate for t in times.values()), max(t.estimate for t in times.values())
+    uniform = significant(strict.estimate)
+    figure = f"{significant(low, 3)} to {significant(high, 3)} times kernel(F), uniform(F) {uniform} times"
+    return Finding(combined(verdicts), figure, f"RMSE from golden over that of kernel(F): {told}; uniform(F) {strict.text()}.")

@@ -1,0 +1,95 @@
+"""Real kernels beside the emulation: how much of their error it predicts, and which policy they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from numdev.report.evidence_kernels import EAGER, INSIDE, KERNEL, METRIC, SMALL, UNIFORM, agreement, kernels
+from numdev.report.figures.grid import highest, whiskers
+from numdev.report.finding import Undecidable, select
+from numdev.report.settings import formats, ordered
+from numdev.report.statistics import typical
+from numdev.report.style import BLUE, GREY, PAGE, VERMILION, colour
+from numdev.report.style import SMALL as TINY
+
+_NAMES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "kernel(BF16), emulated"}
+
+
+def validate(rows: pd.DataFrame) -> Figure:
+    """RMSE between kernel and emulation over the emulation's own arithmetic error; left of 1 it is predicted, 0 is bit-equal."""
+    names, found = kernels(rows), formats(rows)
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        for place, name in enumerate(names):
+            for i, fmt in enumerate(found):
+                part = own[(own["format"] == fmt) & (own[KERNEL] == name)]
+                _agreement(axes, part, name, place + 0.3 * (i - (len(found) - 1) / 2), colour(fmt))
+        axes.axvline(1, color=GREY, linewidth=0.6)
+        axes.axvline(SMALL, color=GREY, linestyle="--", linewidth=0.6)
+
+    figure = _panels(rows, names, draw, "RMSE between kernel and emulation over that of the emulation from golden")
+    keys = [Line2D([], [], color=colour(fmt), marker="o", linestyle="") for fmt in found]
+    words = [f"{fmt}, with the share of equal elements" for fmt in found]
+    figure.legend(keys, words, loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _agreement(axes: Axes, rows: pd.DataFrame, name: str, place: float, shade: str) -> None:
+    try:
+        a = agreement(rows, name)
+    except Undecidable:
+        return
+    if not a.distance.estimate > 0:
+        axes.annotate("bit-equal", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(shade))
+        return
+    axes.errorbar(a.distance.estimate, place, xerr=whiskers([a.distance]), color=shade, marker="o")
+    axes.annotate(f"{100 * a.equal.estimate:.0f} %", (highest(a.distance), place), (5, 0), **_beside(shade))
+
+
+def policies(rows: pd.DataFrame) -> Figure:
+    """RMSE of each kernel from golden, between the emulated policies `kernel(F)` and `uniform(F)`."""
+    names = kernels(rows)
+
+    def draw(axes: Axes, own: pd.DataFrame) -> None:
+        for place, name in enumerate(names):
+            try:
+                interval = typical(select(own, "variant", "golden", **{KERNEL: name}).groupby("seed")[METRIC].mean().tolist())
+            except Undecidable:
+                axes.annotate("not measured", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(GREY))
+                continue
+            emulated, shade = name in _NAMES, {UNIFORM: VERMILION, INSIDE: BLUE}.get(name, "#000000")
+            shade = GREY if name in EAGER else shade
+            axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="D" if emulated else "o")
+            if emulated:
+                axes.axvline(interval.estimate, color=shade, linestyle="--", linewidth=0.6, zorder=0)
+
+    return _panels(rows, names, draw, "RMSE of O from golden, absolute")
+
+
+def _panels(rows: pd.DataFrame, names: list[str], draw: Callable[[Axes, pd.DataFrame], None], text: str) -> Figure:
+    """A panel per setting, a line per kernel."""
+    settings = ordered(rows["setting"])
+    figure = Figure(figsize=(PAGE, 0.9 + 0.27 * len(names)), layout="constrained")
+    grid: Any = figure.subplots(1, len(settings), sharey=True, squeeze=False)
+    for axes, setting in zip(grid[0], settings, strict=True):
+        axes.set_title(setting, loc="left", fontweight="bold")
+        axes.set_xscale("log")
+        draw(axes, rows[rows["setting"] == setting])
+        axes.margins(x=0.25)
+        axes.grid(axis="x")
+        axes.grid(visible=False, axis="y")
+    axes = grid[0][0]
+    axes.set_yticks(range(len(names)), [_NAMES.get(name, name.replace("_", " ")) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel(text, fontsize=8)
+    return figure
+
+
+def _beside(shade: str) -> dict[str, Any]:
+    return {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": shade}

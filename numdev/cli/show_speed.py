@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -41,7 +42,7 @@ def job(overrides: str, found: Record, *, already: bool) -> Text:
     return line.append(", " + ", ".join(_brief(derived(found.rows[0]))) + (", already measured" if already else ""))
 
 
-def _brief(row: dict[str, float]) -> Iterator[str]:
+def _brief(row: dict[str, Any]) -> Iterator[str]:
     yield f"{1e3 * row['latency']:.3g} ms"
     yield f"{row['tflops']:.3g} TFLOP/s ({100 * row['share']:.0f} % of a matrix product)"
     yield f"{row['peak_bytes'] / 2**20:.3g} MiB"

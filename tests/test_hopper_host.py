@@ -1,0 +1,123 @@
+"""What the Hopper kernel is told to do: every tile once, in balance, with as many blocks of keys as it sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.attention.triton import Triton
+from numdev.formats import BF16, FP16, FP32
+from numdev.kernels.hopper_host import BC, SHAPES, Work, pinned_br, refusal, schedule
+from numdev.mask import Mask
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.tiling import Order
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    queries, keys, batch = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 3))
+    lengths = tuple(draw(st.integers(0, keys)) for _ in range(batch))
+    br, programs = draw(st.sampled_from([128, 192])), draw(st.integers(1, 40))
+    return Work(kv_heads * group, group, queries, keys, br, draw(st.booleans()), lengths, programs)
+
+
+@given(works())
+def test_every_tile_once_with_the_blocks_that_it_sees(work: Work) -> None:
+    table, grid = schedule(work, 64, CPU)
+    assert grid == min(work.programs, len(work.lengths) * work.heads * -(-work.queries // work.br))
+    assert table.shape[1:] == (grid, 5)
+    tiles = [tuple(tile) for tile in table.reshape(-1, 5).tolist() if tile[3] > 0]
+    rows = range(0, work.queries, work.br)
+    wanted = {(row, b, h) for row in rows for b in range(len(work.lengths)) for h in range(work.heads)}
+    assert Counter(tile[:3] for tile in tiles) == Counter(wanted)
+    for row, b, _, blocks, length in tiles:
+        assert length == work.lengths[b]
+        assert blocks == max(1, seen_blocks(work, row, length))
+
+
+def seen_blocks(work: Work, row: int, length: int) -> int:
+    """By the mask: blocks up to the last key that any row of the tile sees, rows beyond the last query counted too."""
+    last = length - 1
+    if work.causal:
+        last = min(last, row + work.br - 1 + work.keys - work.queries)
+    return last // BC + 1
+
+
+@given(works())
+def test_lists_end_with_two_empty_rounds_and_have_no_gaps(work: Work) -> None:
+    table, grid = schedule(work, 64, CPU)
+    counts = table[:, :, 3]
+    for program in range(grid):
+        used = (counts[:, program] > 0).tolist()
+        assert used == sorted(used, reverse=True)
+    assert int(counts[-2:].sum()) == 0
+
+
+@given(works())
+def test_no_program_works_much_longer_than_another(work: Work) -> None:
+    """Each tile goes to the program that is free first, so the loads differ by at most one tile."""
+    table, grid = schedule(work, 64, CPU)
+    cost = torch.where(table[:, :, 3] > 0, table[:, :, 3] + 1, 0)
+    loads = cost.sum(0)
+    assert int(loads.max() - loads.min()) <= int(cost.max())
+    assert grid == len(loads)
+
+
+def test_the_longest_tiles_go_first_under_a_causal_limit() -> None:
+    table, _ = schedule(Work(4, 1, 1024, 1024, 128, True, (1024,), 132), 128, CPU)
+    assert table[0, :4, 0].tolist() == [896] * 4
+    assert table[0, :32, 3].tolist() == [n for n in range(8, 0, -1) for _ in range(4)]
+
+
+def tensors(dtype: torch.dtype = torch.bfloat16, dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (torch.zeros(1, 2, 256, dim, dtype=dtype) for _ in range(3))
+    return q, k, v
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_runs_what_it_is_made_for(dtype: torch.dtype, dim: int) -> None:
+    for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,))):
+        assert refusal(*tensors(dtype, dim), mask, Triton(BF16 if dtype == torch.bfloat16 else FP16)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "mask", "words"),
+    [
+        (Triton(order=Order.FORWARD), Mask(), "order reverse"),
+        (Triton(splits=2), Mask(), "split"),
+        (Triton(bc=64), Mask(), "Bc is 128"),
+        (Triton(br=64), Mask(), "Br is 128"),
+        (Triton(), Mask(window=5), "window"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP)), Mask(), "recurrence"),
+        (Triton(softmax=OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)), Mask(), "recurrence"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)), Mask(), "recurrence"),
+    ],
+)
+def test_says_what_it_cannot_run(settings: Triton, mask: Mask, words: str) -> None:
+    assert words in str(refusal(*tensors(), mask, settings))
+
+
+def test_says_which_tensors_it_cannot_run() -> None:
+    q, k, v = tensors()
+    assert "fp32" in str(refusal(q.float(), k.float(), v.float(), Mask(), Triton(FP32)))
+    assert "head_dim 64 and 128" in str(refusal(*tensors(dim=96), Mask(), Triton()))
+    assert "alignment of k" in str(refusal(q, k.mT.contiguous().mT, v, Mask(), Triton()))
+    assert "alignment of v" in str(refusal(q, k, torch.zeros(1, 2, 256, 65, dtype=q.dtype)[..., 1:], Mask(), Triton()))
+    expanded = torch.zeros(1, 1, 256, 64, dtype=q.dtype).expand(1, 2, 256, 64)
+    assert "alignment of q" in str(refusal(expanded, k, v, Mask(), Triton()))
+
+
+def test_every_pinned_tile_has_a_shape() -> None:
+    for head_dim in (64, 128):
+        for mask in (Mask(), Mask(causal=True)):
+            for keys in (100, 2048, 4096):
+                br = pinned_br(head_dim, mask, keys)
+                assert SHAPES[head_dim, br].br == br

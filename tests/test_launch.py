@@ -1,0 +1,138 @@
+"""The table of launch settings: what is chosen, that it repeats, and the command that fills it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from numdev.cli import tune
+from numdev.formats import BF16, E5M2, FP16, FP32
+from numdev.kernels import launch
+from numdev.kernels.launch import INTERPRETED, SAFE, Launch, choose
+from numdev.mask import Mask
+from tests.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+CAUSAL = Mask(causal=True)
+
+
+def row(head_dim: int, br: int, mask: str = "none", fmt: str = "bf16", generation: str = "sm_90") -> dict[str, Any]:
+    place = {"format": fmt, "head_dim": head_dim, "mask": mask, "generation": generation}
+    return place | {"br": br, "bc": 32, "warps": 8, "stages": 3}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "launch.json"
+    entries = [row(64, 16), row(128, 32), row(64, 48, "causal"), row(64, 80, fmt="fp16"), row(64, 96, generation="sm_80")]
+    path.write_text(json.dumps({"command": "x", "device": "y", "versions": {}, "entries": entries}))
+    monkeypatch.setattr(launch, "TABLE", path)
+    launch.table.cache_clear()
+    yield path
+    launch.table.cache_clear()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_row_of_format_mask_generation_and_the_next_head_dim() -> None:
+    assert choose(BF16, 64, Mask(), "sm_90") == Launch(16, 32, 8, 3)
+    assert choose(BF16, 40, Mask(window=3), "sm_90").br == 16  # a window changes no loop's shape
+    assert choose(BF16, 65, Mask(), "sm_90").br == 32
+    assert choose(BF16, 64, CAUSAL, "sm_90").br == 48
+    assert choose(FP16, 64, Mask(), "sm_90").br == 80
+    assert choose(BF16, 64, Mask(), "sm_80").br == 96
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_not_in_the_table_is_safe() -> None:
+    assert choose(BF16, 129, Mask(), "sm_90") == SAFE
+    assert choose(E5M2, 64, Mask(), "sm_90") == SAFE
+    assert choose(BF16, 64, Mask(), "interpreter") == INTERPRETED
+
+
+@pytest.mark.usefixtures("table")
+def test_sides_that_are_given_are_kept() -> None:
+    assert (choose(BF16, 64, Mask(), "sm_90", br=128).br, choose(BF16, 64, Mask(), "sm_90", br=128).bc) == (128, 32)
+    assert choose(BF16, 64, Mask(), "sm_90", br=128, bc=128) == Launch(128, 128, 8, 2)
+    assert choose(BF16, 64, Mask(), "sm_90", bc=16) == Launch(16, 16, 4, 2)
+
+
+def test_the_shipped_table_is_whole() -> None:
+    launch.table.cache_clear()
+    found = launch.table()
+    places = [tuple(entry[name] for name in ("format", "head_dim", "mask", "generation")) for entry in found["entries"]]
+    assert len(set(places)) == len(places) >= 8
+    assert found["command"].startswith("numdev tune")
+    assert found["device"]
+    assert set(found["versions"]) == {"torch", "triton"}
+    for entry in found["entries"]:
+        assert entry["br"] in (16, 32, 64, 128)
+        assert entry["bc"] in (16, 32, 64, 128)
+        assert entry["warps"] in (4, 8)
+        assert 1 <= entry["stages"] <= 4
+
+
+class TestTune:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("formats=bf17",), "bf17"),
+            (("masks=window",), "masks: 'window' cannot be used; use none, causal"),
+            (("head_dims=64,x",), "head_dims: '64,x' cannot be used"),
+            (("n=0",), "n: '0' cannot be used"),
+            (("speed=1",), "numdev tune: 'speed=1' cannot be used"),
+            (("formats",), "numdev tune: 'formats' cannot be used"),
+        ],
+    )
+    def test_names_what_cannot_be_used(self, numdev: Command, arguments: tuple[str, ...], words: str) -> None:
+        ran = numdev("tune", *arguments)
+        assert ran.code == 2
+        assert words in ran.err
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_needs_a_gpu(self, numdev: Command) -> None:
+        ran = numdev("tune")
+        assert ran.code == 2
+        assert "tuning needs a CUDA device" in ran.err
+
+    def test_help(self, numdev: Command) -> None:
+        ran = numdev("tune", "--help")
+        assert ran.code == 0
+        assert "head_dims=64,128" in ran.out
+
+    def test_replaces_rows_one_by_one_and_keeps_the_others(self, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The GPU's part replaced: the second row of three fails, and the first is in the file."""
+        made: list[int] = []
+
+        def fake(fmt: Any, head_dim: int, mask: Mask, n: int, progress: Any) -> tuple[dict[str, Any], int]:
+            if made:
+                raise KeyboardInterrupt
+            made.append(head_dim)
+            return row(head_dim, 123), 1
+
+        from numdev.kernels import tuning
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        monkeypatch.setattr(tuning, "tune", fake)
+        with pytest.raises(KeyboardInterrupt):
+            tune.run(["formats=bf16", "head_dims=64,128", "masks=none"])
+        entries = json.loads(table.read_text())["entries"]
+        assert len(entries) == 5
+        assert [entry["br"] for entry in entries if entry["head_dim"] == 64 and entry["mask"] == "none"].count(123) == 1
+        assert row(128, 32) in entries
+        assert row(64, 16) not in entries
+
+
+def test_candidates_of_fp32_are_smaller() -> None:
+    from numdev.kernels.tuning import candidates
+
+    def area(fmt: Any) -> int:
+        return max(c.br * c.bc for c in candidates(fmt))
+
+    assert area(FP32) < area(BF16)

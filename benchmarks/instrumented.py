@@ -1,6 +1,6 @@
 """What the casts cost: the instrumented kernel against `Tiled` and against the plain portable kernel, on one GPU.
 
-    python benchmarks/instrumented.py
+    python -m benchmarks.instrumented
 
 N = 16,384, d = 64, 16 heads, tiles of 64 x 64; medians of ten runs after warm-up, CUDA events.
 """

@@ -1,6 +1,6 @@
 """Forward kernels against SDPA cuDNN, side by side on one GPU.
 
-    python benchmarks/kernels.py [--quick]
+    python -m benchmarks.kernels [--quick]
 
 BF16, 16,384 tokens, 2048/d heads, random inputs. Every kernel is captured in a CUDA graph of four launches and the graphs are
 replayed in turn, twelve rounds, so that all of them see the same clocks: a GPU under load lowers them by a tenth. The figure is

@@ -45,6 +45,7 @@ class Study:
         figure: the figure function that draws it, or None.
         claims: the claims of the table that it serves.
         points: in the order of the grid.
+        command: what measures it again, but for the device.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Study:
     figure: str | None
     claims: tuple[str, ...]
     points: tuple[StudyPoint, ...]
+    command: str = ""
 
     def manifest(self, keys: list[str]) -> dict[str, Any]:
         """Which points belong to the study: what the report reads."""
@@ -59,7 +61,8 @@ class Study:
             {"key": key, "setting": point.setting, "labels": describe(point.labels)}
             for key, point in zip(keys, self.points, strict=True)
         ]
-        return {"name": self.name, "title": self.title, "figure": self.figure, "claims": list(self.claims), "points": points}
+        head = {"name": self.name, "title": self.title, "command": self.command, "figure": self.figure}
+        return head | {"claims": list(self.claims), "points": points}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.sdpa import Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
+from numdev.attention.vanilla import Vanilla
 from numdev.captured import Captured
 from numdev.cli import build, variants
 from numdev.cli.expand import Expander
@@ -86,7 +87,7 @@ class TestLeavesAgreeWithPython:
     @pytest.mark.parametrize("name", LIBRARY.options("attention"))
     def test_attention(self, name: str) -> None:
         kinds = {"tiled": Tiled, "naive": Naive, "exact": Exact, "custom": Custom, "triton": Triton, "sdpa": Sdpa, "flex": Flex}
-        kinds |= {"instrumented": Instrumented}
+        kinds |= {"instrumented": Instrumented, "vanilla": Vanilla}
         built = variant(attention=name, attention__function="tests.test_build:some_attention")
         assert type(built) is kinds[name]
 

@@ -420,13 +420,14 @@ class TestStudy:
 class TestPaper:
     def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[object, ...]] = []
-        monkeypatch.setattr("numdev.report.paper.make_report", lambda *arguments: asked.append(arguments))
+        monkeypatch.setattr("numdev.report.paper.make_report", lambda *arguments, pdf: asked.append((*arguments, pdf)))
         (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
         where = ("--config-dir", str(toy_configs))
         ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
         assert ran.code == 0, ran.err
         assert "3/3 points" in ran.err
         assert asked[0][:4] == (Path("r"), Path("o"), ["toy", "other"], False)
+        assert asked[0][-1] is True  # report.pdf is part of it
 
     def test_names_every_study_that_ships(self) -> None:
         names = yaml.safe_load((config_folder() / "paper.yaml").read_text())["studies"]
@@ -465,8 +466,8 @@ class TestShell:
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
-            ("numdev ", {"measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
-            ("numdev mea", {"measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
+            ("numdev ", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
+            ("numdev mea", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
             ("numdev measure softmax=", {"softmax=fa1", "softmax=fa2", "softmax=fa3_fp8", "softmax=fa4"}),
             ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
             ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),

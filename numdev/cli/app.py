@@ -12,12 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli.library import study_fields
+from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.nearest import one_of
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of
 from numdev.errors import BadInput
 
 Task = Callable[[DictConfig], Ended]
+FORMATS = ("csv", "parquet", "pdf")
 
 
 def _guarded(task: Task) -> Task:
@@ -76,19 +77,21 @@ def paper(cfg: DictConfig) -> Ended:
     expander = studies.expander(HydraConfig.get(), cfg)
     expanded = [expander.study(name, expander.library.study(name)) for name in cfg.studies]
     ended = studies.run(expanded, cfg, bench(cfg.device), live=None)
-    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), parquet=False)
+    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), "pdf")
     return ended
 
 
 @_guarded
 def report(cfg: DictConfig) -> Ended:
     """Tables, figures and documents from what was measured."""
-    if cfg.format not in ("csv", "parquet"):
-        raise BadInput("format", cfg.format, one_of(cfg.format, ("csv", "parquet")))
+    if cfg.format not in FORMATS:
+        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
-    _make_report(Path(cfg.results), Path(cfg.out), chosen, parquet=cfg.format == "parquet")
+    if chosen == ["paper"]:
+        chosen = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
+    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format)
     return Ended()
 
 
@@ -156,11 +159,11 @@ def _overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, *, parquet: bool) -> None:
+def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str) -> None:
     from numdev.cli.console import output
     from numdev.report.paper import make_report
 
-    make_report(results, out, studies, parquet, output())
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf")
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,7 +72,7 @@ class Expander:
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
-        return Study(name, title, figure, claims, tuple(points.values()))
+        return Study(name, title, figure, claims, tuple(points.values()), _command(name, self.task))
 
     def config(self, *layers: Statements) -> dict[str, Any]:
         """The whole configuration after all layers, each above the one before it."""
@@ -120,6 +121,21 @@ class Expander:
     def _defaults(self) -> Flat:
         root = self.library.root()
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
+
+
+def _command(name: str, task: Statements) -> str:
+    """The command line that states what `task` does."""
+    stated = [f"{key}={_written(value)}" for key, value in task.items()]
+    return shlex.join(["numdev", "measure", f"study={name}", *stated])
+
+
+def _written(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
 
 
 def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,7 +21,7 @@ from numdev.tiling import Order
 BC = 128
 _ROWS = 64  # of one warp group
 _L2_BYTES = 24e6  # half of the second-level cache of an H100: K and V of the heads that are worked on together
-_TILE_COST = 1.0  # of beginning and ending a tile, in blocks of keys; fitted by benchmarks/hopper.py
+_TILE_COST = 1.0  # of beginning and ending a tile, in blocks of keys: by hand; lists of whole tiles leave little to choose
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -38,8 +38,8 @@ class Shape:
         return _ROWS * self.groups
 
 
-# By head_dim and Br. Found by `python benchmarks/hopper.py --variants`: three groups hide each other's exponentials best, and do
-# not fit into the registers at d = 128.
+# By head_dim and Br; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best,
+# and do not fit into the registers at d = 128.
 SHAPES = {
     (64, 128): Shape(2, 4, 240),
     (64, 192): Shape(3, 4, 160),

@@ -23,6 +23,8 @@ def make_report(
     studies: Sequence[str] | None = None,
     parquet: bool = False,
     console: Console | None = None,
+    *,
+    pdf: bool = False,
 ) -> None:
     """Write tables, figures and claims of stored studies into `out`, and print the claims.
 
@@ -32,6 +34,7 @@ def make_report(
         studies: their names; all unless given.
         parquet: also write results.parquet.
         console: where to print.
+        pdf: also set report.pdf.
 
     Raises:
         BadInput: if there are no results, or not those asked for, or Parquet is asked for without pyarrow.
@@ -45,6 +48,10 @@ def make_report(
     notes = [*loaded.notes, *unknown(loaded.manifests), *write_figures(loaded, claims, out / "figures")]
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+    if pdf:
+        from numdev.report.document import write_pdf  # late: the typesetter is large
+
+        write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures"))
     for table in (failures_table(loaded), worst_table(loaded), claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)

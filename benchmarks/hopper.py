@@ -1,0 +1,58 @@
+"""Launch settings of the Hopper kernel side by side: rows of a tile, buffers, registers.
+
+    python -m benchmarks.hopper [--quick]
+
+Shapes, rounds and figure as in `benchmarks/kernels.py`; the first column is what `numdev.kernels.hopper_host` has pinned.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.kernels import TOKENS, WIDTH, seconds
+from numdev.attention.triton import Kernel, Triton
+from numdev.kernels import hopper_host
+from numdev.kernels.hopper_host import SHAPES, Shape
+from numdev.mask import Mask
+
+VARIANTS = {
+    64: [Shape(2, 2, 240), Shape(2, 4, 240), Shape(3, 2, 160), Shape(3, 3, 160), Shape(3, 4, 160)],
+    128: [Shape(2, 2, 232), Shape(2, 2, 240)],
+}
+
+
+def contender(shape: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask) -> Callable[[], object]:
+    def run() -> object:
+        kept = SHAPES.get((q.shape[-1], shape.br))
+        SHAPES[q.shape[-1], shape.br] = shape
+        try:
+            return Triton(br=shape.br, kernel=Kernel.HOPPER)(q, k, v, mask)
+        finally:
+            if kept is not None:
+                SHAPES[q.shape[-1], shape.br] = kept
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
+    lengths = (1024, 4096) if parser.parse_args().quick else (1024, 2048, 4096, 8192, 16384)
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "TFLOP/s")
+    for dim, variants in VARIANTS.items():
+        for causal in (False, True):
+            mask = Mask(causal=causal)
+            for n in lengths:
+                q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+                pinned = SHAPES[dim, hopper_host.pinned_br(dim, mask, n)]
+                found = seconds({str(shape): contender(shape, q, k, v, mask) for shape in dict.fromkeys([pinned, *variants])})
+                flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
+                rates = "  ".join(f"{name.removeprefix('Shape')} {flops / value / 1e12:4.0f}" for name, value in found.items())
+                print(f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

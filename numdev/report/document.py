@@ -1,0 +1,186 @@
+"""The report as a PDF, set by Typst from the figures in SVG and tables of the results. The same results give the same bytes.
+
+What is said of a study stands in one small file of `numdev/report/sections`; a file more is a section more. A section whose
+study has no results is left out and listed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typst
+
+from numdev.deviation import METRICS
+from numdev.report.claims import ClaimResult
+from numdev.report.frames import Results
+from numdev.report.tables import place
+
+HERE = Path(__file__).resolve().parent
+_TEXT_WIDTH = 481.0  # points between the margins of the template
+_MOST_FAILURES = 40  # rows; the rest are in points.csv
+_TITLE = "How far fast attention strays from exact attention"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a report says of one study besides its results; texts are Typst markup.
+
+    Attributes:
+        title: of the section.
+        study: whose results it shows.
+        question: what the study asks.
+        setting: on what it was measured.
+        paper: what the source says.
+    """
+
+    title: str
+    study: str
+    question: str
+    setting: str
+    paper: str
+
+
+def sections(folder: Path = HERE / "sections") -> list[Section]:
+    """Every section, in the order of the numbers in front of the files' names."""
+    files = sorted(folder.glob("*.toml"), key=lambda path: int(path.name.partition("_")[0]))
+    return [Section(**tomllib.loads(path.read_text())) for path in files]
+
+
+def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path) -> bytes:
+    """The document. `figures` is the folder with the studies' figures in SVG."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for path in (HERE / "templates").glob("*.typ"):
+            shutil.copy(path, root)
+        drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
+        for path in drawn.values():
+            shutil.copy(path, root)
+        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn)))
+        return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+
+
+def contents(results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
+    """Everything that the template shows, as plain data."""
+    known = sections()
+    present = [section for section in known if section.study in results.manifests]
+    told = {section.study for section in known}
+    untold = [name for name in results.manifests if name not in told]
+    return {
+        "title": _TITLE,
+        "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
+        "summary": _summary(results, claims),
+        "claims": [_claim(claim) for claim in claims],
+        "absent": [section.title for section in known if section not in present],
+        "sections": [_section(section, results, claims, drawn, first=not i) for i, section in enumerate(present)],
+        "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
+        "environments": list(_environments(results)),
+        "commands": [[name, command(results, name)] for name in [*(s.study for s in present), *untold]],
+        "failures": list(_failures(results)),
+    }
+
+
+def _fact(results: Results, name: str) -> str:
+    return ", ".join(dict.fromkeys(environment.get(name, "") for environment in results.environments))
+
+
+def _summary(results: Results, claims: Sequence[ClaimResult]) -> str:
+    """The first paragraph, in Typst markup."""
+    counted = Counter("not" if result.overall == "not reproduced" else result.overall.partition(" ")[0] for result in claims)
+    only = sum(result.overall.startswith("reproduced only") for result in claims)
+    words = [
+        (counted["reproduced"] - only, "reproduced in every setting"),
+        (only, "reproduced in some settings only"),
+        (counted["not"], "not reproduced"),
+        (counted["undecided"], "undecided"),
+    ]
+    verdicts = ", ".join(f"{count} {text}" for count, text in words if count)
+    devices = " and ".join(dict.fromkeys(_device(environment) for environment in results.environments))
+    measured = len(results.points["key"].unique())
+    head = f"{measured} points were measured on {_escaped(devices)}, each over the seeds of its study."
+    seen = f" Of {len(claims)} claims {verdicts}." if claims else ""
+    rule = " Settings whose names begin with _uniform_ are those of the paper; where else a claim holds is told beside them."
+    return head + seen + (rule if claims else "")
+
+
+def _device(environment: Mapping[str, str]) -> str:
+    return environment["processor"] if environment["device"] == "cpu" else environment["device"]
+
+
+def _escaped(text: str) -> str:
+    """Text with what Typst's markup gives a meaning to taken literally."""
+    return re.sub(r"([\\#*_`$<>@\[\]~])", r"\\\1", text)
+
+
+def _claim(result: ClaimResult) -> dict[str, Any]:
+    papers = [
+        {"setting": name, "figure": result.findings[name].figure, "verdict": result.findings[name].verdict.value}
+        for name in result.papers
+    ]
+    rest = Counter(finding.verdict.value for name, finding in result.findings.items() if name not in result.papers)
+    elsewhere = ", ".join(f"{verdict} in {count}" for verdict, count in rest.items())
+    return {"text": result.claim.text, "source": result.claim.source, "papers": papers, "elsewhere": elsewhere}
+
+
+def _section(
+    section: Section, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
+) -> dict[str, Any]:
+    own = [result for result in claims if result.study == section.study]
+    wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
+    others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
+    mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
+    manifest = results.manifests[section.study]
+    return {
+        "title": section.title,
+        "first": first,
+        "question": section.question,
+        "setting": section.setting,
+        "paper": section.paper,
+        "figures": [_figure(drawn[name], manifest["title"]) for name in mine],
+        "findings": [
+            {"setting": name, "verdict": finding.verdict.value, "sentence": finding.sentence}
+            for result in own
+            for name, finding in result.findings.items()
+        ],
+        "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own) or "No claim is judged here.",
+        "command": command(results, section.study),
+    }
+
+
+def _figure(path: Path, caption: str) -> dict[str, Any]:
+    text = path.read_text()
+    width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
+    alt = re.search(r"<desc>(.*?)</desc>", text, re.DOTALL)
+    points = float(width[1]) if width else _TEXT_WIDTH
+    return {"file": path.name, "width": min(points, _TEXT_WIDTH), "alt": alt[1] if alt else "", "caption": caption}
+
+
+def command(results: Results, study: str) -> str:
+    """What measures a study again, on the kind of device on which it was measured."""
+    own = results.points[results.points["study"] == study]
+    numbers = own["environment"].unique().tolist()
+    devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
+    stated = results.manifests[study].get("command") or f"numdev measure study={study}"
+    return " ".join([stated, *(f"device={name}" for name in sorted(devices))])
+
+
+def _environments(results: Results) -> Iterator[dict[str, Any]]:
+    for number, environment in enumerate(results.environments):
+        count = int((results.points["environment"] == number).sum())
+        yield {"title": f"Environment {number}, {count} points", "facts": [[name, fact] for name, fact in environment.items()]}
+
+
+def _failures(results: Results) -> Iterator[list[str]]:
+    failed = results.points[results.points["status"] != "ok"]
+    for _, point in failed.head(_MOST_FAILURES).iterrows():
+        yield [point["study"], place(point), point["status"], point["reason"]]
+    if len(failed) > _MOST_FAILURES:
+        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv"]

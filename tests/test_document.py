@@ -1,0 +1,109 @@
+"""The PDF: what it says of every study, what it leaves out, and that it is the same for the same results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typst
+from rich.console import Console
+
+from numdev.cli.library import Library, config_folder
+from numdev.report.claims import CLAIMS, judge
+from numdev.report.document import Section, _escaped, command, contents, sections, write_pdf
+from numdev.report.frames import Results, load
+from numdev.report.paper import make_report
+from numdev.store import Store
+
+LIBRARY = Library((config_folder(),))
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+@pytest.fixture(scope="module")
+def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("document")
+    make_report(toy_results.path, path, console=Console(quiet=True), pdf=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(results: Results, out: Path) -> dict[str, Any]:
+    return contents(results, judge(results), {path.name: path for path in (out / "figures").glob("*.svg")})
+
+
+def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
+    data = (out / "report.pdf").read_bytes()
+    assert data.startswith(b"%PDF-")
+    pages = re.search(rb"/Type /Pages\s*/Count (\d+)|/Count (\d+)\s*/Kids", data)
+    assert len(re.findall(rb"/Type /Page\b", data)) >= 8 or (pages and int(pages[1] or pages[2]) >= 8)
+
+
+def test_the_same_results_give_the_same_bytes(results: Results, out: Path) -> None:
+    assert write_pdf(results, judge(results), out / "figures") == (out / "report.pdf").read_bytes()
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda section: section.study)
+def test_a_section_is_of_a_study_that_there_is(section: Section) -> None:
+    fields = LIBRARY.study(section.study)
+    assert fields["claims"], "a section has a verdict"
+    assert set(fields["claims"]) <= set(CLAIMS)
+    assert section.question.rstrip(")").rpartition("(")[0].strip().endswith("?") or section.question.endswith("?")
+
+
+def test_every_claim_has_a_section() -> None:
+    judged = {claim for section in sections() for claim in LIBRARY.study(section.study)["claims"]}
+    assert judged == set(CLAIMS)
+
+
+def test_every_section_has_its_figure_findings_and_command(shown: dict[str, Any], results: Results) -> None:
+    present = [section for section in sections() if section.study in results.manifests]
+    assert [section["title"] for section in shown["sections"]] == [section.title for section in present]
+    for section, known in zip(shown["sections"], present, strict=True):
+        assert len(section["figures"]) == 1, known.study
+        assert section["figures"][0]["alt"]
+        assert section["findings"]
+        assert f"study={known.study} device=cpu" in section["command"]
+        assert section["figures"][0]["width"] <= 481
+
+
+def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any], results: Results) -> None:
+    absent = [section.title for section in sections() if section.study not in results.manifests]
+    assert absent, "the toy results have Figures 5a and 5b in one study"
+    assert shown["absent"] == absent
+
+
+def test_studies_without_a_section_have_their_command(shown: dict[str, Any]) -> None:
+    assert dict(shown["commands"])["fig5"].startswith("numdev measure study=fig5")
+
+
+def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) -> None:
+    judged = judge(results)
+    assert [claim["text"] for claim in shown["claims"]] == [result.claim.text for result in judged]
+    for claim, result in zip(shown["claims"], judged, strict=True):
+        assert [own["setting"] for own in claim["papers"]] == result.papers
+    assert f"Of {len(judged)} claims" in shown["summary"]
+    counted = re.findall(r"(\d+) (?:reproduced|not reproduced|undecided)", shown["summary"])
+    assert sum(map(int, counted)) == len(judged)
+
+
+def test_failures_are_listed_with_their_reasons(shown: dict[str, Any]) -> None:
+    assert len(shown["failures"]) == 4  # FlexAttention in two studies and two settings
+    assert all("CUDA" in row[3] for row in shown["failures"])
+
+
+def test_the_command_is_the_one_that_was_given(results: Results) -> None:
+    given = "numdev measure study=fig3 seeds=2 'problem.key_lengths=[3,4]'"
+    manifest = results.manifests["fig3"] | {"command": given}
+    changed = Results(**{**vars(results), "manifests": results.manifests | {"fig3": manifest}})
+    assert command(changed, "fig3") == f"{given} device=cpu"
+
+
+@pytest.mark.parametrize("text", ["a_b", "*x*", "#let", "$5", "`a`", "[x]", "a<b>", "c:\\d", "a@b"])
+def test_words_from_elsewhere_are_no_markup(text: str) -> None:
+    typst.compile(_escaped(text).encode())  # raises where the markup is broken

@@ -45,6 +45,7 @@ class Study:
         figure: the figure function that draws it, or None.
         claims: the claims of the table that it serves.
         points: in the order of the grid.
+        more: further figures of the same rows.
         command: what measures it again, but for the device.
     """
 
@@ -53,6 +54,7 @@ class Study:
     figure: str | None
     claims: tuple[str, ...]
     points: tuple[StudyPoint, ...]
+    more: tuple[str, ...] = ()
     command: str = ""
 
     def manifest(self, keys: list[str]) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class Study:
             for key, point in zip(keys, self.points, strict=True)
         ]
         head = {"name": self.name, "title": self.title, "command": self.command, "figure": self.figure}
-        return head | {"claims": list(self.claims), "points": points}
+        return head | {"more": list(self.more), "claims": list(self.claims), "points": points}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def made(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_a_report_is_complete(made: tuple[Path, str]) -> None:
     names = set(files(made[0]))
     assert names >= {*TABLES, "claims.md", "columns.md", "environment.json"}
-    figures = ("fig4", "fig5_fig5a", "fig5_fig5b", "sign")
+    figures = ("fig4", "fig5", "fig5_fig5b", "sign")
     assert {name for name in names if "/" in name} == {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")}
 
 

@@ -2,6 +2,7 @@
 
     title: Larger tiles make the deviation smaller
     figure: fig6c                       # a figure function, or null
+    more: [rescales]                    # further figures of the same rows
     claims: [fig6c]
     base: {tiling.br: 64}               # common to all points
     settings:                           # each point belongs to one; without any there is one, `default`
@@ -72,7 +73,7 @@ class Expander:
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
-        return Study(name, title, figure, claims, tuple(points.values()), _command(name, self.task))
+        return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), _command(name, self.task))
 
     def config(self, *layers: Statements) -> dict[str, Any]:
         """The whole configuration after all layers, each above the one before it."""

@@ -143,6 +143,7 @@ class StudyConfig:
 
     title: str = MISSING
     figure: str | None = None
+    more: list[str] = field(default_factory=list)
     claims: list[str] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -74,7 +74,7 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> 
             elif lacking:
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
-                figure, file = plot(rows), study if len(names) == 1 else f"{study}_{name}"
+                figure, file = plot(rows), study if name == names[0] else f"{study}_{name}"
                 alt = " ".join([plot.alt, *_findings(claims, study, name)])
                 write_atomically(folder / f"{file}.png", to_png(figure))
                 write_atomically(folder / f"{file}.svg", to_svg(figure, manifest["title"], alt))
@@ -82,9 +82,10 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> 
 
 
 def _figures(manifest: dict[str, Any]) -> list[str]:
-    """The figure that a study names, and those of its claims."""
+    """The figure that a study names, those of its claims, and further ones."""
     named = [manifest["figure"]] if manifest["figure"] else []
-    return list(dict.fromkeys([*named, *(name for name in manifest["claims"] if name in FIGURES)]))
+    claimed = (name for name in manifest["claims"] if name in FIGURES)
+    return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())]))
 
 
 def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[str]:

@@ -43,11 +43,16 @@ def describe(rows: pd.DataFrame) -> str:
     """What the rows of one setting have in common, such as `U[0, 1), all steps in F, FA2`."""
     narrow = rows[~rows["format"].isin(["fp32", "fp64"])]  # kernel(F) is uniform(F) where F is FP32 or wider
     parts = [
-        _only(rows, "problem.source.kind", _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"}),
+        inputs(rows),
         _only(narrow, "policy", _POLICIES) + (" (baseline too)" if _is_strict(narrow) else ""),
         _only(rows, "variant.softmax.normalise", _RECURRENCES),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def inputs(rows: pd.DataFrame) -> str:
+    """Where q, k, v come from, if all rows have it in common."""
+    return _only(rows, "problem.source.kind", _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"})
 
 
 def _is_strict(rows: pd.DataFrame) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
+from numdev.report.figures.beyond import parting, rescales, total
 from numdev.report.figures.comparisons import fa3_table3, sign
 from numdev.report.figures.formats import fig3, fig4
 from numdev.report.figures.kernels import policies, validate
@@ -94,6 +95,21 @@ FIGURES: dict[str, Plot] = {
         "from golden divided by the baseline's, by max difference (filled) and by RMSE (open). Right of 1 tiled "
         "attention is worse, left of it better; dashed lines stand at the 10 of Golden et al. and the 1/1.7 of "
         "FlashAttention-3.",
+    ),
+    "parting": Plot(
+        parting,
+        "Lines of the max difference from golden over the sequence length N on log axes, one per setting and one per "
+        "baseline, each with its name: where every step rounds to the format (red) the error parts from FP32 inside (blue).",
+    ),
+    "total": Plot(
+        total,
+        "One point per number format and setting on log axes: total error, from golden on the unrounded inputs, over "
+        "arithmetic error, from golden on the same rounded inputs; tiled attention filled, the baseline open.",
+    ),
+    "rescales": Plot(
+        rescales,
+        "One panel per setting: the max difference between tiled attention and the baseline over the block area, and on the "
+        "right axis the number of rescales R, which falls with it.",
     ),
     "validate": Plot(
         validate,

@@ -7,7 +7,7 @@ from unittest import mock
 
 from numdev.cli.launch import CONFIGS, launch
 
-_WITHOUT_SETTINGS = ("studies", "tune", "--help", "--version")
+_WITHOUT_SETTINGS = ("compare", "studies", "tune", "--help", "--version")
 _MULTIRUN = ("-m", "--multirun")
 
 

@@ -17,6 +17,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   numdev measure study=NAME [...]          every point of a study; what is there is not measured again
   numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
   numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
+  numdev compare A B [tolerance=1.1 ...]   two folders of results: what changed, how surely; for a kernel's own CI
   numdev speed   [study=NAME ...]          time, memory and traffic of attentions, and the deviation beside them
   numdev studies                           the studies there are
   numdev tune    [formats=bf16 ...]        pin the launch settings of the Triton kernel for this GPU
@@ -26,10 +27,10 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   eval "$(numdev -sc install=bash)"        completion of the shell; also install=zsh and install=fish
   numdev --version
 
-Exit code: 0; 1 if a point ended in an error or results could not be written; 2 for a setting that cannot be used; 130 for
-Ctrl-C, after which the same command goes on where it stopped."""
+Exit code: 0; 1 if a point ended in an error, results could not be written or compare found a regression; 2 for a setting
+that cannot be used; 130 for Ctrl-C, after which the same command goes on where it stopped."""
 
-COMMANDS = ("measure", "paper", "report", "speed", "studies", "tune")
+COMMANDS = ("compare", "measure", "paper", "report", "speed", "studies", "tune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,6 +66,10 @@ def _dispatch(given: list[str]) -> int:
         return completion.complete(given)
     if command == "studies":
         return _studies(rest)
+    if command == "compare":
+        from numdev.cli import compare
+
+        return compare.run(rest)
     if command == "tune":
         from numdev.cli import tune
 

@@ -55,6 +55,25 @@ _FIXED = {
     "figure": "the measured figure that decides, with its 95 % confidence interval",
     "sentence": "what was found",
     "overall": "the verdict over all settings",
+    "point": "the point's labels, by which it is found in both result sets",
+    "metric": "name of the metric that is compared",
+    "change": "from A to B: broken, worse, unknown, same, equal bits (every metric of every replicate), better, mended, "
+    "in neither, only in A or only in B; worse and better are judged on `p_adjusted` < 0.05",
+    "note": "why a comparison cannot be tested, or what to know of its test",
+    "a": "the metric in A: geometric mean over replicates, arithmetic where one is zero",
+    "b": "the metric in B: geometric mean over replicates, arithmetic where one is zero",
+    "ratio": "B / A: geometric mean over replicates, paired by seed where `paired`",
+    "ratio_low": "lower end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
+    "ratio_high": "upper end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
+    "paired": "whether problem, baseline and seeds were the same, so that replicates are paired",
+    "p": "two-sided p-value of the ratio's lying beyond the tolerance, of this comparison alone",
+    "p_adjusted": "p adjusted for the number of comparisons by Holm's method",
+    "status_a": "how the measurement in A ended",
+    "status_b": "how the measurement in B ended",
+    "kernel_a": "the compiled kernel that really ran in A",
+    "kernel_b": "the compiled kernel that really ran in B",
+    "key_a": "of the point in A, and the name of its record",
+    "key_b": "of the point in B, and the name of its record",
 }
 
 _STATISTICS = {

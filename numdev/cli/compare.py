@@ -1,0 +1,101 @@
+"""`numdev compare`: two folders of results side by side, with an exit code for CI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numdev.errors import BadInput, NumdevError
+
+HELP = """\
+numdev compare A B [study=NAME] [metric=rmse] [reference=golden] [out=FOLDER] [tolerance=1.0]
+
+  Compares B, measured on another machine, version or kernel, with A. Both are folders of results, as results= of other commands
+  names them. Points match by study, setting and labels.
+
+  study      one study, or several as NAME,NAME; all unless given
+  metric     what is compared, where larger is worse: rmse, max_difference, max_ulp, ...; latency, peak_bytes of numdev speed
+  reference  golden, golden_same_inputs or baseline
+  tolerance  the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions
+  out        where compare.csv is written, with every comparison
+
+  A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
+  the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
+  be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions. Points of equal bits are
+  told apart and not tested; one replicate alone has no interval, and its change is unknown.
+
+Exit code: 0; 1 for a regression, or if compare.csv could not be written; 2 for what cannot be used."""
+
+_DEFAULTS = {"study": "", "metric": "rmse", "reference": "golden", "out": "", "tolerance": "1.0"}
+
+
+def run(arguments: list[str]) -> int:
+    """The command; returns the exit code."""
+    if arguments and arguments[0] in ("--help", "-h"):
+        print(HELP)
+        return 0
+    try:
+        return _compare(*_settings(arguments))
+    except NumdevError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+
+
+def _settings(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The two folders, and every setting."""
+    folders, given = [], dict(_DEFAULTS)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals and name in _DEFAULTS:
+            given[name] = value.strip("[]")
+        elif argument.startswith("-") or (equals and not Path(argument).is_dir()):
+            raise BadInput("numdev compare", argument, f"give {', '.join(f'{key}=...' for key in _DEFAULTS)}, or --help")
+        else:
+            folders.append(argument)
+    if len(folders) != 2:
+        raise BadInput("numdev compare", " ".join(folders), "give two folders of results, A and B, or --help")
+    return folders, given
+
+
+def _compare(folders: list[str], settings: dict[str, str]) -> int:
+    from numdev.cli.console import output
+    from numdev.report.compare import REGRESSIONS, SIGNIFICANT, Question, compare, show, write
+
+    question = Question(settings["metric"], settings["reference"], _tolerance(settings["tolerance"]))
+    studies = settings["study"].split(",") if settings["study"] else None
+    a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
+    changes, console = compare(a, b, question), output()
+    for side, results in (("A", a), ("B", b)):
+        for note in results.notes:
+            console.print(f"note: {side}: {note}", markup=False)
+    show(changes, a, b, console)
+    if settings["out"]:
+        write(changes, Path(settings["out"]))
+        console.print(f"report: {settings['out']}/compare.csv", markup=False)
+    found = int(changes["change"].isin(REGRESSIONS).sum())
+    tests = int(changes["p"].notna().sum())
+    judged = f"{tests} tested by {question.metric}, adjusted p < {SIGNIFICANT}, tolerance {question.tolerance:g}"
+    console.print(f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparisons ({judged})", markup=False)
+    return 1 if found else 0
+
+
+def _tolerance(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput("tolerance", text, "give the ratio up to which a change does not matter, such as 1.1") from None
+
+
+def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
+    """One side's `Results`; what is wrong with them is said of A or B."""
+    from numdev.report.frames import load
+    from numdev.store import Store
+
+    try:
+        return load(Store(Path(folder)), studies)
+    except BadInput as error:
+        if error.field == "studies":
+            raise BadInput("study", error.value, error.mend) from None
+        raise BadInput(side, folder, error.mend) from None

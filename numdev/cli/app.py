@@ -41,7 +41,9 @@ def measure(cfg: DictConfig) -> Ended:
     from numdev.api import bench
     from numdev.cli import show
 
-    return _measure_point(cfg, bench(cfg.device), show) if cfg.study is None else _measure_study(cfg, bench(cfg.device))
+    return (
+        _measure_point(cfg, bench(cfg.device), show) if cfg.study is None else _measure_study(cfg, bench(cfg.device), "measure")
+    )
 
 
 @_guarded
@@ -54,7 +56,7 @@ def speed(cfg: DictConfig) -> Ended:
     bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
     if cfg.study is None:
         return _measure_point(cfg, bench, show_speed)
-    ended = _measure_study(cfg, bench)
+    ended = _measure_study(cfg, bench, "speed")
     from numdev.cli.console import output
     from numdev.report.speed import make_speed_report
 
@@ -95,7 +97,7 @@ def report(cfg: DictConfig) -> Ended:
     return Ended()
 
 
-def _measure_study(cfg: DictConfig, bench: Any) -> Ended:
+def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
     from numdev.cli import studies
     from numdev.study import Shard
 
@@ -104,7 +106,7 @@ def _measure_study(cfg: DictConfig, bench: Any) -> Ended:
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     fields = study_fields(name, _plain(cfg.study))
-    study = studies.expander(hydra, cfg).study(name, fields)
+    study = studies.expander(hydra, cfg, program).study(name, fields)
     return studies.run([study], cfg, bench, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
 
 

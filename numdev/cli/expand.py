@@ -50,10 +50,12 @@ class Expander:
     Attributes:
         library: where options of groups are read.
         task: what the command line states; it stands above everything else.
+        program: the command that runs the studies, as they are told to be run again.
     """
 
     library: Library
     task: Statements = field(default_factory=dict)
+    program: str = "measure"
     _types: Types = field(default_factory=Types)
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
@@ -73,7 +75,7 @@ class Expander:
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
-        return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), _command(name, self.task))
+        return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), self._command(name))
 
     def config(self, *layers: Statements) -> dict[str, Any]:
         """The whole configuration after all layers, each above the one before it."""
@@ -85,6 +87,11 @@ class Expander:
                 self._state(settings, {group: self._leaf(group, layer.get(group, defaults[group]))})
             self._state(settings, {key: value for key, value in layer.items() if key not in GROUPS})
         return nested(resolved(settings))
+
+    def _command(self, name: str) -> str:
+        """The command line that states what `task` does."""
+        stated = [f"{key}={_written(value)}" for key, value in self.task.items()]
+        return shlex.join(["numdev", self.program, f"study={name}", *stated])
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Labels and configuration of each point of one setting."""
@@ -122,12 +129,6 @@ class Expander:
     def _defaults(self) -> Flat:
         root = self.library.root()
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
-
-
-def _command(name: str, task: Statements) -> str:
-    """The command line that states what `task` does."""
-    stated = [f"{key}={_written(value)}" for key, value in task.items()]
-    return shlex.join(["numdev", "measure", f"study={name}", *stated])
 
 
 def _written(value: Any) -> str:

@@ -22,15 +22,15 @@ from numdev.study import Measures, Outcome, Shard, Study
 from numdev.study import run as run_study
 
 
-def expander(hydra: Any, cfg: DictConfig) -> Expander:
+def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     """An expander over the config folders of this run, with what its command line states of a point.
 
-    `hydra` is Hydra's own part of the configuration.
+    `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
     """
     folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
-    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg))
+    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg), program)
 
 
 def stated(overrides: list[str], choices: Any, cfg: DictConfig) -> dict[str, Any]:

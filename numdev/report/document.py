@@ -14,6 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import typst
 from numdev.deviation import METRICS
 from numdev.report.claims import ClaimResult
 from numdev.report.frames import Results
+from numdev.report.speed import frame, latest
 from numdev.report.tables import place
 
 HERE = Path(__file__).resolve().parent
@@ -55,8 +57,8 @@ def sections(folder: Path = HERE / "sections") -> list[Section]:
     return [Section(**tomllib.loads(path.read_text())) for path in files]
 
 
-def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path) -> bytes:
-    """The document. `figures` is the folder with the studies' figures in SVG."""
+def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
+    """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for path in (HERE / "templates").glob("*.typ"):
@@ -64,26 +66,28 @@ def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path) ->
         drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
         for path in drawn.values():
             shutil.copy(path, root)
-        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn)))
+        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
         return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
 
 
-def contents(results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
+def contents(
+    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
+) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
     known = sections()
-    present = [section for section in known if section.study in results.manifests]
-    told = {section.study for section in known}
-    untold = [name for name in results.manifests if name not in told]
+    of = {name: whole for whole in (results, speed) if whole for name in whole.manifests}
+    present = [section for section in known if section.study in of]
+    untold = [name for name in of if name not in {section.study for section in known}]
     return {
         "title": _TITLE,
         "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
         "summary": _summary(results, claims),
         "claims": [_claim(claim) for claim in claims],
         "absent": [section.title for section in known if section not in present],
-        "sections": [_section(section, results, claims, drawn, first=not i) for i, section in enumerate(present)],
+        "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
-        "environments": list(_environments(results)),
-        "commands": [[name, command(results, name)] for name in [*(s.study for s in present), *untold]],
+        "environments": [found for whole in (results, speed) if whole for found in _environments(whole)],
+        "commands": [[name, command(of[name], name)] for name in [*(s.study for s in present), *untold]],
         "failures": list(_failures(results)),
     }
 
@@ -144,23 +148,37 @@ def _section(
         "question": section.question,
         "setting": section.setting,
         "paper": section.paper,
-        "figures": [_figure(drawn[name], manifest["title"]) for name in mine],
+        "figures": [_figure(drawn[name], manifest["title"] if name == f"{section.study}.svg" else "") for name in mine],
         "findings": [
             {"setting": name, "verdict": finding.verdict.value, "sentence": finding.sentence}
             for result in own
             for name, finding in result.findings.items()
         ],
+        "tables": _tables(results, section.study),
         "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own) or "No claim is judged here.",
         "command": command(results, section.study),
     }
 
 
+def _tables(results: Results, study: str) -> list[dict[str, Any]]:
+    """What a study of speed found at its greatest length; nothing of other studies."""
+    rows = frame(results)
+    found = latest(rows[rows["study"] == study]) if len(rows) else rows
+    if found.empty:
+        return []
+    shown = found.drop(columns="study")
+    return [{"columns": list(shown.columns), "rows": shown.values.tolist()}]
+
+
 def _figure(path: Path, caption: str) -> dict[str, Any]:
+    """A picture with its width and its words; without a caption the first of these are its caption."""
     text = path.read_text()
     width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
     alt = re.search(r"<desc>(.*?)</desc>", text, re.DOTALL)
     points = float(width[1]) if width else _TEXT_WIDTH
-    return {"file": path.name, "width": min(points, _TEXT_WIDTH), "alt": alt[1] if alt else "", "caption": caption}
+    words = unescape(alt[1]) if alt else ""
+    told = caption or re.split(r"(?<=\w)[.:] ", words)[0].rstrip(".")
+    return {"file": path.name, "width": min(points, _TEXT_WIDTH), "alt": words, "caption": told}
 
 
 def command(results: Results, study: str) -> str:

@@ -12,6 +12,7 @@ from numdev.report.claims import ClaimResult, judge, unknown
 from numdev.report.export import write_tables
 from numdev.report.figures import FIGURES
 from numdev.report.frames import Results, load
+from numdev.report.speed import draw, frame
 from numdev.report.style import to_png, to_svg
 from numdev.report.tables import claims_table, failures_table, worst_table
 from numdev.store import Store, write_atomically
@@ -51,11 +52,22 @@ def make_report(
     if pdf:
         from numdev.report.document import write_pdf  # late: the typesetter is large
 
-        write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures"))
+        speed = _speed(results / "speed", out / "figures")
+        write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures", speed))
     for table in (failures_table(loaded), worst_table(loaded), claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)
     console.print(f"report: {out}", markup=False, highlight=False)
+
+
+def _speed(path: Path, folder: Path) -> Results | None:
+    """What `numdev speed` has left in its folder of the results, its figures drawn; None where it has not been run."""
+    store = Store(path)
+    if not store.studies():
+        return None
+    loaded = load(store)
+    draw(loaded, frame(loaded), folder)
+    return loaded
 
 
 def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> list[str]:

@@ -52,10 +52,10 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
         write_atomically(out / name, to_csv(table))
     write_atomically(out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}).encode())
     write_atomically(out / "environment.json", environments(loaded))
-    _draw(loaded, rows, out / "figures")
+    draw(loaded, rows, out / "figures")
     for note in loaded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    for shown in (failures_table(loaded), _latest(rows), _crossing_table(crossing)):
+    for shown in (failures_table(loaded), _latest_table(rows), _crossing_table(crossing)):
         if shown is not None:
             console.print(shown)
     console.print(f"report: {out}", markup=False, highlight=False)
@@ -119,7 +119,8 @@ def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
     return found | {"crossover": n0 * (n1 / n0) ** share}
 
 
-def _draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
+def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
+    """The figures of every speed study as PNG and SVG."""
     for study, manifest in loaded.manifests.items():
         own = rows[rows["study"] == study]
         for name, (draw, alt) in SPEED_FIGURES.items():
@@ -131,19 +132,27 @@ def _draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
             write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, manifest["title"], alt))
 
 
-def _latest(rows: pd.DataFrame) -> Table | None:
-    """Speed at the largest size of each shape."""
-    if rows.empty:
-        return None
-    table = Table("study", "shape", "N", "attention", "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
-    table.title, table.title_justify = "At the greatest length", "left"
+def latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Speed, memory and deviation at the greatest length of each shape, as text."""
+    found = []
     for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
         n = group["problem.shape.keys"].max()
         for name, own in group[group["problem.shape.keys"] == n].groupby(SERIES, sort=False):
             mean = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
             figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
             memory = f"{mean['peak_bytes'] / 2**20:.4g} MiB"
-            table.add_row(str(place[0]), _shape(place), str(n), str(name), *figures, memory, significant(mean["rmse"], 3))
+            found.append((str(place[0]), _shape(place), str(n), str(name), *figures, memory, significant(mean["rmse"], 3)))
+    columns = ("study", "shape", "N", "attention", "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
+    return pd.DataFrame(found, columns=list(columns))
+
+
+def _latest_table(rows: pd.DataFrame) -> Table | None:
+    found = latest(rows)
+    if found.empty:
+        return None
+    table = Table(*found.columns, title="At the greatest length", title_justify="left")
+    for row in found.itertuples(index=False):
+        table.add_row(*row)
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -59,7 +60,7 @@ def _line(axes: Axes, rows: pd.DataFrame, shade: str, text: str) -> _End | None:
     across, intervals = [x for x, _ in points], [interval for _, interval in points]
     kind = str(rows["problem.source.kind"].iloc[0]) if "problem.source.kind" in rows else ""
     divided = "variant.softmax.normalise" in rows and (rows["variant.softmax.normalise"] == "each").all()
-    style = {"linestyle": _INPUTS.get(kind, ":"), "marker": "s" if divided else "o", "elinewidth": 0.7}
+    style: dict[str, Any] = {"linestyle": _INPUTS.get(kind, ":"), "marker": "s" if divided else "o", "elinewidth": 0.7}
     axes.errorbar(across, [i.estimate for i in intervals], whiskers(intervals), color=shade, **style)
     return across[-1], intervals[-1].estimate, text, shade
 

@@ -1,0 +1,212 @@
+"""Figures of the notebooks: where one result deviates, by how many ulp, and which step is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from numdev.deviation import METRICS
+from numdev.errors import BadInput
+from numdev.formats import Format
+from numdev.report.figures.grid import chosen, replicates, whiskers
+from numdev.report.statistics import Interval, significant
+from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
+
+_P = ParamSpec("_P")
+_SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
+_SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a few large errors would hide the rest
+_BINS = 121  # odd, so that one bin is centred at zero
+_SUBJECTS = {"variant": "measured", "baseline": "baseline"}
+_REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
+_POLICIES = {
+    "one_low": ("this step in the low format, the others in FP32", "every step in FP32", BLUE),
+    "one_high": ("this step in FP32, the others in the low format", "every step in the low format", VERMILION),
+}
+NO_STEP = "none"
+
+
+def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """A drawing function in the house's style, its figure laid out."""
+
+    @wraps(draw)
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with styled():
+            return freeze(draw(*args, **kwargs))
+
+    return drawn
+
+
+@_laid_out
+def error_map(x: Float[Tensor, "queries dim"], reference: Float[Tensor, "queries dim"], fmt: Format) -> Figure:
+    """`D = x - r` of one head, in units of `u max |r|`, `u` being the unit roundoff of `fmt`.
+
+    The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black.
+
+    Raises:
+        BadInput: if the shapes differ or are empty.
+    """
+    error = _difference(x, reference) / (fmt.u * _largest(reference) or 1.0)
+    end = _end(error)
+    shown = np.ma.masked_invalid(error.T.numpy())
+    figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shown, cmap=_SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
+    if bool(error.isfinite().any()):
+        row, column = np.unravel_index(int(np.ma.abs(shown.T).argmax()), error.shape)
+        axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
+    axes.grid(visible=False)
+    axes.set_xlabel("row of O: query")
+    axes.set_ylabel("column of O: dimension")
+    figure.colorbar(image, ax=axes, extend="both", label="error in u max |golden|", pad=0.01)
+    return figure
+
+
+@_laid_out
+def error_histogram(x: Float[Tensor, "*shape"], reference: Float[Tensor, "*shape"], fmt: Format) -> Figure:
+    """The distribution of `(x - r) / ulp(r)`, the ulp being that of `fmt` at each element.
+
+    A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile.
+
+    Raises:
+        BadInput: if the shapes differ or are empty.
+    """
+    error = (_difference(x, reference) / fmt.ulp(reference)).flatten()
+    finite = error[error.isfinite()]
+    end = max(1.0, _end(error))
+    figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
+    axes.hist(finite.numpy(), bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / error.numel()))
+    axes.set_xlim(-end, end)
+    axes.set_title("\n".join(_words(error, end)), loc="left", fontsize=7, color=GREY)
+    axes.set_xlabel(f"error in ulp of {fmt}; grey: ± ½ ulp, one rounding to nearest")
+    axes.set_ylabel("share of elements")
+    return figure
+
+
+def _words(error: Tensor, end: float) -> list[str]:
+    """What the histogram leaves out or cannot show."""
+    finite = error[error.isfinite()].abs()
+    beyond, outside = ((finite > limit).double().sum().item() / error.numel() for limit in (0.5, end))
+    words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]
+    lost = error.numel() - finite.numel()
+    return words + ([f"{lost} elements are NaN or Inf"] if lost else [])
+
+
+@_laid_out
+def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
+    """Total error (from golden on the unrounded inputs) beside arithmetic error (from golden on the rounded ones).
+
+    Bars of the variant and of its baseline: geometric means over seeds with 95 % intervals. `rows` are those of one
+    record, `pd.DataFrame(record.rows)`.
+    """
+    figure = Figure(figsize=(PAGE, 1.7), layout="constrained")
+    axes = figure.add_subplot()
+    for place, subject in enumerate(_SUBJECTS):
+        for shift, (reference, (_, shade)) in zip((-0.2, 0.2), _REFERENCES.items(), strict=True):
+            interval = replicates(chosen(rows, subject, reference), metric)
+            _across(axes, place + shift, interval, shade)
+    for words, shade in _REFERENCES.values():
+        axes.barh(0, 0, color=shade, label=words)
+    axes.set_yticks(range(len(_SUBJECTS)), list(_SUBJECTS.values()))
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(_axis(metric))
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _across(axes: Axes, place: float, interval: Interval | None, shade: str) -> None:
+    """A horizontal bar with its interval and its value; a word where there is nothing to draw."""
+    if interval is None:
+        axes.annotate("NaN, Inf or not measured", (0, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
+        return
+    bars = whiskers([interval])
+    axes.barh(place, interval.estimate, 0.36, color=shade)
+    axes.errorbar(interval.estimate, place, xerr=bars, color="black", linewidth=0.8)
+    right, text = interval.estimate + bars[1][0], significant(interval.estimate)
+    axes.annotate(text, (right, place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
+
+
+@_laid_out
+def blame(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
+    """The total error with one step alone in the low format, and with one step alone in FP32, step by step.
+
+    Geometric means over seeds with 95 % intervals, on a log axis. A dashed line stands at each policy without a change.
+
+    Args:
+        rows: of a study whose settings are `one_low` and `one_high`, and whose label `step` is the step that was changed, or
+            `none`.
+        metric: of `Deviation`.
+
+    Raises:
+        BadInput: if a setting is neither of the two.
+    """
+    found = chosen(rows, reference="golden")
+    if unknown := set(found["setting"]) - set(_POLICIES):
+        raise BadInput("setting", sorted(unknown)[0], f"blame draws {' and '.join(_POLICIES)}")
+    names = [name for name in found["label.step"].unique() if name != NO_STEP]
+    figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_yscale("log")
+    for shift, (setting, (words, without, shade)) in zip((-0.2, 0.2), _POLICIES.items(), strict=True):
+        own = found[found["setting"] == setting]
+        steps = {name: replicates(own[own["label.step"] == name], metric) for name in (NO_STEP, *names)}
+        for place, name in enumerate(names):
+            _up(axes, place + shift, steps[name], shade)
+        axes.bar(0, 0, color=shade, label=words)
+        if (line := steps[NO_STEP]) is not None:
+            axes.axhline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=without)
+    axes.set_xticks(
+        range(len(names)), [name.replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
+    )
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(_axis(metric))
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def _up(axes: Axes, place: float, interval: Interval | None, shade: str) -> None:
+    """A bar with its interval; a word where there is nothing to draw on a log axis."""
+    if interval is None or not interval.estimate > 0:
+        word = "NaN" if interval is None else "0"
+        axes.annotate(word, (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center", fontsize=SMALL)
+        return
+    axes.bar(place, interval.estimate, 0.38, color=shade)
+    axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8)
+
+
+def _axis(metric: str) -> str:
+    return f"{metric.replace('_', ' ')} from golden, {METRICS[metric][0]}"
+
+
+def _difference(x: Tensor, reference: Tensor) -> Tensor:
+    """`x - reference` in FP64."""
+    if x.shape != reference.shape or x.numel() == 0:
+        raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, which holds something")
+    return x.double() - reference.double()
+
+
+def _largest(reference: Tensor) -> float:
+    return float(reference.abs().amax())
+
+
+def _end(error: Tensor) -> float:
+    """Where a scale ends, the same on both sides of zero."""
+    finite = error[error.isfinite()].abs()
+    if finite.numel() == 0:
+        return 1.0
+    least = int(np.ceil(_SHOWN * finite.numel()))
+    return float(torch.kthvalue(finite.flatten(), least).values) or 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from numdev.errors import BadInput
@@ -43,6 +43,29 @@ class Mask:
         lengths = self.key_lengths
         if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
             raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
+
+    def key_range(
+        self, queries: int, keys: int, rows: Int[Tensor, " rows"], length: int
+    ) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+        """The half-open range of keys that each of `rows` sees of a batch entry with `length` keys; `high <= low` is none."""
+        position = rows + (keys - queries)
+        low, high = torch.zeros_like(rows), torch.full_like(rows, length)
+        if self.causal:
+            high = torch.minimum(high, position + 1)
+        if self.window is not None:
+            low = (position - self.window + 1).clamp(min=0)
+            high = torch.minimum(high, position + self.window)
+        return low, high
+
+    def lengths(self, batch: int, keys: int) -> tuple[int, ...]:
+        """The number of keys of each batch entry."""
+        return self.key_lengths or (keys,) * batch
+
+    def hides_rows(self, batch: int, queries: int, keys: int) -> bool:
+        """Whether there is a query that sees no key."""
+        rows = torch.arange(queries)
+        ranges = (self.key_range(queries, keys, rows, length) for length in set(self.lengths(batch, keys)))
+        return any(bool((high <= low).any()) for low, high in ranges)
 
     def query_range(self, queries: int, keys: int, start: int, stop: int) -> tuple[int, int]:
         """The half-open range of queries outside which no query sees any key of `[start, stop)`."""

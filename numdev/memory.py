@@ -14,7 +14,8 @@ from torch import Tensor
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device; where the system does not say, as much as anyone could want."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by the allocator, for nobody
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text().splitlines():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
-from numdev.attention.vendor import InDtype, Result, proven
+from numdev.attention.vendor import InDtype, Result, is_refusal, proven
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -51,12 +51,14 @@ class Flex(InDtype):
         options = {name: side for name, side in (("BLOCK_M", self.br), ("BLOCK_N", self.bc)) if side is not None}
         call = _compiled(tuple(options.items()), softmax_scale(q, scale), q.shape[1] != k.shape[1])
         blocks = None if mask.is_none else _block_mask(mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
-        key = (self, q.shape, k.shape, mask, scale, q.device)
+        key = (self, tuple((t.shape, t.stride()) for t in (q, k, v)), mask, scale, q.device)
         # Past its limit of recompilations the compiler would go on in eager form without a word.
         with torch._dynamo.config.patch(recompile_limit=4096, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True):
             try:
                 (out, lse), kernel = proven(lambda: call(q, k, v, blocks), "flex", _FIELD, key, q.device)
             except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+                if not is_refusal(error):
+                    raise
                 raise Unsupported(_FIELD, f"FlexAttention: {_reason(error)}") from None
         return Output(out, lse, kernel=kernel)
 

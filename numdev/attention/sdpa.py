@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
-from numdev.attention.vendor import InDtype, Result, proven
+from numdev.attention.vendor import InDtype, Result, dense, is_refusal, proven
 from numdev.errors import Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -66,12 +66,15 @@ class Sdpa(InDtype):
             with sdpa_kernel([_BACKENDS[self.backend]]):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments), None
 
-        key = (self, q.shape, k.shape, q.stride(), k.stride(), mask, q.device)
+        layouts = tuple((t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v))
+        key = (self, layouts, mask, factor, q.device)
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
                 (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
             except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
                 said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
                 raise Unsupported(_FIELD, f"{self.backend.value}: {str(error).splitlines()[0]} {said}".strip()) from None
         return Output(out, None, kernel=kernel)
@@ -86,20 +89,22 @@ class Sdpa(InDtype):
         return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
     """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
     causal = mask == Mask(causal=True)
     if causal and queries == keys:
         return {"is_causal": True}
-    seen = mask.visible(queries, keys, (0, queries), (0, keys), device)
-    if seen is not None and not bool(seen.any(-1).all()):
+    if mask.hides_rows(batch, queries, keys):
         raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
+    seen = dense(mask, queries, keys, device)
+    if seen is None:
+        return {}
     if causal and backend in (Backend.FLASH, Backend.EFFICIENT) and device.type == "cuda":
         from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler
 
         return {"attn_mask": causal_lower_right(queries, keys)}
     if backend is Backend.FLASH:
         field = "problem.window" if mask.window is not None else "problem.key_lengths" if mask.key_lengths else "problem.causal"
-        raise Unsupported(field, "flash takes no mask but a causal one")
-    return {} if seen is None else {"attn_mask": seen.expand(batch, 1, queries, keys)}
+        raise Unsupported(field, "flash takes no mask but a causal one, on a CPU only for as many queries as keys")
+    return {"attn_mask": seen.expand(batch, 1, queries, keys)}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import Format
+from numdev.mask import Mask
 from numdev.rounding import Cast
 
 Result = tuple[Tensor, Tensor | None]
@@ -45,6 +48,18 @@ class InDtype:
         return self.dtype
 
 
+@lru_cache(maxsize=1)
+def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch_or_1 1 queries keys"] | None:
+    """The mask as a tensor, None where all is seen; made once for a request, since it is an input and not part of the work."""
+    return mask.visible(queries, keys, (0, queries), (0, keys), device)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error says that a request cannot be honoured, and not that memory or the device has failed."""
+    failed = ("can't allocate memory", "out of memory", "CUDA error")
+    return not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in failed)
+
+
 _RAN: dict[Hashable, str] = {}  # the kernel of each request, asked of the profiler once per process
 
 
@@ -59,6 +74,8 @@ def proven(run: Callable[[], Result], wanted: str, field: str, key: Hashable, de
     from numdev.kernels import profiling
 
     result, names = profiling.kernels(run, device)
+    if not names:
+        raise Unsupported(field, f"asked for {wanted}, and the profiler names no kernel, so that nothing proves which one ran")
     found, kernel = profiling.family(names)
     if found != wanted:
         raise Unsupported(field, f"asked for {wanted}, but {found or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")

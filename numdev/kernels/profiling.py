@@ -17,7 +17,7 @@ _FAMILIES = (
     ("flex", ("flex_attention", "flex_decoding")),
     ("efficient", ("fmha_cutlass", "efficient_attention")),
     ("flash", ("flash_fwd", "flash_attention")),
-    ("math", ("attention_math", "gemm", "softmax", "nvjet", "cutlass")),
+    ("math", ("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass")),
 )
 
 
@@ -50,6 +50,6 @@ def family(names: tuple[str, ...]) -> tuple[str, str]:
     """The family that the kernels of a call belong to, and the name that says so; empty strings if none is known."""
     for name, fragments in _FAMILIES:
         for kernel in names:
-            if any(fragment in kernel for fragment in fragments):
+            if any(fragment in kernel.lower() for fragment in fragments):
                 return name, kernel
     return "", ""

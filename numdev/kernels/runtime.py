@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from functools import lru_cache
 
 import torch
 
@@ -16,6 +17,7 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@lru_cache(maxsize=1)
 def triton_version() -> str:
     """Of the installed package, or `none`."""
     return importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "none"

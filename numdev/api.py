@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.naive import Naive
-from numdev.attention.tiled import Tiled
 from numdev.formats import FP32, Format
 from numdev.measure import Bench
 from numdev.precision import Precision
 from numdev.problem import Problem
 from numdev.record import Record
-from numdev.softmax import Exponential, OnlineSoftmax
-from numdev.tiling import Tiling
 
 
 def baseline_for(fmt: Format) -> Naive:
@@ -24,18 +20,6 @@ def baseline_for(fmt: Format) -> Naive:
     A format narrower than 16 bits has no such operations in torch; its baseline is in FP32.
     """
     return Naive(Precision.eager(fmt if fmt.bits >= 16 else FP32))
-
-
-def emulation_of(variant: Attention, tiling: Tiling) -> Tiled:
-    """What `variant`, a kernel, is predicted to return: `Tiled` in FP32 with the kernel's formats, recurrence and tile.
-
-    The tile and order are the variant's own where it states them, and those of `tiling` elsewhere.
-    """
-    stated = {name: getattr(variant, name, None) for name in ("br", "bc", "order", "splits")}
-    tiles = replace(getattr(variant, "tiling", tiling), **{name: value for name, value in stated.items() if value is not None})
-    policy = getattr(variant, "precision", Precision.kernel(variant.format))
-    softmax = getattr(variant, "softmax", OnlineSoftmax(exp=Exponential.EXP2))
-    return Tiled(policy, tiles, softmax, count=False)
 
 
 def measure(

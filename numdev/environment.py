@@ -12,6 +12,7 @@ import numpy
 import torch
 
 from numdev.errors import BadInput
+from numdev.kernels.launch import digest
 from numdev.kernels.runtime import interpreting, triton_version
 from numdev.version import package_version
 
@@ -54,6 +55,8 @@ def environment(device: torch.device) -> dict[str, str]:
         facts["triton"] = triton_version()
     elif interpreting():
         facts["triton"] = f"{triton_version()} interpreted"
+    if "triton" in facts:
+        facts["launch_table"] = digest()
     return facts
 
 

@@ -23,7 +23,7 @@ def replicates(value: float, noise: float = 0.02, **columns: Any) -> list[dict[s
     """Rows of one point: `value` for every metric, times factors within `noise` of 1, in another order at each point."""
     draws = np.random.default_rng(crc32(f"{value} {columns}".encode()))
     row: dict[str, Any] = {"setting": "uniform_end", "key": "k", "format": "bf16", "policy": "uniform", "subject": "variant"}
-    row |= {"output": "out", "reference": "baseline", "nan_count": 0, "inf_count": 0}
+    row |= {"pairing": "p", "output": "out", "reference": "baseline", "nan_count": 0, "inf_count": 0}
     metrics = ("max_difference", "mean_absolute", "std", "rmse")
     shifts = draws.permutation(np.linspace(-noise, noise, SEEDS))
     return [row | columns | {"seed": i} | dict.fromkeys(metrics, value * (1 + shifts[i])) for i in range(SEEDS)]
@@ -75,12 +75,14 @@ def policies(uniform: float, kernel: float, noise: float = 0.02) -> pd.DataFrame
     return table(rows for policy, times in both for rows in against_golden(times, noise, policy=policy, key=policy))
 
 
-def predicted(distance: float, size: float, noise: float = 0.02, ulp: float = 1.0) -> pd.DataFrame:
-    """One kernel, `distance` of the emulation's error away from it, with an error of `size` times the emulation's."""
-    label = {"label.kernel": "fast", "max_ulp": ulp, "equal_share": 0.9}
-    references = ("golden", "golden_same_inputs")
-    emulation = [replicates(1.0, 0.0, reference=r, subject="baseline", **label) for r in references]
-    return table([replicates(distance, noise, **label), replicates(size, noise, reference="golden", **label), *emulation])
+def predicted(distance: float, size: float, noise: float = 0.02, control: float = 0.9) -> pd.DataFrame:
+    """A kernel, `distance` of the emulation's error away from it, with `size` times its error; and the control."""
+    points = []
+    for name, apart, error in (("exact_rounded", control, 1.0), ("fast", distance, size)):
+        label = {"label.kernel": name, "key": name, "max_ulp": 1.0, "equal_share": 0.9}
+        points += [replicates(1.0, 0.0, reference=r, subject="baseline", **label) for r in ("golden", "golden_same_inputs")]
+        points += [replicates(apart, noise, **label), replicates(error, noise, reference="golden", **label)]
+    return table(points)
 
 
 def beside_policies(fast: float, uniform: float = 10.0, noise: float = 0.02) -> pd.DataFrame:
@@ -97,6 +99,10 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("validate", lambda: predicted(0.1, 0.7), FAILS),
     ("validate", lambda: predicted(0.7, 1.0), UNDECIDED),
     ("validate", lambda: predicted(0.1, 1.08, noise=0.3), UNDECIDED),
+    ("validate", lambda: predicted(0.4, 1.0, control=0.3), FAILS),  # farther from the emulation than what has no such errors
+    ("validate", lambda: predicted(0.3, 1.0, control=0.3), UNDECIDED),
+    ("validate", lambda: predicted(0.1, 1.0).query("`label.kernel` != 'exact_rounded'"), UNDECIDED),
+    ("validate", lambda: predicted(0.1, 1.0).query("`label.kernel` == 'exact_rounded'"), UNDECIDED),
     ("validate", lambda: predicted(0.1, 1.0).drop(columns="label.kernel"), UNDECIDED),
     ("kernels", lambda: beside_policies(1.1), HOLDS),
     ("kernels", lambda: beside_policies(9.0), FAILS),
@@ -147,6 +153,13 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("sign", lambda: policies(8.0, 1.0, noise=0.4), UNDECIDED),
     ("sign", lambda: policies(8.0, 0.5).query("policy == 'uniform'"), UNDECIDED),
 ]
+
+
+def test_policies_are_paired_by_problem() -> None:
+    """A kernel as far from golden as `kernel(F)` in each of two problems, which differ by a factor of 1000."""
+    both = [beside_policies(1.0, noise=1e-3).assign(pairing="near"), beside_policies(1.0, noise=1e-3).assign(pairing="far")]
+    both[1]["rmse"] *= 1000
+    assert CLAIMS["kernels"].test(pd.concat(both)).verdict is HOLDS
 
 
 @pytest.mark.parametrize(("name", "rows", "verdict"), CASES, ids=[f"{c[0]}-{c[2].value}-{i}" for i, c in enumerate(CASES)])

@@ -191,7 +191,7 @@ class TestBadStudies:
             ({"base": {"tiling": {"bc": 0}}}, r"tiling: "),
             ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, setting default\)"),
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
-            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, claims, base, settings, axes"),
+            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, base, settings, axes"),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from numdev.attention.triton import Triton
 from numdev.cli import tune
-from numdev.formats import BF16, E5M2, FP16, FP32
+from numdev.errors import BadInput
+from numdev.formats import BF16, E5M2, FP16, FP32, Format
 from numdev.kernels import launch
 from numdev.kernels.launch import INTERPRETED, SAFE, Launch, choose
 from numdev.mask import Mask
@@ -31,7 +34,7 @@ def row(head_dim: int, br: int, mask: str = "none", fmt: str = "bf16", generatio
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "launch.json"
     entries = [row(64, 16), row(128, 32), row(64, 48, "causal"), row(64, 80, fmt="fp16"), row(64, 96, generation="sm_80")]
-    path.write_text(json.dumps({"command": "x", "device": "y", "versions": {}, "entries": entries}))
+    path.write_text(json.dumps({"entries": entries}))
     monkeypatch.setattr(launch, "TABLE", path)
     launch.table.cache_clear()
     yield path
@@ -67,10 +70,10 @@ def test_the_shipped_table_is_whole() -> None:
     found = launch.table()
     places = [tuple(entry[name] for name in ("format", "head_dim", "mask", "generation")) for entry in found["entries"]]
     assert len(set(places)) == len(places) >= 8
-    assert found["command"].startswith("numdev tune")
-    assert found["device"]
-    assert set(found["versions"]) == {"torch", "triton"}
     for entry in found["entries"]:
+        assert entry["command"].startswith("numdev tune")
+        assert entry["device"]
+        assert set(entry["versions"]) == {"torch", "triton"}
         assert entry["br"] in (16, 32, 64, 128)
         assert entry["bc"] in (16, 32, 64, 128)
         assert entry["warps"] in (4, 8)
@@ -105,28 +108,62 @@ class TestTune:
         assert ran.code == 0
         assert "head_dims=64,128" in ran.out
 
-    def test_replaces_rows_one_by_one_and_keeps_the_others(self, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("own", [False, True])
+    def test_replaces_rows_one_by_one_and_keeps_the_others(self, table: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
         """The GPU's part replaced: the second row of three fails, and the first is in the file."""
         made: list[int] = []
 
-        def fake(fmt: Any, head_dim: int, mask: Mask, n: int, progress: Any) -> tuple[dict[str, Any], int]:
+        from numdev.kernels import tuning
+
+        def fake(fmt: Any, head_dim: int, mask: Mask, n: int, progress: Any) -> tuning.Tuned:
             if made:
                 raise KeyboardInterrupt
             made.append(head_dim)
-            return row(head_dim, 123), 1
-
-        from numdev.kernels import tuning
+            return tuning.Tuned(row(head_dim, 123), 1, 0)
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
         monkeypatch.setattr(tuning, "tune", fake)
+        file = table.with_name("own.json") if own else table
+        if own:
+            shutil.copy(table, file)
         with pytest.raises(KeyboardInterrupt):
-            tune.run(["formats=bf16", "head_dims=64,128", "masks=none"])
-        entries = json.loads(table.read_text())["entries"]
+            tune.run(["formats=bf16", "head_dims=64,128", "masks=none", *([f"out={file}"] if own else [])])
+        entries = json.loads(file.read_text())["entries"]
         assert len(entries) == 5
+        tuned = next(entry for entry in entries if entry["br"] == 123)
+        assert tuned["command"].startswith("numdev tune formats=bf16 head_dims=64,128 masks=none")
+        assert (tuned["device"], set(tuned["versions"])) == ("a GPU", {"torch", "triton"})
         assert [entry["br"] for entry in entries if entry["head_dim"] == 64 and entry["mask"] == "none"].count(123) == 1
         assert row(128, 32) in entries
         assert row(64, 16) not in entries
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"entries": [{"format": "bf16"}]}', "[]"])
+def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"^out: .*no table of launch settings"):
+        launch.read(path)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
+def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    from numdev.kernels import portable, tuning
+
+    run = portable.run
+
+    def right(wrong: float) -> bool:
+        def scaled(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse = run(*arguments)
+            return out * wrong, lse
+
+        monkeypatch.setattr(portable, "run", scaled)
+        return tuning.is_right(Triton(fmt), INTERPRETED, 16, CAUSAL, torch.device(device))
+
+    assert right(1.0)
+    assert not right(1.5)
+    assert not right(float("nan"))
 
 
 def test_candidates_of_fp32_are_smaller() -> None:

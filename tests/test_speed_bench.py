@@ -34,7 +34,7 @@ PROBLEM = Problem(Distribution(Kind.NORMAL), Shape(2, 4, 2, 32, 48, 16), Mask(ca
 
 @pytest.fixture(autouse=True)
 def _no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "matmul_flops", lambda dtype, device: 1e9)
+    monkeypatch.setattr(module, "matmul_flops", lambda dtype, device, tf32: 1e9)
 
 
 @pytest.fixture
@@ -64,11 +64,38 @@ def test_memory_of_vanilla_attention_is_its_scores(bench: SpeedBench) -> None:
 
 
 def test_the_deviation_is_that_of_an_ordinary_measurement(bench: SpeedBench) -> None:
+    """Each replicate's, of inputs of its own, although heads beside the compared ones are computed in the same call."""
     variant = Tiled(Precision.parse("bf16"))
-    row = bench.measure(PROBLEM, variant).rows[0]
-    ordinary = Bench(Exact(), "cpu").measure(one_group(PROBLEM), variant, None, 1)
-    expected = next(r for r in ordinary.rows if (r["output"], r["reference"]) == ("out", "golden"))
-    assert {name: row[name] for name in DEVIATIONS} == {name: expected[name] for name in DEVIATIONS}
+    found = bench.measure(PROBLEM, variant, seeds=2)
+    ordinary = Bench(Exact(), "cpu").measure(one_group(PROBLEM), variant, None, 2)
+    expected = [r for r in ordinary.rows if (r["output"], r["reference"]) == ("out", "golden")]
+    for row, other in zip(found.rows, expected, strict=True):
+        assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
+
+
+@dataclass(frozen=True)
+class Counts(InDtype):
+    """Wrong from a given call on; counts its calls."""
+
+    wrong_from: int = 1
+    fmt: Format = FP32
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        CALLS.append(1)
+        out = Vanilla(FP32)(q, k, v, mask, scale).out
+        return Output(out if len(CALLS) < self.wrong_from else out * float("nan"), None)
+
+
+CALLS: list[int] = []
+
+
+@pytest.mark.parametrize(("wrong_from", "status"), [(1, Status.NONFINITE), (2, Status.OK)])
+def test_what_is_compared_is_a_result_of_the_timed_call(bench: SpeedBench, wrong_from: int, status: Status) -> None:
+    CALLS.clear()
+    found = bench.measure(PROBLEM, Counts(wrong_from))
+    assert found.status is status
+    assert len(CALLS) == 1 + 1 + 3 + 3  # compared, its memory, warm-up, timed: no call beside them
+    assert found.rows[0]["latency"] > 0
 
 
 def test_every_head_holds_the_drawn_group() -> None:
@@ -145,7 +172,8 @@ def test_an_unknown_algorithm_has_no_model(bench: SpeedBench) -> None:
 
 
 def test_derived_figures() -> None:
-    row = {"latency": 0.5, "operations": 4e12, "matmul_flops": 16e12, "model_bytes": 1e9, "peak_bytes": 7, "output_bytes": 3}
+    row = {"latency": 0.5, "operations": 4e12, "matmul_flops": 16e12, "model_bytes": 1e9}
+    row |= {"input_bytes": 6e8, "peak_bytes": 5e8, "output_bytes": 4e8}
     found = derived(row)
-    expected = {"tflops": 8.0, "share": 0.5, "bandwidth": 2.0, "intensity": 4000.0, "temporary_bytes": 4}
+    expected = {"tflops": 8.0, "share": 0.5, "bandwidth": 2.0, "intensity": 4000.0, "temporary_bytes": 1e8}
     assert {name: found[name] for name in expected} == expected

@@ -17,14 +17,15 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vanilla import Vanilla
 from numdev.distributions import Distribution
-from numdev.formats import BF16, FP32
+from numdev.formats import BF16, E4M3FN
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.speed import cost
-from numdev.speed.cost import Algorithm
+from numdev.speed.cost import Algorithm, Width
 from numdev.tiling import Tiling
 
+TWO, FOUR = Width(2.0, 2.0), Width(4.0, 4.0)
 CPU = torch.device("cpu")
 
 
@@ -65,13 +66,13 @@ def test_a_tiled_algorithm_reads_the_keys_that_a_block_sees(case: tuple[Mask, in
     shape = {"batch": batch, "queries": queries, "keys": keys, "heads": 4, "kv_heads": 2}
     given = problem(d=8, mask=mask, **shape)
     expected = 2 * batch * 4 * queries * 8 + 2 * 4 * 8 * read
-    assert cost.moved_bytes(given, Algorithm.TILED, FP32, br) == 4 * expected
+    assert cost.moved_bytes(given, Algorithm.TILED, FOUR, br) == 4 * expected
 
 
 def test_vanilla_moves_all_scores_four_times() -> None:
     n, d = 128, 32
-    assert cost.moved_bytes(problem(n, d), Algorithm.VANILLA, BF16, 0) == 2 * (4 * n * d + 4 * n * n)
-    causal = cost.moved_bytes(problem(n, d, Mask(causal=True)), Algorithm.VANILLA, BF16, 0)
+    assert cost.moved_bytes(problem(n, d), Algorithm.VANILLA, TWO, 0) == 2 * (4 * n * d + 4 * n * n)
+    causal = cost.moved_bytes(problem(n, d, Mask(causal=True)), Algorithm.VANILLA, TWO, 0)
     assert causal == 2 * (4 * n * d + 6 * n * n)
 
 
@@ -79,12 +80,12 @@ def test_vanilla_moves_all_scores_four_times() -> None:
 def test_orders_of_growth(d: int) -> None:
     """Dao et al. 2022, Theorem 2: for large N vanilla attention goes as N^2, tiled as N^2 d^2 / M, where `Br = M / 4d`."""
     big, bigger, m = 1 << 14, 1 << 15, 1 << 16
-    vanilla = [cost.moved_bytes(problem(n, d), Algorithm.VANILLA, BF16, 0) for n in (big, bigger)]
+    vanilla = [cost.moved_bytes(problem(n, d), Algorithm.VANILLA, TWO, 0) for n in (big, bigger)]
     assert 3.9 < vanilla[1] / vanilla[0] < 4.0
-    tiled = {n: cost.moved_bytes(problem(n, d), Algorithm.TILED, BF16, m // (4 * d)) for n in (big, bigger)}
+    tiled = {n: cost.moved_bytes(problem(n, d), Algorithm.TILED, TWO, m // (4 * d)) for n in (big, bigger)}
     assert 3.7 < tiled[bigger] / tiled[big] < 4.0
     assert tiled[bigger] / (2 * 8 * bigger**2 * d**2 / m) == pytest.approx(1.0, abs=0.1)
-    halved = cost.moved_bytes(problem(bigger, d), Algorithm.TILED, BF16, m // (8 * d))
+    halved = cost.moved_bytes(problem(bigger, d), Algorithm.TILED, TWO, m // (8 * d))
     assert 1.9 < halved / tiled[bigger] < 2.0
 
 
@@ -101,10 +102,20 @@ def test_which_algorithm() -> None:
     assert cost.algorithm(Exact()) is None
 
 
+def test_the_width_of_an_element() -> None:
+    assert cost.width(Triton(BF16)) == Width(2.0, 2.0)
+    assert cost.width(Triton(E4M3FN)) == Width(1.0, 2.0)  # FP8 in, FP16 out
+    assert cost.width(Sdpa(Backend.MATH, BF16)) == Width(4.0, 2.0)  # torch widens 16 bits
+    assert cost.width(Tiled(Precision.parse("bf16"))) == Width(2.0, 2.0)
+    given = problem(64, 16)
+    assert cost.moved_bytes(given, Algorithm.TILED, Width(1.0, 2.0), 64) == 64 * 16 * (1 + 2 + 2)
+
+
 def test_the_rows_of_a_tile() -> None:
     given = problem(d=64)
     assert cost.rows_of_tile(Tiled(Precision.golden(), Tiling(br=48)), "", given, CPU) == 48
     assert cost.rows_of_tile(Triton(), "numdev portable br=128 bc=64 warps=4 stages=2", given, CPU) == 128
+    assert cost.rows_of_tile(Flex(br=32), "triton_tem_fused_flex_attention_0", given, CPU) == 32
     unknown = cost.rows_of_tile(Sdpa(Backend.FLASH), "aten::flash", given, CPU)
     assert unknown == math.ceil(cost.on_chip_bytes(CPU) / 2 / (4 * 64))
     assert cost.on_chip_bytes(CPU) >= 1 << 14

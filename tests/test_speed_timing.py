@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from numdev.errors import BadInput
 from numdev.speed import ceiling
 from numdev.speed.memory import peak_bytes
-from numdev.speed.timing import Budget, timed
+from numdev.speed.timing import Budget, fills_to_outlast, timed
 
 CPU = torch.device("cpu")
 
@@ -45,6 +46,15 @@ def test_timed_counts_the_calls_and_orders_the_quartiles() -> None:
     assert 5 <= found.calls <= 8
     assert 0.002 <= found.low <= found.latency <= found.high
     assert found.host == found.latency
+    assert found.hidden == 0.0
+
+
+@given(st.floats(1e-7, 1.0), st.floats(1e-6, 1e-2))
+def test_the_writes_before_a_call_outlast_its_launch(host: float, fill: float) -> None:
+    fills = fills_to_outlast(host, fill)
+    assert 2 <= fills <= 64
+    assert fills * fill >= 2 * host or fills == 64
+    assert fills == 2 or (fills - 1) * fill < 2 * host
 
 
 @pytest.mark.parametrize("n", [64, 300])
@@ -75,6 +85,25 @@ def test_the_ceiling_is_operations_over_time(monkeypatch: pytest.MonkeyPatch) ->
         ceiling.matmul_flops.cache_clear()
 
 
+@pytest.mark.parametrize(("tf32", "expected"), [(False, "highest"), (True, "high")])
+def test_the_ceiling_of_fp32_is_ieee_unless_asked(monkeypatch: pytest.MonkeyPatch, tf32: bool, expected: str) -> None:
+    seen: list[str] = []
+
+    def watched(run: Callable[[], object], device: torch.device, budget: Budget) -> object:
+        seen.append(torch.get_float32_matmul_precision())
+        return type("T", (), {"latency": 1.0})()
+
+    monkeypatch.setattr(ceiling, "timed", watched)
+    ceiling.matmul_flops.cache_clear()
+    before = torch.get_float32_matmul_precision()
+    try:
+        ceiling.matmul_flops(torch.float32, CPU, tf32)
+    finally:
+        ceiling.matmul_flops.cache_clear()
+    assert seen == [expected]
+    assert torch.get_float32_matmul_precision() == before
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGpu:
@@ -89,6 +118,16 @@ class TestOnAGpu:
         plain, slow = timed(lambda: a @ a, cuda, Budget(0.1)), timed(slow_to_launch, cuda, Budget(0.1))
         assert slow.host > 1e-4
         assert slow.latency < plain.latency + 5e-5
+        assert slow.hidden == plain.hidden == 1.0
+
+    def test_a_call_that_holds_the_host_up_too_long_is_told(self) -> None:
+        a = torch.randn(64, 64, device="cuda")
+
+        def slow_to_launch() -> torch.Tensor:
+            time.sleep(0.05)
+            return a @ a
+
+        assert timed(slow_to_launch, torch.device("cuda"), Budget(0.1, 3, 3)).hidden == 0.0
 
     def test_peak_memory(self) -> None:
         """The allocator rounds to 512 bytes."""

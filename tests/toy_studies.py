@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numdev.api import baseline_for, emulation_of
+from numdev.api import baseline_for
+from numdev.attention.custom import Custom
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.flex import Flex
 from numdev.attention.naive import Naive
@@ -24,7 +26,7 @@ from numdev.rounding import Cast
 from numdev.softmax import Normalise, OnlineSoftmax
 from numdev.store import Store
 from numdev.study import Study, StudyPoint, run
-from numdev.tiling import Tiling
+from numdev.tiling import Order, Tiling
 
 FORMATS = ("bf16", "fp16", "fp32", "fp64")
 SETTINGS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")
@@ -149,6 +151,8 @@ def real_kernels(name: str, size: Size) -> Study:
         "sdpa_math": Sdpa(Backend.MATH),
         "flex": Flex(),
     }
+    if name == "validate":
+        variants |= {"exact_rounded": Custom("numdev.attention.exact:rounded_once")}
     if name == "kernels":
         tiling = Tiling(16, 16)
         variants = {n: Tiled(Precision.parse(n), tiling) for n in ("uniform_bf16", "kernel_bf16")} | variants
@@ -156,7 +160,7 @@ def real_kernels(name: str, size: Size) -> Study:
     for setting in ("uniform", "normal"):
         problem = _problem(setting, size.n, size.dim)
         for label, variant in variants.items():
-            baseline = emulation_of(variant, Tiling(16, 16)) if name == "validate" else baseline_for(variant.format)
+            baseline = emulation_of(variant, size.dim, 16, Order.FORWARD) if name == "validate" else baseline_for(variant.format)
             points.append(StudyPoint(problem, variant, baseline, size.seeds, setting, {"kernel": label}))
     return Study(name, "Real kernels", name, (name,), tuple(points))
 

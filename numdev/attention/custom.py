@@ -52,11 +52,15 @@ class Custom:
         return q, k, v
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Call the function and check what it returns."""
+        """Call the function on copies, since it may write to them, and check what it returns."""
+        # Of its dtype, since others of the same `input_key` carry the same numbers in FP32.
+        q, k, v = (t.to(self.fmt.dtype, copy=True) for t in (q, k, v))
+        return self.bare(q, k, v, mask, scale)
+
+    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """The same on the tensors themselves, of the function's dtype: the call that is timed."""
         check_shapes(q, k, v, mask)
-        # Copies, since it may write to them; of its dtype, since others of the same `input_key` carry the same numbers in FP32.
-        own = (t.to(self.fmt.dtype, copy=True) for t in (q, k, v))
-        result = self._load()(*own, mask=mask, scale=scale)
+        result = self._load()(q, k, v, mask=mask, scale=scale)
         out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         expected = (*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1])
         if _shape(out) != expected[0] or (lse is not None and _shape(lse) != expected[1]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
-from numdev.attention.vendor import InDtype, Result, dense, is_refusal, proven
+from numdev.attention.vendor import InDtype, Result, dense, hides_rows, is_refusal, proven
 from numdev.errors import Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -89,13 +88,12 @@ class Sdpa(InDtype):
         return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
 
 
-@lru_cache(maxsize=1)
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
     """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
     causal = mask == Mask(causal=True)
     if causal and queries == keys:
         return {"is_causal": True}
-    if mask.hides_rows(batch, queries, keys):
+    if hides_rows(mask, batch, queries, keys):
         raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
     seen = dense(mask, queries, keys, device)
     if seen is None:

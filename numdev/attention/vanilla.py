@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
-from numdev.attention.vendor import InDtype, dense
+from numdev.attention.vendor import InDtype, dense, hides_rows
 from numdev.errors import Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -47,11 +46,6 @@ class Vanilla(InDtype):
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)
         del scores  # S and P are held at once; S, P and O need not be
-        if seen is not None and _hides_rows(mask, batch, queries, keys):
+        if seen is not None and hides_rows(mask, batch, queries, keys):
             p.view(batch, heads, queries, keys).masked_fill_(~seen.any(-1, keepdim=True), 0.0)  # softmax of nothing is NaN
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)
-
-
-@lru_cache(maxsize=64)
-def _hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
-    return mask.hides_rows(batch, queries, keys)

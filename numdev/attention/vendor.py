@@ -54,6 +54,17 @@ def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Ten
     return mask.visible(queries, keys, (0, queries), (0, keys), device)
 
 
+@lru_cache(maxsize=64)
+def hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
+    """`Mask.hides_rows`, asked once for a request."""
+    return mask.hides_rows(batch, queries, keys)
+
+
+def forget_masks() -> None:
+    """Release the mask that `dense` keeps."""
+    dense.cache_clear()
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether an error says that a request cannot be honoured, and not that memory or the device has failed."""
     failed = ("can't allocate memory", "out of memory", "CUDA error")

@@ -14,7 +14,8 @@ HELP = """\
 numdev tune [formats=bf16,fp16] [head_dims=64,128] [masks=none,causal] [n=2048] [out=FILE]
 
   Checks and times candidates of the portable Triton kernel on this GPU and writes the fastest of each row to FILE, the table in
-  numdev/data/launch.json unless given. Rows that are not tuned this time are kept. Nothing is tuned when attention runs."""
+  numdev/data/launch.json unless given. Rows that are not tuned this time are kept; each row says by which command, on which
+  device and with which versions it was found. Nothing is tuned when attention runs."""
 
 _DEFAULTS = {"formats": "bf16,fp16", "head_dims": "64,128", "masks": "none,causal", "n": "2048", "out": ""}
 
@@ -65,18 +66,20 @@ def _tune(settings: dict[str, str]) -> int:
     rows = [
         (f, int(d), masks[m]) for f in formats for d in settings["head_dims"].split(",") for m in settings["masks"].split(",")
     ]
-    head = {
+    origin = {
         "command": " ".join(["numdev tune", *(f"{key}={value}" for key, value in settings.items() if value and key != "out")]),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton_version()},
     }
-    entries = launch.table()["entries"] if path == launch.TABLE else []
+    entries = launch.read(path)["entries"] if path.is_file() else []
     with ERRORS.status("tuning") as status:
         for fmt, head_dim, mask in rows:
-            entry, failed = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
-            output().print(" ".join(f"{key}={value}" for key, value in entry.items()), f"({failed} candidates did not launch)")
+            tuned = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
+            found = " ".join(f"{key}={value}" for key, value in tuned.entry.items())
+            output().print(f"{found} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
+            entry = tuned.entry | origin
             entries = [old for old in entries if not _same_row(old, entry)] + [entry]
-            _write(path, head | {"entries": entries})  # after every row: an interrupted run loses one
+            _write(path, {"entries": entries})  # after every row: an interrupted run loses one
     output().print(f"{len(rows)} rows in {path}")
     return 0
 

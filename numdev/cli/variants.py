@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from numdev.api import baseline_for, emulation_of
+from numdev.api import baseline_for
 from numdev.attention.base import Attention
 from numdev.attention.custom import Custom
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.flex import Flex
 from numdev.attention.instrumented import Instrumented
@@ -57,7 +58,7 @@ def _triton(config: Settings) -> Triton:
         fmt=_format(config),
         br=br,
         bc=bc,
-        order=None if tiles["order"] is None else choice("tiling.order", Order, tiles["order"]),
+        order=_order(config),
         splits=tiles["splits"],
         softmax=softmax(config["softmax"], Exponential.EXP2),
         products=choice("attention.products", Products, settings["products"]),
@@ -115,6 +116,11 @@ def _sides(config: Settings) -> tuple[int | None, int | None]:
     return tiles.br, tiles.bc
 
 
+def _order(config: Settings) -> Order | None:
+    stated = config["tiling"]["order"]
+    return None if stated is None else choice("tiling.order", Order, stated)
+
+
 def baseline(config: Settings, variant: Attention) -> Attention | None:
     """Naive attention, in the variant's output format unless a preset is named; or the emulation of a kernel."""
     settings = config["baseline"]
@@ -122,7 +128,8 @@ def baseline(config: Settings, variant: Attention) -> Attention | None:
     if kind not in ("naive", "emulation"):
         raise BadInput("baseline.kind", kind, one_of(kind, ("naive", "emulation")))
     if kind == "emulation":
-        return emulation_of(variant, tiling(config["tiling"], config["problem"]["head_dim"]))
+        _, bc = _sides(config)
+        return emulation_of(variant, config["problem"]["head_dim"], bc, _order(config), config["tiling"]["splits"])
     normalise = choice("baseline.normalise", Normalise, settings["normalise"])
     if name == "none":
         return None

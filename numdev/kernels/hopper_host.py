@@ -59,6 +59,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
     checks = (
         (q.dtype not in _DTYPES, f"it takes fp16 and bf16, not {settings.fmt.name}"),
         (head_dim not in (64, 128), f"it takes head_dim 64 and 128, not {head_dim}"),
+        (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
         (settings.order is Order.FORWARD, "it visits keys from the last to the first; give order reverse or null"),
         (settings.splits != 1, "it does not split keys"),

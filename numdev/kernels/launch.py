@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from numdev.errors import BadInput
 from numdev.formats import Format
 from numdev.mask import Mask
 
@@ -24,6 +26,7 @@ class Launch:
     stages: int
 
 
+_PLACE = {"format", "head_dim", "mask", "generation"}
 SAFE = Launch(64, 32, 4, 2)  # fits every GPU at every head_dim
 INTERPRETED = Launch(32, 32, 4, 1)
 
@@ -57,6 +60,26 @@ def mask_name(mask: Mask) -> str:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, Any]:
-    """The file: the command that made it, where, and its entries."""
-    loaded: dict[str, Any] = json.loads(TABLE.read_text())
+    """The shipped file: entries, each with the command that found it, on which device and with which versions."""
+    return read(TABLE)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A table from its file.
+
+    Raises:
+        BadInput: if the file holds none.
+    """
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text())
+        if not all(_PLACE.issubset(entry) for entry in loaded["entries"]):
+            raise KeyError("entries")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput("out", str(path), f"it is no table of launch settings ({error}); name another file") from None
     return loaded
+
+
+@lru_cache(maxsize=1)
+def digest() -> str:
+    """Of the shipped table: another one may change the bits of a result."""
+    return hashlib.sha256(TABLE.read_bytes()).hexdigest()[:12]

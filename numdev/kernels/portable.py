@@ -129,6 +129,8 @@ def run(
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     if dim > _MOST_DIM:
         raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
+    if v.shape[-1] != dim:
+        raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
     tiling, soft, splits = request.tiling, request.softmax, request.tiling.splits
     dtype = torch.float32 if splits > 1 else out_dtype
     out = torch.empty(splits, batch, heads, queries, dim, dtype=dtype, device=q.device)

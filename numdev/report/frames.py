@@ -160,7 +160,7 @@ def _format(config: Mapping[str, Any]) -> str:
 
 def _policy(config: Mapping[str, Any]) -> str:
     """`uniform` or `kernel` where the precision is such a preset, else its own name; compiled kernels are what they are."""
-    if _attention(config) in ("vanilla", "sdpa math"):
+    if _attention(config) == "vanilla":
         return "eager"
     if config.get("variant.type") in ("Triton", "Sdpa", "Flex"):
         return "kernel"

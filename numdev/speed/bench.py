@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numdev.attention import vendor
 from numdev.attention.exact import Exact
+from numdev.attention.triton import Products
+from numdev.deviation import Deviation, Sample, compare
 from numdev.environment import environment, resolve_device
 from numdev.errors import BadInput, Unsupported
 from numdev.mask import Mask
-from numdev.measure import Bench, failure
-from numdev.memory import available_bytes
+from numdev.measure import failure
+from numdev.memory import LeastRecentlyUsed, available_bytes
 from numdev.problem import Problem
 from numdev.record import Record, Status, describe, key_of
 from numdev.speed import cost
@@ -25,6 +28,7 @@ from numdev.speed.memory import peak_bytes
 from numdev.speed.timing import Budget, timed
 
 DEVIATIONS = ("rmse", "max_difference", "max_u")
+_GOLDEN_BYTES = 1 << 30
 
 
 class SpeedBench:
@@ -38,7 +42,7 @@ class SpeedBench:
     def __init__(self, device: str = "auto", budget: Budget | None = None) -> None:
         self.device = resolve_device(device)
         self.budget = budget or Budget()
-        self._deviations = Bench(Exact(), self.device.type)
+        self._golden = LeastRecentlyUsed(_GOLDEN_BYTES)
 
     def environment(self) -> dict[str, str]:
         return environment(self.device)
@@ -60,12 +64,10 @@ class SpeedBench:
         return {name: describe(part) for name, part in parts.items()}
 
     def measure(self, problem: Problem, variant: Any, baseline: Any = None, seeds: int = 1) -> Record:
-        """Time a variant. Each of `seeds` replicates has inputs of its own; a row holds its figures:
+        """Time a variant. Each of `seeds` replicates has inputs of its own; a row holds its figures.
 
-        `latency`, its quartiles `latency_low` and `latency_high`, `host` (seconds; see `Timing`), `calls`, `operations`,
-        `matmul_flops` (operations per second of a matrix product in the dtype of the inputs), `peak_bytes` (taken beyond
-        the inputs), `input_bytes`, `output_bytes`, `model_bytes` (NaN for an unknown algorithm), `model_br`; and the
-        deviation from golden of one KV head's group of one batch entry.
+        They are those of `numdev.speed.columns.MEASURED`, and the deviation from golden of what the first call returned, of
+        one KV head's group of one batch entry.
 
         Raises:
             BadInput: for a request that cannot be measured at all. Every other failure is a status of the record.
@@ -76,8 +78,10 @@ class SpeedBench:
         try:
             self._check_memory(problem, variant)
             for seed in range(seeds):
-                row, kernel = self._replicate(problem, variant, seed)
+                row, wrong, kernel = self._replicate(problem, variant, seed)
                 rows.append({"seed": seed} | row)
+                if wrong:
+                    status, reason = Status.NONFINITE, "NaN or Inf in the variant or in golden alone"
         except Unsupported as error:
             status, reason, rows = Status.UNSUPPORTED, str(error), []
         except BadInput:
@@ -85,18 +89,22 @@ class SpeedBench:
         except Exception as error:
             status, reason = failure(error)
             rows = []
+        finally:
+            vendor.forget_masks()  # they may be as large as the scores, and the next point has another
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, [], seconds, kernel)
 
-    def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], str]:
+    def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], bool, str]:
         inputs = prepared(problem, variant, seed, self.device)
         arguments = problem.arguments()
+        call = getattr(variant, "bare", variant)
 
         def run() -> Any:
-            return variant(*inputs, **arguments)
+            return call(*inputs, **arguments)
 
         first = run()
         kernel = getattr(first, "kernel", "")
+        deviation = self._deviation(problem, variant, seed, first)
         output_bytes = sum(map(_bytes, first.tensors().values()))
         del first
         peak = peak_bytes(run, self.device)
@@ -106,39 +114,47 @@ class SpeedBench:
             "latency_low": timing.low,
             "latency_high": timing.high,
             "host": timing.host,
+            "host_hidden": timing.hidden,
             "calls": timing.calls,
             "operations": cost.operations(problem),
-            "matmul_flops": matmul_flops(inputs[0].dtype, self.device),
+            "matmul_flops": matmul_flops(inputs[0].dtype, self.device, _is_tf32(variant)),
             "peak_bytes": peak,
             "input_bytes": sum(map(_bytes, inputs)),
             "output_bytes": output_bytes,
         }
-        return figures | self._model(problem, variant, kernel) | self._deviation(problem, variant), kernel
+        found = {name: deviation.metrics()[name] for name in DEVIATIONS}
+        return figures | self._model(problem, variant, kernel) | found, not deviation.is_finite, kernel
 
     def _model(self, problem: Problem, variant: Any, kernel: str) -> dict[str, Any]:
         kind = cost.algorithm(variant)
         if kind is None:
             return {"algorithm": "", "model_bytes": math.nan, "model_br": 0}
         br = cost.rows_of_tile(variant, kernel, problem, self.device) if kind is cost.Algorithm.TILED else 0
-        return {"algorithm": kind.value, "model_bytes": cost.moved_bytes(problem, kind, variant.format, br), "model_br": br}
+        moved = cost.moved_bytes(problem, kind, cost.width(variant), br)
+        return {"algorithm": kind.value, "model_bytes": moved, "model_br": br}
 
-    def _deviation(self, problem: Problem, variant: Any) -> dict[str, float]:
-        found = self._deviations.measure(one_group(problem), variant, None, 1)
-        if found.status not in (Status.OK, Status.NONFINITE):
-            raise Unsupported("problem", f"the deviation of one group of heads could not be measured: {found.reason}")
-        wanted = ("variant", "out", "golden")
-        row = next(row for row in found.rows if (row["subject"], row["output"], row["reference"]) == wanted)
-        return {name: row[name] for name in DEVIATIONS}
+    def _deviation(self, problem: Problem, variant: Any, seed: int, output: Any) -> Deviation:
+        """Of the result that is timed, in the heads that golden has: all others see the same numbers."""
+        small = one_group(problem)
+        golden = self._golden.get((small, seed), lambda: self._exact(small, seed))
+        return compare(Sample(output.out[:1, : small.shape.heads]), golden, variant.format)
+
+    def _exact(self, problem: Problem, seed: int) -> Sample:
+        q, k, v = problem.inputs(seed, self.device).values()
+        return Sample(Exact()(q, k, v, problem.mask, problem.scale).out)
 
     def _check_memory(self, problem: Problem, variant: Any) -> None:
         """Raise MemoryError rather than be killed by a system that promises memory which it does not have."""
-        shape = problem.shape
-        width = getattr(variant, "storage", torch.float32).itemsize
-        wanted = width * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
-        if cost.algorithm(variant) is cost.Algorithm.VANILLA:
-            wanted += 2 * width * shape.batch * shape.heads * shape.queries * shape.keys
+        shape, size = problem.shape, getattr(variant, "storage", torch.float32).itemsize
+        wanted = size * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
+        if cost.holds_scores(variant):
+            wanted += 2 * int(cost.width(variant).input) * shape.batch * shape.heads * shape.queries * shape.keys
         if wanted > (free := available_bytes(self.device)):
             raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
+
+
+def _is_tf32(variant: Any) -> bool:
+    return getattr(variant, "products", Products.IEEE) is Products.TF32
 
 
 def one_group(problem: Problem) -> Problem:

@@ -10,10 +10,14 @@ MEASURED = {
     "latency_low": ("s", "lower quartile of the time of one call"),
     "latency_high": ("s", "upper quartile of the time of one call"),
     "host": ("s", "median time until a call returned to the caller"),
+    "host_hidden": (
+        "relative",
+        "share of the calls that returned before the GPU came to them: below 1 latency shows the host; 0 on a CPU",
+    ),
     "calls": ("count", "calls timed after warm-up"),
     "operations": ("count", "4 d for each pair of a query and a key that it sees, over heads and batch"),
-    "matmul_flops": ("1/s", "operations per second of a square matrix product in the inputs' dtype, measured beside it"),
-    "peak_bytes": ("B", "most memory that a call holds beyond its inputs, results among it"),
+    "matmul_flops": ("1/s", "operations per second of a square matrix product of such inputs, measured beside it"),
+    "peak_bytes": ("B", "most memory that a call takes of torch's allocator beyond q, k, v and a dense mask, results among it"),
     "input_bytes": ("B", "size of q, k and v"),
     "output_bytes": ("B", "size of what is returned"),
     "algorithm": ("", "whose traffic the cost model counts: vanilla, tiled, or empty for neither"),
@@ -24,7 +28,7 @@ MEASURED = {
 DERIVED = {
     "tflops": ("1e12/s", "operations / latency"),
     "share": ("relative", "operations / latency over matmul_flops"),
-    "bandwidth": ("1e9 B/s", "model_bytes / latency"),
+    "bandwidth": ("1e9 B/s", "bytes that any algorithm must move, input_bytes + output_bytes, over latency"),
     "intensity": ("1/B", "arithmetic intensity: operations / model_bytes"),
     "temporary_bytes": ("B", "peak_bytes without the results"),
 }
@@ -39,7 +43,7 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
         **row,
         "tflops": rate / 1e12,
         "share": rate / row["matmul_flops"],
-        "bandwidth": row["model_bytes"] / row["latency"] / 1e9,
+        "bandwidth": (row["input_bytes"] + row["output_bytes"]) / row["latency"] / 1e9,
         "intensity": row["operations"] / row["model_bytes"],
         "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
     }

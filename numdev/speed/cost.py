@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vanilla import Vanilla
-from numdev.formats import Format
 from numdev.mask import Mask
 from numdev.problem import Problem
 
@@ -42,30 +42,16 @@ def algorithm(variant: Any) -> Algorithm | None:
     return Algorithm.TILED if isinstance(variant, (Tiled, Instrumented, Triton, Sdpa, Flex)) else None
 
 
+def holds_scores(variant: Any) -> bool:
+    """Whether S and P are in memory whole; naive attention takes a block of rows at a time."""
+    return isinstance(variant, Vanilla) or (isinstance(variant, Sdpa) and variant.backend is Backend.MATH)
+
+
 def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
     """Pairs of a query and a key that it sees, over the batch entries."""
-    return sum(int(_seen(mask, length, queries, keys).sum()) for length in _lengths(mask, batch, keys))
-
-
-def _lengths(mask: Mask, batch: int, keys: int) -> tuple[int, ...]:
-    return mask.key_lengths or (keys,) * batch
-
-
-def _seen(mask: Mask, length: int, queries: int, keys: int) -> torch.Tensor:
-    """Keys that each query sees of `length`."""
-    low, high = _range(mask, length, torch.arange(queries), queries, keys)
-    return (high - low).clamp(min=0)
-
-
-def _range(mask: Mask, length: int, rows: torch.Tensor, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    position = rows + (keys - queries)
-    low, high = torch.zeros_like(rows), torch.full_like(rows, length)
-    if mask.causal:
-        high = torch.minimum(high, position + 1)
-    if mask.window is not None:
-        low = (position - mask.window + 1).clamp(min=0)
-        high = torch.minimum(high, position + mask.window)
-    return low, high
+    rows = torch.arange(queries)
+    ranges = (mask.key_range(queries, keys, rows, length) for length in mask.lengths(batch, keys))
+    return sum(int((high - low).clamp(min=0).sum()) for low, high in ranges)
 
 
 def operations(problem: Problem) -> int:
@@ -74,41 +60,62 @@ def operations(problem: Problem) -> int:
     return 4 * shape.head_dim * shape.heads * visible_pairs(problem.mask, shape.batch, shape.queries, shape.keys)
 
 
-def moved_bytes(problem: Problem, kind: Algorithm, fmt: Format, br: int) -> float:
+@dataclass(frozen=True)
+class Width:
+    """Bytes of one element of q, k, v (and of scores in memory), and of one of the output."""
+
+    input: float
+    output: float
+
+
+def width(variant: Any) -> Width:
+    """In memory; torch's math backend works on FP32 copies of 16-bit inputs."""
+    if isinstance(variant, Sdpa) and variant.backend is Backend.MATH:
+        return Width(max(4.0, variant.fmt.bits / 8), variant.fmt.bits / 8)
+    stored = getattr(variant, "fmt", variant.format)
+    return Width(stored.bits / 8, variant.format.bits / 8)
+
+
+def moved_bytes(problem: Problem, kind: Algorithm, each: Width, br: int) -> float:
     """Bytes that the algorithm moves; `br` is the tile's rows and of no account to vanilla attention."""
-    elements = _vanilla(problem) if kind is Algorithm.VANILLA else _tiled(problem, br)
-    return elements * fmt.bits / 8
+    return _vanilla(problem, each) if kind is Algorithm.VANILLA else _tiled(problem, each, br)
 
 
-def _vanilla(problem: Problem) -> int:
+def _vanilla(problem: Problem, each: Width) -> float:
     """`Q K^T` reads q, k and writes S; softmax reads S and writes P; `P V` reads P, v and writes O; a mask reads, writes S."""
     shape = problem.shape
     q, kv = math.prod(shape.q), math.prod(shape.kv)
     scores = shape.batch * shape.heads * shape.queries * shape.keys
-    return 2 * q + 2 * kv + (4 if problem.mask.is_none else 6) * scores
+    return each.input * (q + 2 * kv + (4 if problem.mask.is_none else 6) * scores) + each.output * q
 
 
-def _tiled(problem: Problem, br: int) -> int:
-    """Each block of `br` rows reads its q, the keys and values that any of its rows sees, and writes its O."""
+def _tiled(problem: Problem, each: Width, br: int) -> float:
+    """Each block of `br` rows reads its q, the keys and values that any of its rows sees, and writes its O.
+
+    Heads that share a KV head read it each for itself, as far as no cache lies between.
+    """
     shape, mask = problem.shape, problem.mask
     starts = torch.arange(0, shape.queries, br)
     ends = (starts + br - 1).clamp(max=shape.queries - 1)
     keys = 0
-    for length in _lengths(mask, shape.batch, shape.keys):
-        low, _ = _range(mask, length, starts, shape.queries, shape.keys)
-        _, high = _range(mask, length, ends, shape.queries, shape.keys)
+    for length in mask.lengths(shape.batch, shape.keys):
+        low, _ = mask.key_range(shape.queries, shape.keys, starts, length)
+        _, high = mask.key_range(shape.queries, shape.keys, ends, length)
         keys += int((high - low).clamp(min=0).sum())
-    return 2 * math.prod(shape.q) + 2 * shape.heads * shape.head_dim * keys
+    q = math.prod(shape.q)
+    return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
 
 
 def rows_of_tile(variant: Any, kernel: str, problem: Problem, device: torch.device) -> int:
     """Br: the variant's own, that of the kernel which ran, or `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)."""
     if isinstance(variant, (Tiled, Instrumented)):
         return variant.tiling.br
-    named = re.search(r"\bbr=(\d+)", kernel)
+    stated, named = getattr(variant, "br", None), re.search(r"\bbr=(\d+)", kernel)
+    if stated is not None:
+        return int(stated)
     if named:
         return int(named[1])
-    elements = on_chip_bytes(device) / (variant.format.bits / 8)
+    elements = on_chip_bytes(device) / width(variant).input
     return max(1, math.ceil(elements / (4 * problem.shape.head_dim)))
 
 

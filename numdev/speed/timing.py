@@ -7,13 +7,15 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from numdev.errors import BadInput
 
 _WARM_UP = 3
-_FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU; writing it takes longer than a launch
+_FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
+_MOST_FILLS = 64  # some 5 ms of an H100; a call that takes the host longer is told by `Timing.hidden`
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Timing:
         latency: the median.
         low, high: the quartiles.
         host: until the call returned to the caller, the median; on a CPU it is the latency.
+        hidden: share of the calls that had returned before the GPU came to them, so that its clock saw nothing of the
+            host; 0 on a CPU, which is the host.
         calls: timed.
     """
 
@@ -50,42 +54,73 @@ class Timing:
     low: float
     high: float
     host: float
+    hidden: float
     calls: int
+
+
+class Call(NamedTuple):
+    """One call: its seconds, those until it returned, and whether it returned before it began on the device."""
+
+    latency: float
+    host: float
+    hidden: float
 
 
 def timed(run: Callable[[], object], device: torch.device, budget: Budget) -> Timing:
     """Time `run` after warming it up.
 
     On a GPU: by a pair of CUDA events around each call. Before each, a buffer larger than the second-level cache is
-    written, so that inputs come from memory as in a model between other layers, and so that the GPU is still at work on the
-    buffer while the host prepares the launch: the figure is the GPU's share alone.
+    written, so that inputs come from memory as in a model between other layers, and as often as it takes for the GPU to be
+    still at work on it when the host has prepared the launch: the figure is the GPU's share alone.
     """
-    once = _on_gpu if device.type == "cuda" else _on_cpu
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device) if device.type == "cuda" else None
-    warm = [once(run, flush) for _ in range(_WARM_UP)]
-    calls = budget.calls(min(latency for latency, _ in warm))
-    pairs = [once(run, flush) for _ in range(calls)]
-    latencies, hosts = zip(*pairs, strict=True)
-    low, median, high = statistics.quantiles(latencies, n=4)
-    return Timing(median, low, high, statistics.median(hosts), calls)
+    once = _OnGpu(device) if device.type == "cuda" else _on_cpu
+    warm = [once(run) for _ in range(_WARM_UP)]
+    if isinstance(once, _OnGpu):
+        once.outlast(min(call.host for call in warm))
+    calls = budget.calls(min(call.latency for call in warm))
+    made = [once(run) for _ in range(calls)]
+    low, median, high = statistics.quantiles([call.latency for call in made], n=4)
+    hidden = statistics.fmean(call.hidden for call in made)
+    return Timing(median, low, high, statistics.median(call.host for call in made), hidden, calls)
 
 
-def _on_gpu(run: Callable[[], object], flush: torch.Tensor | None) -> tuple[float, float]:
-    assert flush is not None
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for _ in range(4):
-        flush.zero_()
-    start.record()
-    begin = time.perf_counter()
-    run()
-    host = time.perf_counter() - begin
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) / 1e3, host
+class _OnGpu:
+    """Calls under a GPU's clock, each behind writes of a buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
+        self._fills = 1
+        self._fill()
+        self._seconds = min(self._fill() for _ in range(_WARM_UP))
+
+    def outlast(self, host: float) -> None:
+        """Write so often that it takes twice the time that the host needs for a call."""
+        self._fills = fills_to_outlast(host, self._seconds)
+
+    def _fill(self) -> float:
+        return self(self._buffer.zero_).latency
+
+    def __call__(self, run: Callable[[], object]) -> Call:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for _ in range(self._fills):
+            self._buffer.zero_()
+        start.record()
+        begin = time.perf_counter()
+        run()
+        host = time.perf_counter() - begin
+        hidden = not start.query()
+        stop.record()
+        stop.synchronize()
+        return Call(start.elapsed_time(stop) / 1e3, host, float(hidden))
 
 
-def _on_cpu(run: Callable[[], object], _: torch.Tensor | None) -> tuple[float, float]:
+def fills_to_outlast(host: float, fill: float) -> int:
+    """How many writes of `fill` seconds take twice as long as `host`: at least 2, and no more than would hold up a study."""
+    return min(_MOST_FILLS, max(2, math.ceil(2 * host / fill)))
+
+
+def _on_cpu(run: Callable[[], object]) -> Call:
     begin = time.perf_counter()
     run()
     seconds = time.perf_counter() - begin
-    return seconds, seconds
+    return Call(seconds, seconds, 0.0)

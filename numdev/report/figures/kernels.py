@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.evidence_kernels import EAGER, INSIDE, KERNEL, METRIC, SMALL, UNIFORM, agreement, kernels
+from numdev.report.evidence_kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
 from numdev.report.figures.grid import highest, whiskers
 from numdev.report.finding import Undecidable, select
 from numdev.report.settings import formats, ordered
@@ -18,7 +18,7 @@ from numdev.report.statistics import typical
 from numdev.report.style import BLUE, GREY, PAGE, VERMILION, colour
 from numdev.report.style import SMALL as TINY
 
-_NAMES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "kernel(BF16), emulated"}
+_NAMES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "kernel(BF16), emulated", CONTROL: "control: exact"}
 
 
 def validate(rows: pd.DataFrame) -> Figure:
@@ -29,7 +29,8 @@ def validate(rows: pd.DataFrame) -> Figure:
         for place, name in enumerate(names):
             for i, fmt in enumerate(found):
                 part = own[(own["format"] == fmt) & (own[KERNEL] == name)]
-                _agreement(axes, part, name, place + 0.3 * (i - (len(found) - 1) / 2), colour(fmt))
+                shade = GREY if name == CONTROL else colour(fmt)
+                _agreement(axes, part, name, place + 0.3 * (i - (len(found) - 1) / 2), shade)
         axes.axvline(1, color=GREY, linewidth=0.6)
         axes.axvline(SMALL, color=GREY, linestyle="--", linewidth=0.6)
 
@@ -64,7 +65,7 @@ def policies(rows: pd.DataFrame) -> Figure:
                 axes.annotate("not measured", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(GREY))
                 continue
             emulated, shade = name in _NAMES, {UNIFORM: VERMILION, INSIDE: BLUE}.get(name, "#000000")
-            shade = GREY if name in EAGER else shade
+            shade = GREY if name in UNFUSED else shade
             axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="D" if emulated else "o")
             if emulated:
                 axes.axvline(interval.estimate, color=shade, linestyle="--", linewidth=0.6, zorder=0)

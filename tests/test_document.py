@@ -11,6 +11,7 @@ import pytest
 import typst
 from rich.console import Console
 
+from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
@@ -126,7 +127,11 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     problem = Problem(Distribution(), Shape(queries=32, keys=32, head_dim=16))
     points = tuple(
         StudyPoint(problem, variant, None, 1, "normal", {"kernel": name})
-        for name, variant in {"vanilla": Vanilla(FP32), "tiled": Tiled(Precision.parse("fp32"))}.items()
+        for name, variant in {
+            "vanilla": Vanilla(FP32),
+            "tiled": Tiled(Precision.parse("fp32")),
+            "cudnn": Sdpa(Backend.CUDNN),
+        }.items()
     )
     study = Study("speed_cpu", "On a CPU", None, (), points, command="numdev speed study=speed_cpu")
     run(study, SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
@@ -134,9 +139,15 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     drawn = {path.name: path for path in (tmp_path / "out" / "figures").glob("*.svg")}
     main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
-    last = contents(main, judge(main), drawn, speed)["sections"][-1]
+    whole = contents(main, judge(main), drawn, speed)
+    last = whole["sections"][-1]
     assert last["title"] == next(section.title for section in sections() if section.study == "speed_cpu")
     assert len(last["figures"]) == 3
     assert len({figure["caption"] for figure in last["figures"]}) == 3
     assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]
     assert last["command"] == "numdev speed study=speed_cpu device=cpu"
+    count = len(main.points) + len(speed.points)
+    assert [found["title"] for found in whole["environments"]] == [f"Environment 0, {count} points"]
+    failed = [found for found in whole["failures"] if found[0] == "speed_cpu"]
+    assert [found[1:3] for found in failed] == [["normal kernel=cudnn", "unsupported"]]
+    assert whole["summary"].startswith(f"{main.points['key'].nunique() + len(speed.points)} points were measured")

@@ -26,6 +26,7 @@ from numdev.report.frames import load
 from numdev.report.speed import crossovers, frame, make_speed_report
 from numdev.report.style import freeze, styled
 from numdev.speed.bench import SpeedBench
+from numdev.speed.columns import shape_text
 from numdev.speed.timing import Budget
 from numdev.store import Store
 from numdev.study import Study, StudyPoint, run
@@ -90,7 +91,8 @@ def test_a_store_without_a_study_is_refused(tmp_path: Path) -> None:
 
 def line(algorithm: str, series: str, times: dict[int, float]) -> pd.DataFrame:
     shape = {"study": "s", "setting": "normal", "format": "bf16", "problem.shape.head_dim": 64, "problem.mask.causal": False}
-    common = shape | {"problem.mask.window": None, "algorithm": algorithm, "attention": series, "series": series}
+    shape |= {"phase": "prefill", "problem.shape.heads": 4, "problem.shape.kv_heads": 2, "problem.mask.window": None}
+    common = shape | {"algorithm": algorithm, "attention": series, "series": series}
     return pd.DataFrame([common | {"problem.shape.keys": n, "latency": t} for n, t in times.items()])
 
 
@@ -145,3 +147,17 @@ def test_every_axis_is_named_and_no_text_leaves_the_figure(name: str, results: P
 def test_an_attention_looks_the_same_in_every_figure() -> None:
     assert look("tiled") == look("tiled") != look("vanilla")
     assert look("something new") == look("something new")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "d = 64, no mask, bf16, 8 heads"),
+        ({"problem.mask.causal": True}, "d = 64, causal, bf16, 8 heads"),
+        ({"problem.mask.window": math.nan, "problem.shape.kv_heads": 2}, "d = 64, no mask, bf16, 8 heads on 2"),
+        ({"problem.mask.window": 128.0, "problem.mask.causal": True}, "d = 64, causal window 128, bf16, 8 heads"),
+    ],
+)
+def test_a_shape_in_words(changed: dict[str, object], expected: str) -> None:
+    shape = {"format": "bf16", "problem.shape.head_dim": 64, "problem.shape.heads": 8, "problem.shape.kv_heads": 8}
+    assert shape_text(shape | {"problem.mask.causal": False, "problem.mask.window": None} | changed) == expected

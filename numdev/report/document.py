@@ -74,21 +74,21 @@ def contents(
     results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
 ) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
-    known = sections()
-    of = {name: whole for whole in (results, speed) if whole for name in whole.manifests}
+    known, wholes = sections(), [whole for whole in (results, speed) if whole]
+    of = {name: whole for whole in wholes for name in whole.manifests}
     present = [section for section in known if section.study in of]
     untold = [name for name in of if name not in {section.study for section in known}]
     return {
         "title": _TITLE,
         "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
-        "summary": _summary(results, claims),
+        "summary": _summary(wholes, claims),
         "claims": [_claim(claim) for claim in claims],
         "absent": [section.title for section in known if section not in present],
         "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
-        "environments": [found for whole in (results, speed) if whole for found in _environments(whole)],
+        "environments": list(_environments(wholes)),
         "commands": [[name, command(of[name], name)] for name in [*(s.study for s in present), *untold]],
-        "failures": list(_failures(results)),
+        "failures": list(_failures(wholes)),
     }
 
 
@@ -96,7 +96,7 @@ def _fact(results: Results, name: str) -> str:
     return ", ".join(dict.fromkeys(environment.get(name, "") for environment in results.environments))
 
 
-def _summary(results: Results, claims: Sequence[ClaimResult]) -> str:
+def _summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     """The first paragraph, in Typst markup."""
     counted = Counter("not" if result.overall == "not reproduced" else result.overall.partition(" ")[0] for result in claims)
     only = sum(result.overall.startswith("reproduced only") for result in claims)
@@ -107,8 +107,8 @@ def _summary(results: Results, claims: Sequence[ClaimResult]) -> str:
         (counted["undecided"], "undecided"),
     ]
     verdicts = ", ".join(f"{count} {text}" for count, text in words if count)
-    devices = " and ".join(dict.fromkeys(_device(environment) for environment in results.environments))
-    measured = len(results.points["key"].unique())
+    devices = " and ".join(dict.fromkeys(_device(environment) for whole in wholes for environment in whole.environments))
+    measured = sum(len(whole.points["key"].unique()) for whole in wholes)
     head = f"{measured} points were measured on {_escaped(devices)}, each over the seeds of its study."
     seen = f" Of {len(claims)} claims {verdicts}." if claims else ""
     rule = " Settings whose names begin with _uniform_ are those of the paper; where else a claim holds is told beside them."
@@ -190,15 +190,20 @@ def command(results: Results, study: str) -> str:
     return " ".join([stated, *(f"device={name}" for name in sorted(devices))])
 
 
-def _environments(results: Results) -> Iterator[dict[str, Any]]:
-    for number, environment in enumerate(results.environments):
-        count = int((results.points["environment"] == number).sum())
-        yield {"title": f"Environment {number}, {count} points", "facts": [[name, fact] for name, fact in environment.items()]}
+def _environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
+    """Each once, those of the first results under the numbers that their tables give them."""
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    for whole in wholes:
+        for number, environment in enumerate(whole.environments):
+            facts = tuple(environment.items())
+            counts[facts] = counts.get(facts, 0) + int((whole.points["environment"] == number).sum())
+    for number, (facts, count) in enumerate(counts.items()):
+        yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
 
 
-def _failures(results: Results) -> Iterator[list[str]]:
-    failed = results.points[results.points["status"] != "ok"]
-    for _, point in failed.head(_MOST_FAILURES).iterrows():
+def _failures(wholes: Sequence[Results]) -> Iterator[list[str]]:
+    failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
+    for point in failed[:_MOST_FAILURES]:
         yield [point["study"], place(point), point["status"], point["reason"]]
     if len(failed) > _MOST_FAILURES:
-        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv"]
+        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

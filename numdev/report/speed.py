@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,10 @@ from numdev.report.frames import COMPARISON, LABEL, Results, load
 from numdev.report.statistics import significant
 from numdev.report.style import freeze, styled, to_png, to_svg
 from numdev.report.tables import failures_table
-from numdev.speed.columns import derived
+from numdev.speed.columns import SHAPE, derived, shape_text
 from numdev.store import Store, write_atomically
 
 SERIES = "series"
-SHAPE = ["setting", "format", "problem.shape.head_dim", "problem.mask.causal", "problem.mask.window"]
-"""What measurements have in common that lie on one line over N, but for what is measured."""
-
 _NOT_HERE = {*COMPARISON, "max_index", *METRICS} - {"seed", "rmse", "max_difference", "max_u"}
 
 
@@ -141,7 +138,17 @@ def latest(rows: pd.DataFrame) -> pd.DataFrame:
             mean = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
             figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
             memory = f"{mean['peak_bytes'] / 2**20:.4g} MiB"
-            found.append((str(place[0]), _shape(place), str(n), str(name), *figures, memory, significant(mean["rmse"], 3)))
+            found.append(
+                (
+                    str(place[0]),
+                    _shape(dict(zip(SHAPE, place[1:], strict=True))),
+                    str(n),
+                    str(name),
+                    *figures,
+                    memory,
+                    significant(mean["rmse"], 3),
+                )
+            )
     columns = ("study", "shape", "N", "attention", "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
     return pd.DataFrame(found, columns=list(columns))
 
@@ -156,10 +163,8 @@ def _latest_table(rows: pd.DataFrame) -> Table | None:
     return table
 
 
-def _shape(place: Any) -> str:
-    _, setting, fmt, dim, causal, window = place
-    mask = "causal" if causal else "none" if pd.isna(window) else f"window {window:g}"
-    return f"{setting} {fmt} d={dim} {mask}"
+def _shape(shape: Mapping[Any, Any]) -> str:
+    return f"{shape['setting']}: {shape_text(shape)}"
 
 
 def _crossing_table(crossing: pd.DataFrame) -> Table | None:
@@ -168,8 +173,7 @@ def _crossing_table(crossing: pd.DataFrame) -> Table | None:
     title = "From which number of keys a tiled algorithm is faster than vanilla attention"
     table = Table("study", "shape", "attention", "crossover", "at the longest", title=title, title_justify="left")
     for row in crossing.to_dict("records"):
-        place = tuple(row[name] for name in ("study", *SHAPE))
         where = "never" if math.isnan(row["crossover"]) else f"{row['crossover']:.0f}"
         where = f"≤ {where}" if row["from_the_start"] else where
-        table.add_row(row["study"], _shape(place), row[SERIES], where, Text(f"{row['times_at_longest']:.2f} times"))
+        table.add_row(row["study"], _shape(row), row[SERIES], where, Text(f"{row['times_at_longest']:.2f} times"))
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,3 +48,21 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
         "intensity": row["operations"] / row["model_bytes"],
         "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
     }
+
+
+SHAPE = (
+    *("setting", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
+    *("problem.mask.causal", "problem.mask.window"),
+)
+"""What measurements have in common that lie on one line over N, but for what is measured."""
+
+
+def shape_text(shape: Mapping[Any, Any]) -> str:
+    """The values of `SHAPE`, in few words: `d = 64, causal, bf16, 32 heads`."""
+    window = shape["problem.mask.window"]
+    windowed = "" if window is None or math.isnan(window) else f"window {window:g}"  # NaN where a table has none
+    causal = "causal" if shape["problem.mask.causal"] else ""
+    mask = " ".join(part for part in (causal, windowed) if part) or "no mask"
+    heads, kv_heads = shape["problem.shape.heads"], shape["problem.shape.kv_heads"]
+    grouped = f"{heads} heads" if heads == kv_heads else f"{heads} heads on {kv_heads}"
+    return f"d = {shape['problem.shape.head_dim']}, {mask}, {shape['format']}, {grouped}"

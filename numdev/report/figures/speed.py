@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 
 from numdev.report.figures.grid import plain_ticks
 from numdev.report.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.speed.columns import SHAPE, shape_text
 
 N = "problem.shape.keys"
-_PANEL = ["setting", "problem.shape.head_dim", "problem.mask.causal", "format"]
 _LOOKS: dict[str, tuple[str, str]] = {
     "vanilla": (GREY, "s"),
     "sdpa math": ("#000000", "D"),
@@ -31,9 +31,9 @@ _OTHERS = ((BLUE, "P"), (GREEN, "X"), (PURPLE, "*"), (ORANGE, "h"))
 
 
 def throughput(rows: pd.DataFrame) -> Figure:
-    """Operations per second over N; for one query, where memory is the limit, bytes per second by the cost model."""
+    """Operations per second over N; for one query, where memory is the limit, bytes per second that no algorithm can avoid."""
     decode = bool((rows["phase"] == "decode").all())
-    column, text = ("bandwidth", "traffic of the cost model, GB/s") if decode else ("tflops", "TFLOP/s")
+    column, text = ("bandwidth", "q, k, v and O, GB/s") if decode else ("tflops", "TFLOP/s")
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         _lines(axes, own, column)
@@ -44,10 +44,7 @@ def throughput(rows: pd.DataFrame) -> Figure:
 
 
 def memory(rows: pd.DataFrame) -> Figure:
-    """The most memory that a call holds beyond its inputs and its result, over N; thin lines go as N and as N^2.
-
-    Calls that hold nothing besides have no place on a log axis, so what is drawn is the peak with the result.
-    """
+    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines go as N and as N^2."""
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         held = own.assign(mib=own["peak_bytes"] / 2**20)
@@ -111,18 +108,17 @@ def _panels(
     sharey: bool,
     over_n: bool = True,
 ) -> Figure:
-    """A panel for each head_dim, mask and format, two in a row, under one legend."""
-    groups = [group for _, group in rows.groupby(_PANEL, sort=False)]
+    """A panel for each setting and shape, two in a row, under one legend."""
+    groups = [group for _, group in rows.groupby(list(SHAPE), sort=False, dropna=False)]
     across = min(2, len(groups))
     down = -(-len(groups) // across)
     figure = Figure(figsize=(PAGE if across > 1 else PAGE * 0.65, 2.3 * down + 0.5), layout="constrained")
     grid: Any = figure.subplots(down, across, sharey=sharey, squeeze=False)
     every = [axes for row in grid for axes in row]
     for axes, own in zip(every, groups, strict=False):
-        first = own.iloc[0]
-        mask = "causal" if first["problem.mask.causal"] else "no mask"
-        title = f"d = {first['problem.shape.head_dim']}, {mask}, {first['format']}"
-        axes.set_title(title, loc="left", fontweight="bold")
+        first = own.iloc[0].to_dict()
+        setting = f"{first['setting']}: " if rows["setting"].nunique() > 1 else ""
+        axes.set_title(f"{setting}{shape_text(first)}", loc="left", fontweight="bold")
         draw(axes, own)
         if over_n:
             plain_ticks(axes, own[N].unique().astype(float).tolist())

@@ -12,8 +12,10 @@ from matplotlib.text import Text
 from scipy import stats
 from torch import Tensor
 
+from numdev.deviation import Deviation
 from numdev.errors import BadInput
 from numdev.formats import BF16
+from numdev.report.elements import element_errors
 from numdev.report.figures.explore import NO_STEP, blame, error_histogram, error_map, total_and_arithmetic
 from numdev.report.style import to_png
 
@@ -63,7 +65,7 @@ def bars(figure: Figure) -> list[BarContainer]:
 
 def test_a_map_shows_the_difference_in_units_of_u() -> None:
     x, reference = rounded()
-    figure = error_map(x, reference, BF16)
+    figure = error_map(element_errors(x, reference, BF16))
     shown = figure.axes[0].images[0].get_array()
     assert shown is not None
     expected = (x - reference) / (BF16.u * reference.abs().max())
@@ -76,16 +78,16 @@ def test_a_map_shows_the_difference_in_units_of_u() -> None:
 def test_a_map_leaves_out_what_is_not_finite() -> None:
     x, reference = rounded()
     x[3, 2], x[4, 1] = float("nan"), float("inf")
-    shown = error_map(x, reference, BF16).axes[0].images[0].get_array()
+    shown = error_map(element_errors(x, reference, BF16)).axes[0].images[0].get_array()
     assert shown is not None
     assert np.ma.getmaskarray(shown).sum() == 2
     nothing = torch.full_like(x, float("nan"))
-    assert to_png(error_map(nothing, reference, BF16))
+    assert to_png(error_map(element_errors(nothing, reference, BF16)))
 
 
 def test_one_rounding_stays_within_half_an_ulp() -> None:
     x, reference = rounded()
-    figure = error_histogram(x, reference, BF16)
+    figure = error_histogram(element_errors(x, reference, BF16))
     assert "0 % beyond ½ ulp" in texts(figure)
     heights = [(patch.get_x(), patch.get_width(), patch.get_height()) for patch in figure.axes[0].containers[0]]  # type: ignore[attr-defined]
     assert sum(height for *_, height in heights) == pytest.approx(1.0)
@@ -97,7 +99,7 @@ def test_a_histogram_counts_what_it_does_not_show() -> None:
     x, reference = rounded()
     x[0, 0] = float("inf")
     x[1] += BF16.ulp(reference[1]) * 2
-    words = texts(error_histogram(x, reference, BF16))
+    words = texts(error_histogram(element_errors(x, reference, BF16)))
     assert "1 elements are NaN or Inf" in words
     assert "2.5 % beyond ½ ulp" in words  # one row of forty
 
@@ -106,22 +108,25 @@ def test_a_histogram_counts_what_it_does_not_show() -> None:
 def test_equal_values_are_drawn(draw: object) -> None:
     _, reference = rounded()
     assert callable(draw)
-    assert to_png(draw(reference, reference, BF16))
+    assert to_png(draw(element_errors(reference, reference, BF16)))
     zero = torch.zeros_like(reference)
-    assert to_png(draw(zero, zero, BF16))
+    assert to_png(draw(element_errors(zero, zero, BF16)))
 
 
-@pytest.mark.parametrize("draw", [error_map, error_histogram])
-def test_nothing_to_compare_is_refused(draw: object) -> None:
-    assert callable(draw)
+def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(BadInput, match="reference"):
-        draw(torch.zeros(0, 4), torch.zeros(0, 4), BF16)
+        element_errors(torch.zeros(0, 4), torch.zeros(0, 4), BF16)
 
 
-def test_shapes_that_differ_are_refused() -> None:
-    undecorated = error_histogram.__wrapped__  # type: ignore[attr-defined]
-    with pytest.raises((BadInput, TypeError), match=r"reference|shape"):
-        undecorated(torch.zeros(3, 4), torch.zeros(4, 3), BF16)
+def test_elements_agree_with_the_metrics() -> None:
+    x, reference = rounded()
+    found, metrics = element_errors(x, reference, BF16), Deviation.between(x, reference, BF16)
+    assert len(found) == x.numel()
+    assert found["error"].abs().max() == metrics.max_difference
+    assert found["error_u"].abs().max() == pytest.approx(metrics.max_u, rel=1e-12)
+    assert found["error_ulp"].abs().max() == pytest.approx(metrics.max_ulp, rel=1e-12)
+    worst = int(found["error"].abs().argmax())
+    assert (found["row"].iloc[worst], found["column"].iloc[worst]) == metrics.max_index
 
 
 def test_total_stands_beside_arithmetic() -> None:
@@ -168,8 +173,8 @@ def test_blame_refuses_another_study() -> None:
 def test_no_text_leaves_the_figure_and_the_bytes_repeat(figure: str) -> None:
     x, reference = rounded()
     draws: dict[str, Callable[[], Figure]] = {
-        "map": lambda: error_map(x, reference, BF16),
-        "histogram": lambda: error_histogram(x, reference, BF16),
+        "map": lambda: error_map(element_errors(x, reference, BF16)),
+        "histogram": lambda: error_histogram(element_errors(x, reference, BF16)),
         "errors": lambda: total_and_arithmetic(record_rows()),
         "blame": lambda: blame(study_rows()),
     }

@@ -8,16 +8,14 @@ from typing import ParamSpec
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from torch import Tensor
+from numpy.typing import NDArray
 
 from numdev.deviation import METRICS
 from numdev.errors import BadInput
-from numdev.formats import Format
+from numdev.report.elements import COLUMN, ROW
 from numdev.report.figures.grid import chosen, replicates, whiskers
 from numdev.report.statistics import Interval, significant
 from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
@@ -47,22 +45,19 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 @_laid_out
-def error_map(x: Float[Tensor, "queries dim"], reference: Float[Tensor, "queries dim"], fmt: Format) -> Figure:
-    """`D = x - r` of one head, in units of `u max |r|`, `u` being the unit roundoff of `fmt`.
+def error_map(elements: pd.DataFrame) -> Figure:
+    """`D = x - r` of one head, in units of `u max |r|`; `elements` are those of `element_errors`.
 
     The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black.
-
-    Raises:
-        BadInput: if the shapes differ or are empty.
     """
-    error = _difference(x, reference) / (fmt.u * _largest(reference) or 1.0)
+    error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
     end = _end(error)
-    shown = np.ma.masked_invalid(error.T.numpy())
+    shown = np.ma.masked_invalid(error)
     figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shown, cmap=_SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
-    if bool(error.isfinite().any()):
-        row, column = np.unravel_index(int(np.ma.abs(shown.T).argmax()), error.shape)
+    if np.isfinite(error).any():
+        column, row = np.unravel_index(int(np.ma.abs(shown).argmax()), error.shape)
         axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
     axes.grid(visible=False)
     axes.set_xlabel("row of O: query")
@@ -72,34 +67,31 @@ def error_map(x: Float[Tensor, "queries dim"], reference: Float[Tensor, "queries
 
 
 @_laid_out
-def error_histogram(x: Float[Tensor, "*shape"], reference: Float[Tensor, "*shape"], fmt: Format) -> Figure:
-    """The distribution of `(x - r) / ulp(r)`, the ulp being that of `fmt` at each element.
+def error_histogram(elements: pd.DataFrame) -> Figure:
+    """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
 
     A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile.
-
-    Raises:
-        BadInput: if the shapes differ or are empty.
     """
-    error = (_difference(x, reference) / fmt.ulp(reference)).flatten()
-    finite = error[error.isfinite()]
+    error = elements["error_ulp"].to_numpy()
+    finite = error[np.isfinite(error)]
     end = max(1.0, _end(error))
     figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
-    axes.hist(finite.numpy(), bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / error.numel()))
+    axes.hist(finite, bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
     axes.set_xlim(-end, end)
     axes.set_title("\n".join(_words(error, end)), loc="left", fontsize=7, color=GREY)
-    axes.set_xlabel(f"error in ulp of {fmt}; grey: ± ½ ulp, one rounding to nearest")
+    axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure
 
 
-def _words(error: Tensor, end: float) -> list[str]:
+def _words(error: NDArray[np.float64], end: float) -> list[str]:
     """What the histogram leaves out or cannot show."""
-    finite = error[error.isfinite()].abs()
-    beyond, outside = ((finite > limit).double().sum().item() / error.numel() for limit in (0.5, end))
+    finite = np.abs(error[np.isfinite(error)])
+    beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
     words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]
-    lost = error.numel() - finite.numel()
+    lost = len(error) - len(finite)
     return words + ([f"{lost} elements are NaN or Inf"] if lost else [])
 
 
@@ -192,21 +184,7 @@ def _axis(metric: str) -> str:
     return f"{metric.replace('_', ' ')} from golden, {METRICS[metric][0]}"
 
 
-def _difference(x: Tensor, reference: Tensor) -> Tensor:
-    """`x - reference` in FP64."""
-    if x.shape != reference.shape or x.numel() == 0:
-        raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, which holds something")
-    return x.double() - reference.double()
-
-
-def _largest(reference: Tensor) -> float:
-    return float(reference.abs().amax())
-
-
-def _end(error: Tensor) -> float:
+def _end(error: NDArray[np.float64]) -> float:
     """Where a scale ends, the same on both sides of zero."""
-    finite = error[error.isfinite()].abs()
-    if finite.numel() == 0:
-        return 1.0
-    least = int(np.ceil(_SHOWN * finite.numel()))
-    return float(torch.kthvalue(finite.flatten(), least).values) or 1.0
+    finite = np.abs(error[np.isfinite(error)])
+    return float(np.quantile(finite, _SHOWN, method="higher")) or 1.0 if finite.size else 1.0

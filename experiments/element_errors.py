@@ -1,0 +1,70 @@
+"""The error of every element of one head, as a map and as a distribution, under the policies that part.
+
+Run: `python experiments/element_errors.py [--out reports/elements]`, from a checkout. N = 2048, d = 64, uniform inputs, tiles of
+64 x 64, BF16: every step in the format, and FP32 inside. Writes each figure as PNG and SVG, and elements.csv with the share of
+elements within half an ulp of golden, and the share of the mean square error that is one factor per row.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+import numdev as nd
+from numdev.report.elements import element_errors
+from numdev.report.export import to_csv
+from numdev.report.figures.explore import error_histogram, error_map
+from numdev.report.style import to_png, to_svg
+from numdev.store import write_atomically
+
+POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}
+FIGURES = {
+    "error_map": (
+        error_map,
+        "Errors of one head by row and column of O, in u max |golden|, blue below zero and red above, a ring at the largest.",
+    ),
+    "error_histogram": (
+        error_histogram,
+        "The share of elements over their error in ulp, with a band of half an ulp on both sides.",
+    ),
+}
+PROBLEM = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=2048, keys=2048, head_dim=64))
+
+
+def elements(policy: str) -> pd.DataFrame:
+    """Of one head, from golden on the unrounded inputs."""
+    attention = nd.Tiled(nd.Precision.parse(policy), nd.Tiling(64, 64))
+    q, k, v = PROBLEM.inputs(0).values()
+    golden = nd.Exact()(q, k, v, PROBLEM.mask).out[0, 0]
+    out = attention(*attention.round_inputs(q, k, v), PROBLEM.mask).out[0, 0]
+    return element_errors(out, golden, attention.format)
+
+
+def row_share(found: pd.DataFrame) -> float:
+    """The share of the mean square error that one factor per row of golden would take away."""
+    products = found.assign(along=found["error"] * found["reference"], own=found["reference"] ** 2)
+    sums = products.groupby("row")[["along", "own"]].sum()
+    return float((sums["along"] ** 2 / sums["own"]).sum() / (found["error"] ** 2).sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("reports/elements"))
+    out = parser.parse_args().out
+    facts = []
+    for policy, words in POLICIES.items():
+        found = elements(policy)
+        within = float((found["error_ulp"].abs() <= 0.5).mean())
+        facts.append({"policy": policy, "within_half_ulp": within, "row_share": row_share(found)})
+        for name, (draw, alt) in FIGURES.items():
+            figure = draw(found)
+            write_atomically(out / f"{name}_{policy}.png", to_png(figure))
+            write_atomically(out / f"{name}_{policy}.svg", to_svg(figure, f"{name.replace('_', ' ').capitalize()}: {words}", alt))
+    write_atomically(out / "elements.csv", to_csv(pd.DataFrame(facts)))
+    print(pd.DataFrame(facts).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup paper test lint types check bench faults kill clean
+.PHONY: help setup paper test lint types check bench faults kill docs docs-serve clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 setup: $(READY) ## make .venv with numdev and its development tools
 
@@ -43,5 +43,11 @@ faults: $(READY) ## show that seeded faults are caught by the tests
 kill: $(READY) ## show that a study killed at random moments resumes to the same bytes
 	$(BIN)/python experiments/kill_and_resume.py
 
+docs: $(READY) ## build the documentation into site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(READY) ## show the documentation while it is written, at 127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 clean: ## remove what was built, not the results
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

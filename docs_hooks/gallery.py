@@ -1,0 +1,110 @@
+"""The gallery: every figure of the reference results with its caption, its verdict and the commands that make it."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from tables import REFERENCE, ROOT, cell, escaped, studies
+
+Rows = list[dict[str, str]]
+
+
+def figures() -> list[Path]:
+    """Every figure of the reference results."""
+    return sorted(REFERENCE.glob("*/figures/*.svg"))
+
+
+def address(path: Path) -> str:
+    """Where a figure stands in the site."""
+    return f"figures/{path.parent.parent.name}/{path.name}"
+
+
+def gallery() -> Iterator[str]:
+    """One part for each folder, in the order of the report's sections."""
+    for folder in dict.fromkeys(path.parent.parent for path in figures()):
+        yield from ("", f"## {folder.name}", "")
+        yield f"Measured by {_made_by(folder)} on one {_device(folder)}."
+        yield f"Tables and findings are in `reports/reference/{folder.name}`."
+        for path in sorted((folder / "figures").glob("*.svg"), key=lambda path: _order(path.stem)):
+            yield from _figure(path)
+
+
+def _figure(path: Path) -> Iterator[str]:
+    text, folder, study = path.read_text(), path.parent.parent, study_of(path.stem)
+    title, shown = (_tag(text, name) for name in ("title", "desc"))
+    found = [row for row in _claims(folder) if row["study"] == path.stem]
+    said = shown
+    for row in found:  # they stand in the table
+        said = said.replace(f" {row['setting']}: {row['figure']}.", "")
+    yield from ("", f"### {path.stem} {{ #{folder.name}-{path.stem} }}", "")
+    alt = shown.replace("[", "(").replace("]", ")").replace('"', "'")
+    yield f"[![{alt}]({address(path)})]({address(path)})"
+    yield from ("", f"*{escaped(title)}.* {escaped(said)}", "")
+    if found:
+        yield from _verdicts(found)
+    if study is not None:
+        device = "cpu" if folder.name == "cpu" else "cuda"
+        yield from (
+            "```sh",
+            f"numdev measure study={study} device={device}",
+            f"numdev report study={study} out=reports/mine",
+            "```",
+        )
+
+
+def _verdicts(rows: Rows) -> Iterator[str]:
+    """The verdict in a sentence, and what every setting says, folded."""
+    by_claim = {row["claim"]: [each for each in rows if each["claim"] == row["claim"]] for row in rows}
+    for claim in by_claim.values():
+        brief = re.sub(r" \([^()]*\)", "", claim[0]["overall"])
+        yield from (f"**Claim:** {escaped(claim[0]['text'])} ({escaped(claim[0]['source'])}).", "")
+        yield from (f"**Verdict:** {escaped(brief)}.", "")
+        yield from ('??? note "Every setting"', "", "    | setting | verdict | measured |", "    |---|---|---|")
+        yield from (f"    | `{row['setting']}` | {row['verdict']} | {cell(escaped(row['figure']))} |" for row in claim)
+        yield ""
+
+
+@lru_cache(maxsize=8)
+def _claims(folder: Path) -> Rows:
+    path = folder / "claims.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _made_by(folder: Path) -> str:
+    """The command that the README of the reference results names."""
+    found = re.search(rf"^\| `{folder.name}` \| (`[^`]+`)", (REFERENCE / "README.md").read_text(), re.MULTILINE)
+    assert found, f"{REFERENCE / 'README.md'} has no line for {folder.name}"
+    return found[1]
+
+
+def study_of(stem: str) -> str | None:
+    """The study that a figure is of: `<study>.svg`, or `<study>_<figure>.svg` for its further ones."""
+    names = [name for name in studies() if stem == name or stem.startswith(f"{name}_")]
+    return max(names, key=len, default=None)
+
+
+def _order(stem: str) -> tuple[int, str]:
+    """The order of the report's sections; what has none comes last."""
+    sections = (ROOT / "numdev" / "report" / "sections").glob("*.toml")
+    numbers = {path.stem.partition("_")[2]: int(path.stem.partition("_")[0]) for path in sections}
+    return numbers.get(study_of(stem) or "", 1000), stem
+
+
+def _device(folder: Path) -> str:
+    facts = json.loads((folder / "environment.json").read_text())[0]["facts"]
+    name = facts["processor"] if facts["device"] == "cpu" else facts["device"]
+    return f"{name} with {facts['threads']} threads, torch {facts['torch']}"
+
+
+def _tag(svg: str, name: str) -> str:
+    found = re.search(rf"<{name}>(.*?)</{name}>", svg, re.DOTALL)
+    return html.unescape(found[1]).strip() if found else ""

@@ -1,0 +1,141 @@
+"""Tables that pages take from the code, from `configs/` and from the reference results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "reports" / "reference"
+GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "baseline")
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+
+
+def cell(text: str) -> str:
+    """Markdown as a cell of a table."""
+    return re.sub(r"(?<!\\)\|", r"\|", text)
+
+
+@lru_cache(maxsize=1)
+def studies() -> dict[str, dict[str, Any]]:
+    """Every study's file, by name."""
+    return {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs" / "study").glob("*.yaml"))}
+
+
+def study_table() -> Iterator[str]:
+    """Names and titles."""
+    yield from ("| study | title |", "|---|---|")
+    yield from (f"| `{name}` | {cell(study['title'])} |" for name, study in studies().items())
+
+
+def settings() -> Iterator[str]:
+    """`config.yaml` from its first setting to Hydra's own part."""
+    text = (ROOT / "configs" / "config.yaml").read_text()
+    yield from ("```yaml", text[text.index("\nproblem:") + 1 : text.index("\nhydra:")].rstrip(), "```")
+
+
+def commands() -> Iterator[str]:
+    """What the other commands add, without the parts that are Hydra's."""
+    for name in ("paper", "report", "speed"):
+        text = (ROOT / "configs" / f"{name}.yaml").read_text()
+        own = re.sub(r"^(defaults|hydra):\n(?:[ \t].*\n)*", "", text, flags=re.MULTILINE).strip()
+        yield from ("", f"### numdev {name}", "", "```yaml", re.sub(r"\n{2,}", "\n", own), "```")
+
+
+def options() -> Iterator[str]:
+    """Every option of every group: its comment, and what its file says."""
+    for group in GROUPS:
+        yield from ("", f"### {group}", "", "| option | says | |", "|---|---|---|")
+        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
+            lines = path.read_text().splitlines()
+            comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+            stated = "; ".join(f"`{cell(line.partition('#')[0].strip())}`" for line in lines if line and line[0] != "#")
+            note = " ".join(line.partition("#")[2].strip() for line in lines if not line.startswith("#") and "#" in line)
+            yield f"| `{group}={path.stem}` | {stated} | {cell(f'{comment} {note}'.strip())} |"
+
+
+def meanings() -> Iterator[str]:
+    """What `numdev measure --help` says of each group."""
+    text = yaml.safe_load((ROOT / "configs" / "hydra" / "help" / "measure.yaml").read_text())["template"]
+    body = text[text.index("== problem") : text.index("Groups and options")]
+    yield from ("```text", body.rstrip(), "```")
+
+
+def columns() -> Iterator[str]:
+    """The data dictionary, by kind of column."""
+    from numdev.deviation import METRICS
+    from numdev.events import COUNTERS
+    from numdev.report import columns as known
+    from numdev.speed.columns import COLUMNS as SPEED
+
+    tables = {
+        "Of a row, a point or a comparison": [*known._FIXED],
+        "Metrics": [*METRICS],
+        "Counters": [f"counter.{name}" for name in COUNTERS],
+        "Speed": [*SPEED],
+    }
+    text = known.dictionary(tables)
+    yield text[text.index("\n## ") :]
+    yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
+    yield from (f"| `<metric>.{name}` | {text} |" for name, text in known._STATISTICS.items())
+    yield from (f"| `{prefix}<name>` | {text} |" for prefix, text in known._PREFIXES.items())
+
+
+def claims() -> Iterator[str]:
+    """Every claim, and what the reference results say of it in the first of the paper's settings."""
+    from numdev.report.claims import CLAIMS
+
+    folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]
+    found = {folder.name: _first_findings(folder / "claims.csv") for folder in folders}
+    yield "| name | claim | source | " + " | ".join(found) + " |"
+    yield "|---|---|---|" + "---|" * len(found)
+    for name, claim in CLAIMS.items():
+        cells = [escaped(rows.get(name, "not measured")) for rows in found.values()]
+        yield f"| `{name}` | {cell(claim.text)} | {cell(claim.source)} | {' | '.join(cells)} |"
+
+
+def _first_findings(path: Path) -> dict[str, str]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["claim"]: f"{row['verdict']}: {row['figure']}" for row in reversed(rows)}
+
+
+def launch_table() -> Iterator[str]:
+    """The pinned launch settings of the portable kernel, and what tuned them."""
+    entries = json.loads((ROOT / "numdev" / "data" / "launch.json").read_text())["entries"]
+    runs = [f"by `{each['command']}` on one {each['device']} with {_listed(each['versions'])}" for each in entries]
+    yield from (f"Tuned {'; '.join(dict.fromkeys(runs))}.", "")
+    names = [name for name in entries[0] if name not in ("command", "device", "versions")]
+    yield from ("| " + " | ".join(names) + " |", "|---" * len(names) + "|")
+    yield from ("| " + " | ".join(str(each.get(name, "")) for name in names) + " |" for each in entries)
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def notebooks() -> Iterator[str]:
+    """Each notebook's title and what it says of itself: its first cell, but for how to install it."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+        title, *paragraphs = first.split("\n\n")
+        told = [text for text in paragraphs if not text.startswith("Install it")]
+        yield from ("", f"## {title.removeprefix('# ')}", "", "\n\n".join(told), "")
+        yield from ("```sh", f"jupyter lab notebooks/{path.name}", "```")
+
+
+def changelog() -> Iterator[str]:
+    """The changelog from its first version on."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    yield text[text.index("\n## ") + 1 :]

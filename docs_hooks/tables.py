@@ -80,7 +80,7 @@ def columns() -> Iterator[str]:
     from numdev.speed.columns import COLUMNS as SPEED
 
     tables = {
-        "Of a row, a point or a comparison": [*known._FIXED],
+        "Of a row, a point or a comparison": [*known.FIXED],
         "Metrics": [*METRICS],
         "Counters": [f"counter.{name}" for name in COUNTERS],
         "Speed": [*SPEED],
@@ -88,8 +88,8 @@ def columns() -> Iterator[str]:
     text = known.dictionary(tables)
     yield text[text.index("\n## ") :]
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
-    yield from (f"| `<metric>.{name}` | {text} |" for name, text in known._STATISTICS.items())
-    yield from (f"| `{prefix}<name>` | {text} |" for prefix, text in known._PREFIXES.items())
+    yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())
+    yield from (f"| `{prefix}<name>` | {text} |" for prefix, text in known.PREFIXES.items())
 
 
 def claims() -> Iterator[str]:

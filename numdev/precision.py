@@ -26,7 +26,7 @@ class Dot:
 
     Products are formed and added in the carrier; after every `every` of them the running sum is rounded to
     `accumulate`. `every=None` rounds once per tile, which for FP32 and FP64 in their own carrier is the native product.
-    `Dot(Cast.parse("e8m13:toward_zero"), 16)` is a tensor core that keeps 13 fraction bits and truncates.
+    `Dot(Cast.parse("e8m13:toward_zero"), 32)` keeps 13 fraction bits and truncates after every 32 products, as tensor cores do.
     """
 
     accumulate: Cast
@@ -38,7 +38,7 @@ class Dot:
 
     @staticmethod
     def parse(text: str) -> Dot:
-        """Read `cast` or `cast@every`: `fp32`, `bf16@64`, `e8m13:toward_zero@16`."""
+        """Read `cast` or `cast@every`: `fp32`, `bf16@64`, `e8m13:toward_zero@32`."""
         cast, at, every = text.partition("@")
         if at and not every.isdigit():
             raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")

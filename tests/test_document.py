@@ -83,6 +83,11 @@ def test_every_section_has_its_figure_findings_and_command(shown: dict[str, Any]
         assert section["figures"][0]["width"] <= 481
 
 
+def test_the_first_page_has_a_figure_that_its_section_names(shown: dict[str, Any]) -> None:
+    headline = shown["headline"]
+    assert headline["file"] in {figure["file"] for section in shown["sections"] for figure in section["figures"]}
+
+
 def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any], results: Results) -> None:
     absent = [section.title for section in sections() if section.study not in results.manifests]
     assert absent, "the toy results have Figures 5a and 5b in one study"

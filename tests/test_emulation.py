@@ -9,13 +9,13 @@ import torch
 
 from numdev.attention.base import Attention
 from numdev.attention.custom import Custom
-from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact, rounded_once
 from numdev.attention.flex import Flex
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Triton
+from numdev.emulation import emulation_of
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, FP16
 from numdev.mask import Mask

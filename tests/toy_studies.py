@@ -9,7 +9,6 @@ from typing import Any
 
 from numdev.api import baseline_for
 from numdev.attention.custom import Custom
-from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.flex import Flex
 from numdev.attention.naive import Naive
@@ -17,6 +16,7 @@ from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Triton
 from numdev.distributions import Distribution, Kind
+from numdev.emulation import emulation_of
 from numdev.formats import FP16
 from numdev.measure import Bench
 from numdev.precision import Precision

@@ -50,7 +50,7 @@ class Triton:
         br, bc: the tile; None is that of the pinned launch table.
         order: of the tiles of keys; None is the kernel's own, forward for the portable one and reverse for Hopper's.
         splits: split-KV.
-        softmax: `exp2` with folded scale, or `exp`; normalised at the end; lazy rescaling; `p_scale`.
+        softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.kernel` says which one ran.
     """

@@ -10,7 +10,6 @@ from pathlib import Path
 from numdev.api import baseline_for
 from numdev.attention.base import Attention
 from numdev.attention.custom import Custom
-from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.flex import Flex
 from numdev.attention.instrumented import Instrumented
@@ -21,6 +20,7 @@ from numdev.attention.triton import Kernel, Products, Triton
 from numdev.attention.vanilla import Vanilla
 from numdev.cli.build import Settings, choice, named, precision, softmax, tiling
 from numdev.cli.nearest import one_of
+from numdev.emulation import emulation_of
 from numdev.errors import BadInput
 from numdev.formats import Format
 from numdev.precision import Precision

@@ -17,7 +17,7 @@ _UNITS = {
     "count": "count",
 }
 
-_FIXED = {
+FIXED = {
     "study": "the study's name",
     "setting": "the circumstances under which the study repeats its question; those of the paper start with `uniform`",
     "key": "of the point: a hash of its configuration and environment, and the name of its record",
@@ -76,7 +76,7 @@ _FIXED = {
     "key_b": "of the point in B, and the name of its record",
 }
 
-_STATISTICS = {
+STATISTICS = {
     "mean": "mean over seeds",
     "low": "lower end of the 95 % confidence interval of the mean (Student's t)",
     "high": "upper end of the 95 % confidence interval of the mean (Student's t)",
@@ -84,7 +84,7 @@ _STATISTICS = {
     "max": "largest over seeds",
 }
 
-_PREFIXES = {
+PREFIXES = {
     "label.": "the point's place on an axis of the study",
     "problem.": "configuration: shapes, mask, scale and source of q, k, v",
     "variant.": "configuration of what is measured",
@@ -99,15 +99,15 @@ def meaning(column: str) -> tuple[str, str] | None:
         return _UNITS.get(unit, unit), text
     if column in SPEED:
         return SPEED[column]
-    if column in _FIXED:
-        return ("s" if column == "seconds" else ""), _FIXED[column]
+    if column in FIXED:
+        return ("s" if column == "seconds" else ""), FIXED[column]
     metric, _, statistic = column.rpartition(".")
-    if metric in METRICS and statistic in _STATISTICS:
+    if metric in METRICS and statistic in STATISTICS:
         unit, text = METRICS[metric]
-        return _UNITS.get(unit, unit), f"{_STATISTICS[statistic]} of: {text}"
+        return _UNITS.get(unit, unit), f"{STATISTICS[statistic]} of: {text}"
     if column.startswith("counter."):
         return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
-    for prefix, text in _PREFIXES.items():
+    for prefix, text in PREFIXES.items():
         if column.startswith(prefix):
             return "", f"{text}: `{column.removeprefix(prefix)}`"
     return None

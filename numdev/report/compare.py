@@ -237,7 +237,7 @@ def _counts(changes: pd.DataFrame) -> Table:
 def _worst(changes: pd.DataFrame) -> Table | None:
     """What is broken first, then what is worse, then what looks worse, by ratio."""
     order = changes["change"].map({change.value: place for place, change in enumerate(Change)})
-    found = changes[changes["change"].isin(REGRESSIONS) | (changes["ratio"] > 1)].assign(order=order)
+    found = changes.assign(order=order)[changes["change"].isin(REGRESSIONS) | (changes["ratio"] > 1)]
     found = found.sort_values(["order", "ratio"], ascending=[True, False], kind="stable").head(_WORST)
     titles = ("study", "point", "output", "A", "B", "B / A", "adjusted p", "change", "note")
     table = Table(*titles, title="Changes for the worse", title_justify="left")

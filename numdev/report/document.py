@@ -29,6 +29,7 @@ from numdev.report.tables import place
 HERE = Path(__file__).resolve().parent
 _TEXT_WIDTH = 481.0  # points between the margins of the template
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
+_HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands beside the claims
 _TITLE = "How far fast attention strays from exact attention"
 
 
@@ -83,6 +84,7 @@ def contents(
         "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
         "summary": _summary(wholes, claims),
         "claims": [_claim(claim) for claim in claims],
+        "headline": _headline(present, of, drawn),
         "absent": [section.title for section in known if section not in present],
         "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
@@ -168,6 +170,16 @@ def _tables(results: Results, study: str) -> list[dict[str, Any]]:
         return []
     shown = found.drop(columns="study")
     return [{"columns": list(shown.columns), "rows": shown.values.tolist()}]
+
+
+def _headline(present: Sequence[Section], of: Mapping[str, Results], drawn: Mapping[str, Path]) -> dict[str, Any] | None:
+    """The figure of the first page, which its section names too."""
+    studies = [section.study for section in present]
+    for name in _HEADLINES:
+        study = name.removesuffix(".svg").partition("_")[0]
+        if name in drawn and study in studies:
+            return _figure(drawn[name], of[study].manifests[study]["title"] if name == f"{study}.svg" else "")
+    return None
 
 
 def _figure(path: Path, caption: str) -> dict[str, Any]:

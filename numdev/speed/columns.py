@@ -64,5 +64,6 @@ def shape_text(shape: Mapping[Any, Any]) -> str:
     causal = "causal" if shape["problem.mask.causal"] else ""
     mask = " ".join(part for part in (causal, windowed) if part) or "no mask"
     heads, kv_heads = shape["problem.shape.heads"], shape["problem.shape.kv_heads"]
-    grouped = f"{heads} heads" if heads == kv_heads else f"{heads} heads on {kv_heads}"
+    counted = "1 head" if heads == 1 else f"{heads} heads"
+    grouped = counted if heads == kv_heads else f"{counted} on {kv_heads}"
     return f"d = {shape['problem.shape.head_dim']}, {mask}, {shape['format']}, {grouped}"

@@ -17,45 +17,54 @@ Rows = list[dict[str, str]]
 
 def figures() -> list[Path]:
     """Every figure of the reference results."""
-    return sorted(REFERENCE.glob("*/figures/*.svg"))
+    return sorted(REFERENCE.glob("**/*.svg"))
+
+
+def place(path: Path) -> str:
+    """The folder of the results that a figure belongs to, as the README of the reference results names it."""
+    folder = path.parent.parent if path.parent.name == "figures" else path.parent
+    return folder.relative_to(REFERENCE).as_posix()
 
 
 def address(path: Path) -> str:
     """Where a figure stands in the site."""
-    return f"figures/{path.parent.parent.name}/{path.name}"
+    return f"figures/{place(path)}/{path.name}"
 
 
 def gallery() -> Iterator[str]:
     """One part for each folder, in the order of the report's sections."""
-    for folder in dict.fromkeys(path.parent.parent for path in figures()):
-        yield from ("", f"## {folder.name}", "")
-        yield f"Measured by {_made_by(folder)} on one {_device(folder)}."
-        yield f"Tables and findings are in `reports/reference/{folder.name}`."
-        for path in sorted((folder / "figures").glob("*.svg"), key=lambda path: _order(path.stem)):
+    for name in dict.fromkeys(map(place, figures())):
+        yield from ("", f"## {name}", "")
+        yield f"Measured by {_made_by(name)}{_on(REFERENCE / name)}."
+        yield f"Tables are in `reports/reference/{name}`."
+        for path in sorted((path for path in figures() if place(path) == name), key=lambda path: _order(path.stem)):
             yield from _figure(path)
 
 
 def _figure(path: Path) -> Iterator[str]:
-    text, folder, study = path.read_text(), path.parent.parent, study_of(path.stem)
-    title, shown = (_tag(text, name) for name in ("title", "desc"))
-    found = [row for row in _claims(folder) if row["study"] == path.stem]
+    text, name, study = path.read_text(), place(path), study_of(path.stem)
+    title, shown = (_tag(text, tag) for tag in ("title", "desc"))
+    found = [row for row in _claims(REFERENCE / name) if row["study"] == path.stem]
     said = shown
     for row in found:  # they stand in the table
         said = said.replace(f" {row['setting']}: {row['figure']}.", "")
-    yield from ("", f"### {path.stem} {{ #{folder.name}-{path.stem} }}", "")
+    yield from ("", f"### {path.stem} {{ #{name.replace('/', '-')}-{path.stem} }}", "")
     alt = shown.replace("[", "(").replace("]", ")").replace('"', "'")
     yield f"[![{alt}]({address(path)})]({address(path)})"
     yield from ("", f"*{escaped(title)}.* {escaped(said)}", "")
     if found:
         yield from _verdicts(found)
     if study is not None:
-        device = "cpu" if folder.name == "cpu" else "cuda"
-        yield from (
-            "```sh",
-            f"numdev measure study={study} device={device}",
-            f"numdev report study={study} out=reports/mine",
-            "```",
-        )
+        device = "cpu" if name.startswith("cpu") else "cuda"
+        yield from ("```sh", *_commands(study, device), "```")
+
+
+def _commands(study: str, device: str) -> Iterator[str]:
+    if study.startswith("speed_"):
+        yield f"numdev speed study={study} device={device}"
+        return
+    yield f"numdev measure study={study} device={device}"
+    yield f"numdev report study={study} out=reports/mine"
 
 
 def _verdicts(rows: Rows) -> Iterator[str]:
@@ -79,10 +88,10 @@ def _claims(folder: Path) -> Rows:
         return list(csv.DictReader(file))
 
 
-def _made_by(folder: Path) -> str:
+def _made_by(name: str) -> str:
     """The command that the README of the reference results names."""
-    found = re.search(rf"^\| `{folder.name}` \| (`[^`]+`)", (REFERENCE / "README.md").read_text(), re.MULTILINE)
-    assert found, f"{REFERENCE / 'README.md'} has no line for {folder.name}"
+    found = re.search(rf"^\| `{name}` \| (`[^`]+`)", (REFERENCE / "README.md").read_text(), re.MULTILINE)
+    assert found, f"{REFERENCE / 'README.md'} has no line for {name}"
     return found[1]
 
 
@@ -99,10 +108,14 @@ def _order(stem: str) -> tuple[int, str]:
     return numbers.get(study_of(stem) or "", 1000), stem
 
 
-def _device(folder: Path) -> str:
-    facts = json.loads((folder / "environment.json").read_text())[0]["facts"]
+def _on(folder: Path) -> str:
+    """The device, where the folder says it."""
+    path = folder / "environment.json"
+    if not path.is_file():
+        return ""
+    facts = json.loads(path.read_text())[0]["facts"]
     name = facts["processor"] if facts["device"] == "cpu" else facts["device"]
-    return f"{name} with {facts['threads']} threads, torch {facts['torch']}"
+    return f" on one {name} with {facts['threads']} threads, torch {facts['torch']}"
 
 
 def _tag(svg: str, name: str) -> str:

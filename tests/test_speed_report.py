@@ -24,7 +24,7 @@ from numdev.report.columns import meaning
 from numdev.report.figures.speed import SPEED_FIGURES, look
 from numdev.report.frames import load
 from numdev.report.speed import crossovers, frame, make_speed_report
-from numdev.report.style import freeze, styled
+from numdev.report.style import styled
 from numdev.speed.bench import SpeedBench
 from numdev.speed.columns import shape_text
 from numdev.speed.timing import Budget
@@ -132,16 +132,17 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SPEED_FIGURES)
 def test_every_axis_is_named_and_no_text_leaves_the_figure(name: str, results: Path) -> None:
-    draw, alt = SPEED_FIGURES[name]
+    plot = SPEED_FIGURES[name]
     with styled():
-        figure = freeze(draw(frame(load(Store(results)))))
+        figure = plot(frame(load(Store(results))))
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert min(box.x0, box.y0) > -0.02
     assert box.x1 < width + 0.02
     assert box.y1 < height + 0.02
     assert figure.get_supxlabel()
     assert figure.get_supylabel()
-    assert len(alt) > 60
+    assert len(plot.alt) > 60
+    assert plot.title
 
 
 def test_an_attention_looks_the_same_in_every_figure() -> None:

@@ -27,7 +27,7 @@ from numdev.report.speed import frame, latest
 from numdev.report.tables import place
 
 HERE = Path(__file__).resolve().parent
-_TEXT_WIDTH = 481.0  # points between the margins of the template
+_WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
 _HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands beside the claims
 _TITLE = "How far fast attention strays from exact attention"
@@ -84,7 +84,7 @@ def contents(
         "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
         "summary": _summary(wholes, claims),
         "claims": [_claim(claim) for claim in claims],
-        "headline": _headline(present, of, drawn),
+        "headline": _headline(present, drawn),
         "absent": [section.title for section in known if section not in present],
         "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
@@ -143,14 +143,13 @@ def _section(
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
     others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
     mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
-    manifest = results.manifests[section.study]
     return {
         "title": section.title,
         "first": first,
         "question": section.question,
         "setting": section.setting,
         "paper": section.paper,
-        "figures": [_figure(drawn[name], manifest["title"] if name == f"{section.study}.svg" else "") for name in mine],
+        "figures": [_figure(drawn[name]) for name in mine],
         "findings": [
             {"setting": name, "verdict": finding.verdict.value, "sentence": finding.sentence}
             for result in own
@@ -172,25 +171,21 @@ def _tables(results: Results, study: str) -> list[dict[str, Any]]:
     return [{"columns": list(shown.columns), "rows": shown.values.tolist()}]
 
 
-def _headline(present: Sequence[Section], of: Mapping[str, Results], drawn: Mapping[str, Path]) -> dict[str, Any] | None:
+def _headline(present: Sequence[Section], drawn: Mapping[str, Path]) -> dict[str, Any] | None:
     """The figure of the first page, which its section names too."""
-    studies = [section.study for section in present]
-    for name in _HEADLINES:
-        study = name.removesuffix(".svg").partition("_")[0]
-        if name in drawn and study in studies:
-            return _figure(drawn[name], of[study].manifests[study]["title"] if name == f"{study}.svg" else "")
-    return None
+    studies = {section.study for section in present}
+    names = (name for name in _HEADLINES if name in drawn and re.split(r"[_.]", name)[0] in studies)
+    return next((_figure(drawn[name]) for name in names), None)
 
 
-def _figure(path: Path, caption: str) -> dict[str, Any]:
-    """A picture with its width and its words; without a caption the first of these are its caption."""
+def _figure(path: Path) -> dict[str, Any]:
+    """A picture with its width and the words that it brings: its title is its caption."""
     text = path.read_text()
     width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
-    alt = re.search(r"<desc>(.*?)</desc>", text, re.DOTALL)
-    points = float(width[1]) if width else _TEXT_WIDTH
-    words = unescape(alt[1]) if alt else ""
-    told = caption or re.split(r"(?<=\w)[.:] ", words)[0].rstrip(".")
-    return {"file": path.name, "width": min(points, _TEXT_WIDTH), "alt": words, "caption": told}
+    title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
+    caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
+    points = float(width[1]) if width else _WIDEST
+    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption}
 
 
 def command(results: Results, study: str) -> str:

@@ -86,10 +86,11 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> 
             elif lacking:
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
-                figure, file = plot(rows), study if name == names[0] else f"{study}_{name}"
+                figure = plot(rows)
+                file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", plot.title)
                 alt = " ".join([plot.alt, *_findings(claims, study, name)])
                 write_atomically(folder / f"{file}.png", to_png(figure))
-                write_atomically(folder / f"{file}.svg", to_svg(figure, manifest["title"], alt))
+                write_atomically(folder / f"{file}.svg", to_svg(figure, title or manifest["title"], alt))
     return notes
 
 

@@ -18,7 +18,7 @@ from numdev.report.export import environments, to_csv
 from numdev.report.figures.speed import SPEED_FIGURES
 from numdev.report.frames import COMPARISON, LABEL, Results, load
 from numdev.report.statistics import significant
-from numdev.report.style import freeze, styled, to_png, to_svg
+from numdev.report.style import to_png, to_svg
 from numdev.report.tables import failures_table
 from numdev.speed.columns import SHAPE, derived, shape_text
 from numdev.store import Store, write_atomically
@@ -118,15 +118,12 @@ def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
 
 def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
     """The figures of every speed study as PNG and SVG."""
-    for study, manifest in loaded.manifests.items():
+    for study in loaded.manifests:
         own = rows[rows["study"] == study]
-        for name, (draw, alt) in SPEED_FIGURES.items():
-            if own.empty:
-                continue
-            with styled():
-                figure = freeze(draw(own))
+        for name, plot in SPEED_FIGURES.items() if len(own) else ():
+            figure = plot(own)
             write_atomically(folder / f"{study}_{name}.png", to_png(figure))
-            write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, manifest["title"], alt))
+            write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, plot.title, plot.alt))
 
 
 def latest(rows: pd.DataFrame) -> pd.DataFrame:

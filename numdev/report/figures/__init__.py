@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import pandas as pd
-from matplotlib.figure import Figure
-
 from numdev.report.figures.beyond import parting, rescales, total
 from numdev.report.figures.comparisons import fa3_table3, sign
 from numdev.report.figures.formats import fig3, fig4
 from numdev.report.figures.kernels import policies, validate
+from numdev.report.figures.plot import Plot
 from numdev.report.figures.shapes import fig6a, fig6b
 from numdev.report.figures.trends import fig5a, fig5b, fig6c
-from numdev.report.style import freeze, styled
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One kind of figure.
-
-    Attributes:
-        draw: rows of one study in, the figure out.
-        alt: what it shows, for those who cannot see it.
-        needs: the labels without which there is nothing to draw.
-    """
-
-    draw: Callable[[pd.DataFrame], Figure]
-    alt: str
-    needs: tuple[str, ...] = ()
-
-    def __call__(self, rows: pd.DataFrame) -> Figure:
-        """The figure, laid out."""
-        with styled():
-            return freeze(self.draw(rows))
-
-    def lacks(self, rows: pd.DataFrame) -> list[str]:
-        """The labels that it needs and the rows have not."""
-        return [name for name in self.needs if f"label.{name}" not in rows or rows[f"label.{name}"].isna().all()]
-
 
 _PANELS = "One panel per setting, the paper's own first; geometric means over seeds, with their 95 % confidence intervals."
 _SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two and its interval."
@@ -100,16 +69,19 @@ FIGURES: dict[str, Plot] = {
         parting,
         "Lines of the max difference from golden over the sequence length N on log axes, one per setting and one per "
         "baseline, each with its name: where every step rounds to the format (red) the error parts from FP32 inside (blue).",
+        title="Where the policies part: the max difference from golden over the sequence length",
     ),
     "total": Plot(
         total,
         "One point per number format and setting on log axes: total error, from golden on the unrounded inputs, over "
         "arithmetic error, from golden on the same rounded inputs; tiled attention filled, the baseline open.",
+        title="Total error against arithmetic error",
     ),
     "rescales": Plot(
         rescales,
         "One panel per setting: the max difference between tiled attention and the baseline over the block area, and on the "
         "right axis the number of rescales R, which falls with it.",
+        title="The deviation over the block area, beside the number of rescales",
     ),
     "validate": Plot(
         validate,

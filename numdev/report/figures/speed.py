@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.figures.grid import plain_ticks
+from numdev.report.figures.plot import Plot
 from numdev.report.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 from numdev.speed.columns import SHAPE, shape_text
 
@@ -79,18 +80,21 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
     return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
 
 
-SPEED_FIGURES: dict[str, tuple[Callable[[pd.DataFrame], Figure], str]] = {
-    "throughput": (
+SPEED_FIGURES: dict[str, Plot] = {
+    "throughput": Plot(
         throughput,
-        "Lines of speed over the sequence length N, one per attention, a panel for each head_dim and mask; bars are quartiles.",
+        "Lines of speed over the sequence length N, one per attention, a panel for each shape and mask; bars are quartiles.",
+        title="Speed over the sequence length; bars are quartiles",
     ),
-    "memory": (
+    "memory": Plot(
         memory,
         "Lines of peak memory over the sequence length N on log axes, one per attention, with guides that go as N and N squared.",
+        title="Peak memory over the sequence length",
     ),
-    "tradeoff": (
+    "tradeoff": Plot(
         tradeoff,
         "One point per attention: its RMSE from golden on a log axis over its speed, at the greatest sequence length.",
+        title="Deviation from golden over speed",
     ),
 }
 

@@ -1,0 +1,37 @@
+"""What a figure is: how it is drawn, and what it says to those who cannot see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from numdev.report.style import freeze, styled
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of figure.
+
+    Attributes:
+        draw: rows of one study in, the figure out.
+        alt: what it shows, for those who cannot see it.
+        needs: the labels without which there is nothing to draw.
+        title: of a figure that is not its study's first, which has the study's title.
+    """
+
+    draw: Callable[[pd.DataFrame], Figure]
+    alt: str
+    needs: tuple[str, ...] = ()
+    title: str = ""
+
+    def __call__(self, rows: pd.DataFrame) -> Figure:
+        """The figure, laid out."""
+        with styled():
+            return freeze(self.draw(rows))
+
+    def lacks(self, rows: pd.DataFrame) -> list[str]:
+        """The labels that it needs and the rows have not."""
+        return [name for name in self.needs if f"label.{name}" not in rows or rows[f"label.{name}"].isna().all()]

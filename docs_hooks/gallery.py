@@ -33,7 +33,7 @@ def address(path: Path) -> str:
 
 def gallery() -> Iterator[str]:
     """One part for each folder, in the order of the report's sections."""
-    for name in dict.fromkeys(map(place, figures())):
+    for name in sorted(set(map(place, figures()))):
         yield from ("", f"## {name}", "")
         yield f"Measured by {_made_by(name)}{_on(REFERENCE / name)}."
         yield f"Tables are in `reports/reference/{name}`."

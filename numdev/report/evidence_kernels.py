@@ -89,7 +89,8 @@ def validate(rows: pd.DataFrame) -> Finding:
     found = {name: agreement(rows, name) for name in names if name != CONTROL}
     told = "; ".join(f"{name}: {a.text()}" for name, a in found.items())
     worst = max(found.values(), key=lambda a: a.distance.estimate).distance
-    figure = f"{len(found)} kernels, at most {significant(worst.estimate)} of the error unpredicted"
+    counted = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
+    figure = f"{counted}, at most {significant(worst.estimate)} of the error unpredicted"
     note = f"Kernel and emulation: {told}. Exact attention, rounded once, is {control.text()} away from it."
     return Finding(combined(a.verdict(control) for a in found.values()), figure, note)
 

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from numdev.report.evidence_fa3 import FACTOR, of_policy, rmse
-from numdev.report.figures.grid import highest, whiskers
+from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.finding import Undecidable
 from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.settings import formats, ordered
@@ -101,9 +100,7 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
     values = [value for _, _, *pair in lines for i in pair for value in _ends(i)] + [FIG4_RATIO, FA3_RATIO]
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 1.3, max(values) * 1.8)
-    axes.xaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    name_steps(axes.xaxis)
     axes.set_yticks(range(len(lines)), [text for text, *_ in lines])
     axes.set_ylim(len(lines) + 0.2, -0.6)
     axes.grid(visible=False)

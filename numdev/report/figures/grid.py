@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -163,6 +164,11 @@ def log_y(axes: Axes, low: float, high: float) -> None:
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     if math.log10(high / low) < 3:
-        axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        name_steps(axes.yaxis)
+
+
+def name_steps(axis: Axis) -> None:
+    """Names at 1, 2 and 5 of each decade of a log axis, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=[1, 2, 5]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.evidence_kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
-from numdev.report.figures.grid import highest, whiskers
+from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.finding import Undecidable, select
 from numdev.report.settings import formats, ordered
 from numdev.report.statistics import typical
@@ -81,6 +81,7 @@ def _panels(rows: pd.DataFrame, names: list[str], draw: Callable[[Axes, pd.DataF
     for axes, setting in zip(grid[0], settings, strict=True):
         axes.set_title(setting, loc="left", fontweight="bold")
         axes.set_xscale("log")
+        name_steps(axes.xaxis)
         draw(axes, rows[rows["setting"] == setting])
         axes.margins(x=0.25)
         axes.grid(axis="x")

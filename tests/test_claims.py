@@ -252,11 +252,27 @@ def _result(**verdicts: Verdict) -> ClaimResult:
     [
         (_result(uniform_end=HOLDS, normal_end=HOLDS), "reproduced"),
         (_result(uniform_end=FAILS, normal_end=FAILS), "not reproduced"),
-        (_result(uniform_end=FAILS, normal_end=UNDECIDED), "not reproduced"),
         (_result(uniform_end=UNDECIDED), "undecided"),
         (
-            _result(uniform_end=HOLDS, normal_end=FAILS, captured_end=UNDECIDED),
-            "reproduced only when uniform_end (0); not when normal_end (1); undecided when captured_end (2)",
+            _result(uniform_end=FAILS, normal_end=UNDECIDED),
+            "not reproduced in the paper's settings; undecided when normal_end (1)",
+        ),
+        (
+            _result(uniform_end=UNDECIDED, normal_end=FAILS),
+            "undecided in the paper's settings; fails when normal_end (1)",
+        ),
+        (
+            _result(uniform_end=HOLDS, normal_end=FAILS, captured_end=UNDECIDED, kernel_uniform=HOLDS),
+            "reproduced in the paper's settings; holds when kernel_uniform (3); fails when normal_end (1); "
+            "undecided when captured_end (2)",
+        ),
+        (
+            _result(uniform_each=HOLDS, uniform_end=FAILS, normal_end=HOLDS),
+            "partly reproduced; holds when uniform_each (0), normal_end (2); fails when uniform_end (1)",
+        ),
+        (
+            _result(uniform_each=UNDECIDED, uniform_end=FAILS),
+            "not reproduced; fails when uniform_end (1); undecided when uniform_each (0)",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -450,6 +451,14 @@ class TestReport:
         ran = numdev("report", "out=o")
         assert ran.code == 0, ran.err
         assert list(Path("o").glob("*.csv"))
+
+    def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
+        small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")
+        assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)
+        ran = numdev("report", "study=paper", "out=o")
+        assert ran.code == 0, ran.err
+        assert "note: results holds no fig4, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
+        assert set(pd.read_csv("o/points.csv")["study"]) == {"fig3"}
 
     @pytest.mark.parametrize(
         ("arguments", "field"),

@@ -11,17 +11,20 @@ import pytest
 import typst
 from rich.console import Console
 
+from numdev.attention.exact import Exact
 from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
 from numdev.distributions import Distribution
 from numdev.formats import FP32
+from numdev.measure import Bench
 from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.report.claims import CLAIMS, judge
-from numdev.report.document import Section, _escaped, command, contents, sections, write_pdf
+from numdev.report.document import Section, command, contents, sections, write_pdf
 from numdev.report.frames import Results, load
+from numdev.report.overview import escaped
 from numdev.report.paper import make_report
 from numdev.speed.bench import SpeedBench
 from numdev.speed.timing import Budget
@@ -73,13 +76,16 @@ def test_every_claim_has_a_section() -> None:
 
 
 def test_every_section_has_its_figure_findings_and_command(shown: dict[str, Any], results: Results) -> None:
-    present = [section for section in sections() if section.study in results.manifests]
-    assert [section["title"] for section in shown["sections"]] == [section.title for section in present]
-    for section, known in zip(shown["sections"], present, strict=True):
-        assert section["figures"], known.study
+    named = [section.study for section in sections() if section.study in results.manifests]
+    present = [*named, *(name for name in results.manifests if name not in named)]
+    titles = {section.study: section.title for section in sections()}
+    expected = [titles.get(name, results.manifests[name]["title"]) for name in present]
+    assert [section["title"] for section in shown["sections"]] == expected
+    for section, study in zip(shown["sections"], present, strict=True):
+        assert section["figures"], study
         assert section["figures"][0]["alt"]
         assert section["findings"]
-        assert f"study={known.study} device=cpu" in section["command"]
+        assert f"study={study} device=cpu" in section["command"]
         assert section["figures"][0]["width"] <= 481
 
 
@@ -94,8 +100,40 @@ def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any],
     assert shown["absent"] == absent
 
 
-def test_studies_without_a_section_have_their_command(shown: dict[str, Any]) -> None:
+def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]) -> None:
     assert dict(shown["commands"])["fig5"].startswith("numdev measure study=fig5")
+    own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig5"))
+    assert own["figures"]
+    assert {found["setting"] for found in own["findings"]} >= {"uniform_end"}
+
+
+def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
+    problem = Problem(Distribution(), Shape(queries=32, keys=32, head_dim=16))
+    precisions = ("fp32", "bf16")
+    points = [StudyPoint(problem, Tiled(Precision.parse(p)), None, 2, "normal", {"precision": p}) for p in precisions]
+    run(Study("mine", "A study_of #mine", None, (), tuple(points)), Bench(Exact(), "cpu"), Store(tmp_path / "results"))
+    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), pdf=True)
+    assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
+    loaded = load(Store(tmp_path / "results"))
+    (section,) = contents(loaded, [], {})["sections"]
+    (table,) = section["tables"]
+    assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
+    assert [row[3] for row in table["rows"]] == ["", ""]  # it has no baseline
+    means = loaded.rows[loaded.rows["output"] == "out"].groupby("label.precision")["max_difference"]
+    for row, name in zip(table["rows"], precisions, strict=True):
+        low, high = means.min()[name], means.max()[name]
+        assert low <= float(row[1].split()[0]) * 1.1
+        assert float(row[1].split()[0]) <= high * 1.1
+
+
+def test_a_setting_says_what_it_is(shown: dict[str, Any], results: Results) -> None:
+    """Its shape, tile and seeds come from the points, not from a text."""
+    own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig3"))
+    rows = results.study("fig3")
+    for found in own["findings"]:
+        part = rows[rows["setting"] == found["setting"]]
+        assert f"N = {part['problem.shape.keys'].iloc[0]}" in found["about"]
+        assert f"{part['seed'].nunique()} seeds" in found["about"]
 
 
 def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) -> None:
@@ -104,7 +142,7 @@ def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) 
     for claim, result in zip(shown["claims"], judged, strict=True):
         assert [own["setting"] for own in claim["papers"]] == result.papers
     assert f"Of {len(judged)} claims" in shown["summary"]
-    counted = re.findall(r"(\d+) (?:reproduced|not reproduced|undecided)", shown["summary"])
+    counted = re.findall(r"(\d+) (?:is|are) (?:reproduced|partly reproduced|not reproduced|undecided)", shown["summary"])
     assert sum(map(int, counted)) == len(judged)
 
 
@@ -122,7 +160,7 @@ def test_the_command_is_the_one_that_was_given(results: Results) -> None:
 
 @pytest.mark.parametrize("text", ["a_b", "*x*", "#let", "$5", "`a`", "[x]", "a<b>", "c:\\d", "a@b"])
 def test_words_from_elsewhere_are_no_markup(text: str) -> None:
-    typst.compile(_escaped(text).encode())  # raises where the markup is broken
+    typst.compile(escaped(text).encode())  # raises where the markup is broken
 
 
 def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, tmp_path: Path) -> None:
@@ -151,8 +189,8 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     assert len({figure["caption"] for figure in last["figures"]}) == 3
     assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]
     assert last["command"] == "numdev speed study=speed_cpu device=cpu"
-    count = len(main.points) + len(speed.points)
+    count = main.points["key"].nunique() + speed.points["key"].nunique()
     assert [found["title"] for found in whole["environments"]] == [f"Environment 0, {count} points"]
     failed = [found for found in whole["failures"] if found[0] == "speed_cpu"]
     assert [found[1:3] for found in failed] == [["normal kernel=cudnn", "unsupported"]]
-    assert whole["summary"].startswith(f"{main.points['key'].nunique() + len(speed.points)} points were measured")
+    assert whole["summary"].startswith(f"{count} points were measured")

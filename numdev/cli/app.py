@@ -92,9 +92,21 @@ def report(cfg: DictConfig) -> Ended:
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
-        chosen = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
+        chosen = _measured_of_paper(Path(cfg.results))
     _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format)
     return Ended()
+
+
+def _measured_of_paper(results: Path) -> list[str]:
+    """The studies of the paper that were measured; all of them where none was, for the error to name."""
+    from numdev.cli.console import output
+    from numdev.store import Store
+
+    names = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
+    held = Store(results).studies()
+    if absent := [name for name in names if name not in held]:
+        output().print(f"note: {results} holds no {', '.join(absent)}", markup=False, highlight=False)
+    return [name for name in names if name in held] or names
 
 
 def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:

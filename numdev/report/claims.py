@@ -125,6 +125,7 @@ _CLAIMS = (
         evidence_kernels.inside,
     ),
 )
+_WORDS = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced", Verdict.UNDECIDED: "undecided"}
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}
 
 
@@ -153,8 +154,21 @@ class ClaimResult:
         return [name for name in self.findings if is_papers(name)] or list(self.findings)
 
     @property
+    def word(self) -> str:
+        """What is said of the claim by the paper's own settings: reproduced, partly or not reproduced, or undecided."""
+        found = {self.findings[name].verdict for name in self.papers}
+        if len(found) == 1:
+            return _WORDS[found.pop()]
+        return "partly reproduced" if Verdict.HOLDS in found else "not reproduced"
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every setting says the same."""
+        return len({finding.verdict for finding in self.findings.values()}) == 1
+
+    @property
     def overall(self) -> str:
-        """`reproduced`, `reproduced only when ...`, `undecided` or `not reproduced`, with settings and figures."""
+        """`word`, and where the settings differ, what each of them says, with the figures."""
         return self._overall(lambda setting: f"{setting} ({self.findings[setting].figure})")
 
     @property
@@ -163,17 +177,16 @@ class ClaimResult:
         return self._overall(str)
 
     def _overall(self, name: Callable[[str], str]) -> str:
-        holding = self._with(Verdict.HOLDS)
-        if len(holding) == len(self.findings):
-            return "reproduced"
-        if not holding:
-            return "not reproduced" if self._with(Verdict.FAILS) else "undecided"
-        rest = [
-            f"{word} when {', '.join(map(name, names))}"
-            for word, names in (("not", self._with(Verdict.FAILS)), ("undecided", self._with(Verdict.UNDECIDED)))
-            if names
-        ]
-        return "; ".join([f"reproduced only when {', '.join(map(name, holding))}", *rest])
+        if self.everywhere:
+            return self.word
+        agree = len({self.findings[own].verdict for own in self.papers}) == 1
+        told = [setting for setting in self.findings if not agree or setting not in self.papers]
+        rest = []
+        for verdict in Verdict:
+            if names := [name(setting) for setting in self._with(verdict) if setting in told]:
+                rest.append(f"{verdict.value} when {', '.join(names)}")
+        where = " in the paper's settings" if agree else ""
+        return "; ".join([self.word + where, *rest])
 
     def _with(self, verdict: Verdict) -> list[str]:
         return [name for name, finding in self.findings.items() if finding.verdict is verdict]

@@ -11,24 +11,26 @@ import re
 import shutil
 import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import typst
 
 from numdev.deviation import METRICS
+from numdev.report import overview
 from numdev.report.claims import ClaimResult
+from numdev.report.finding import rules
 from numdev.report.frames import Results
+from numdev.report.settings import circumstances
 from numdev.report.speed import frame, latest
-from numdev.report.tables import place
+from numdev.report.tables import deviations
 
 HERE = Path(__file__).resolve().parent
 _WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
-_MOST_FAILURES = 40  # rows; the rest are in points.csv
 _HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands beside the claims
 _TITLE = "How far fast attention strays from exact attention"
 
@@ -50,6 +52,12 @@ class Section:
     question: str
     setting: str
     paper: str
+
+
+def _unnamed(results: Results, study: str) -> Section:
+    """The section of a study that has no file: its title and what was measured."""
+    title = overview.escaped(str(results.manifests[study]["title"]))
+    return Section(title, study, "", "", "")
 
 
 def sections(folder: Path = HERE / "sections") -> list[Section]:
@@ -77,63 +85,22 @@ def contents(
     """Everything that the template shows, as plain data."""
     known, wholes = sections(), [whole for whole in (results, speed) if whole]
     of = {name: whole for whole in wholes for name in whole.manifests}
-    present = [section for section in known if section.study in of]
-    untold = [name for name in of if name not in {section.study for section in known}]
+    told = [section for section in known if section.study in of]
+    present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
     return {
         "title": _TITLE,
-        "subtitle": f"numdev {_fact(results, 'numdev')}: {', '.join(results.manifests)}",
-        "summary": _summary(wholes, claims),
-        "claims": [_claim(claim) for claim in claims],
+        "subtitle": overview.subtitle(wholes),
+        "summary": overview.summary(wholes, claims),
+        "claims": [overview.claim(result) for result in claims],
         "headline": _headline(present, drawn),
         "absent": [section.title for section in known if section not in present],
         "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
+        "rules": [list(rule) for rule in rules()],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
-        "environments": list(_environments(wholes)),
-        "commands": [[name, command(of[name], name)] for name in [*(s.study for s in present), *untold]],
-        "failures": list(_failures(wholes)),
+        "environments": list(overview.environments(wholes)),
+        "commands": [[section.study, command(of[section.study], section.study)] for section in present],
+        "failures": list(overview.failures(wholes)),
     }
-
-
-def _fact(results: Results, name: str) -> str:
-    return ", ".join(dict.fromkeys(environment.get(name, "") for environment in results.environments))
-
-
-def _summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
-    """The first paragraph, in Typst markup."""
-    counted = Counter("not" if result.overall == "not reproduced" else result.overall.partition(" ")[0] for result in claims)
-    only = sum(result.overall.startswith("reproduced only") for result in claims)
-    words = [
-        (counted["reproduced"] - only, "reproduced in every setting"),
-        (only, "reproduced in some settings only"),
-        (counted["not"], "not reproduced"),
-        (counted["undecided"], "undecided"),
-    ]
-    verdicts = ", ".join(f"{count} {text}" for count, text in words if count)
-    devices = " and ".join(dict.fromkeys(_device(environment) for whole in wholes for environment in whole.environments))
-    measured = sum(len(whole.points["key"].unique()) for whole in wholes)
-    head = f"{measured} points were measured on {_escaped(devices)}, each over the seeds of its study."
-    seen = f" Of {len(claims)} claims {verdicts}." if claims else ""
-    rule = " Settings whose names begin with _uniform_ are those of the paper; where else a claim holds is told beside them."
-    return head + seen + (rule if claims else "")
-
-
-def _device(environment: Mapping[str, str]) -> str:
-    return environment["processor"] if environment["device"] == "cpu" else environment["device"]
-
-
-def _escaped(text: str) -> str:
-    """Text with what Typst's markup gives a meaning to taken literally."""
-    return re.sub(r"([\\#*_`$<>@\[\]~])", r"\\\1", text)
-
-
-def _claim(result: ClaimResult) -> dict[str, Any]:
-    papers = [
-        {"setting": name, "figure": result.findings[name].figure, "verdict": result.findings[name].verdict.value}
-        for name in result.papers
-    ]
-    rest = Counter(finding.verdict.value for name, finding in result.findings.items() if name not in result.papers)
-    elsewhere = ", ".join(f"{verdict} in {count}" for verdict, count in rest.items())
-    return {"text": result.claim.text, "source": result.claim.source, "papers": papers, "elsewhere": elsewhere}
 
 
 def _section(
@@ -150,25 +117,30 @@ def _section(
         "setting": section.setting,
         "paper": section.paper,
         "figures": [_figure(drawn[name]) for name in mine],
-        "findings": [
-            {"setting": name, "verdict": finding.verdict.value, "sentence": finding.sentence}
-            for result in own
-            for name, finding in result.findings.items()
-        ],
-        "tables": _tables(results, section.study),
-        "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own) or "No claim is judged here.",
+        "found": " ".join(result.findings[result.main].sentence for result in own),
+        "findings": [found for result in own for found in _findings(result, results.study(section.study))],
+        "tables": list(_tables(results, section.study)) if not own else [],
+        "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own),
         "command": command(results, section.study),
     }
 
 
-def _tables(results: Results, study: str) -> list[dict[str, Any]]:
-    """What a study of speed found at its greatest length; nothing of other studies."""
-    rows = frame(results)
-    found = latest(rows[rows["study"] == study]) if len(rows) else rows
+def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """What is found in every setting, and what the setting is."""
+    for name, finding in result.findings.items():
+        about = circumstances(rows if result.claim.across else rows[rows["setting"] == name])
+        yield {"setting": name, "about": about, "verdict": finding.verdict.value, "sentence": finding.sentence}
+
+
+def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
+    """Of a study without a claim: speed at the greatest length, or the deviation of every point."""
+    timed = frame(results)
+    found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
-        return []
-    shown = found.drop(columns="study")
-    return [{"columns": list(shown.columns), "rows": shown.values.tolist()}]
+        found = deviations(results.study(study))
+    shown = found.drop(columns="study", errors="ignore")
+    if len(shown):
+        yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
 
 
 def _headline(present: Sequence[Section], drawn: Mapping[str, Path]) -> dict[str, Any] | None:
@@ -195,22 +167,3 @@ def command(results: Results, study: str) -> str:
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
     stated = results.manifests[study].get("command") or f"numdev measure study={study}"
     return " ".join([stated, *(f"device={name}" for name in sorted(devices))])
-
-
-def _environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
-    """Each once, those of the first results under the numbers that their tables give them."""
-    counts: dict[tuple[tuple[str, str], ...], int] = {}
-    for whole in wholes:
-        for number, environment in enumerate(whole.environments):
-            facts = tuple(environment.items())
-            counts[facts] = counts.get(facts, 0) + int((whole.points["environment"] == number).sum())
-    for number, (facts, count) in enumerate(counts.items()):
-        yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
-
-
-def _failures(wholes: Sequence[Results]) -> Iterator[list[str]]:
-    failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
-    for point in failed[:_MOST_FAILURES]:
-        yield [point["study"], place(point), point["status"], point["reason"]]
-    if len(failed) > _MOST_FAILURES:
-        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

@@ -100,6 +100,18 @@ def alike(times: Interval) -> Verdict:
     return decided(times.contains(1.0) and times.within(1 / ALIKE, ALIKE), times.outside(1.0, 1.0))
 
 
+def rules() -> list[tuple[str, str, str]]:
+    """How an interval becomes a verdict: a question, when the claim holds, and when it fails."""
+    return [
+        ("does it grow? (exponent)", "lies above 0", f"ends below {TREND:g}"),
+        ("does it shrink? (exponent)", "lies below 0", f"begins above -{TREND:g}"),
+        ("is the ratio above 1?", "lies above 1", f"ends below {MARGIN:g}"),
+        ("is it about a value? (10 in Figure 4)", "lies within half and twice the value", "lies outside them"),
+        ("can two things not be told apart?", f"contains 1 and lies within 1/{ALIKE:g} and {ALIKE:g}", "excludes 1"),
+        ("does one lie above the other?", "lies above the other's", "lies below the other's"),
+    ]
+
+
 def left_out(*intervals: Interval) -> str:
     """A sentence about values without a logarithm, or nothing."""
     count = sum(interval.excluded for interval in intervals)

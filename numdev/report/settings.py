@@ -20,6 +20,12 @@ _INPUTS = {
     "constant": "constant",
 }
 _POLICIES = {"uniform": "all steps in F", "kernel": "kernel(F)"}
+_SIZES = {
+    "N": "problem.shape.keys",
+    "d": "problem.shape.head_dim",
+    "Br": "variant.tiling.br",
+    "Bc": "variant.tiling.bc",
+}
 _RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
@@ -48,6 +54,25 @@ def describe(rows: pd.DataFrame) -> str:
         _only(rows, "variant.softmax.normalise", _RECURRENCES),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def circumstances(rows: pd.DataFrame) -> str:
+    """Of one setting in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64; 10 seeds`."""
+    own = rows[rows["subject"] == "variant"]
+    if own.empty:
+        return ""
+    shown = [f"{name} = {_span(own[column])}" for name, column in _SIZES.items() if column in own and own[column].notna().any()]
+    if (own["problem.shape.queries"] != own["problem.shape.keys"]).any():
+        shown.insert(0, f"queries = {_span(own['problem.shape.queries'])}")
+    seeds = own["seed"].nunique()
+    parts = [describe(own), ", ".join(shown), f"{seeds} seeds" if seeds > 1 else "1 seed"]
+    return "; ".join(part for part in parts if part)
+
+
+def _span(values: pd.Series[float]) -> str:
+    """The one value, or the least and the greatest."""
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def inputs(rows: pd.DataFrame) -> str:

@@ -134,7 +134,7 @@ def latest(rows: pd.DataFrame) -> pd.DataFrame:
         for name, own in group[group["problem.shape.keys"] == n].groupby(SERIES, sort=False):
             mean = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
             figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
-            memory = f"{mean['peak_bytes'] / 2**20:.4g} MiB"
+            memory = f"{mean['peak_bytes'] / 2**20:.3g} MiB"
             found.append(
                 (
                     str(place[0]),

@@ -9,8 +9,9 @@ from rich.text import Text
 from numdev.report.claims import ClaimResult
 from numdev.report.finding import Verdict
 from numdev.report.frames import LABEL, Results
-from numdev.report.statistics import significant
+from numdev.report.statistics import significant, typical
 
+_SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
 _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow"}
 
 
@@ -59,6 +60,22 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
         point = points[str(key)]
         table.add_row(point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3))
     return table
+
+
+def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
+    """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
+    found: list[tuple[str, ...]] = []
+    own = rows[(rows["subject"] == "variant") & (rows["output"] == "out")]
+    for _, point in own.groupby("key", sort=False):
+        cells = [place(point.iloc[0])]
+        for reference, metric in _SHOWN:
+            part = point[point["reference"] == reference]
+            broken = bool((part["nan_count"] + part["inf_count"] > 0).any())
+            cells.append("" if part.empty else "NaN or Inf" if broken else typical(part[metric].tolist()).text())
+        found.append(tuple(cells))
+    if len(found) > most:
+        found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * len(_SHOWN))]
+    return pd.DataFrame(found, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
 
 
 def place(point: pd.Series[str]) -> str:

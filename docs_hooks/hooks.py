@@ -17,7 +17,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
-from tables import changelog, claims, columns, commands, launch_table, meanings, notebooks, options, settings, study_table
+from tables import changelog, claims, columns, commands, launch_table, meanings, notebooks, options, rules, settings, study_table
 
 BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "changelog": changelog,
@@ -29,6 +29,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "meanings": meanings,
     "notebooks": notebooks,
     "options": options,
+    "rules": rules,
     "settings": settings,
     "study_table": study_table,
 }

@@ -92,6 +92,14 @@ def columns() -> Iterator[str]:
     yield from (f"| `{prefix}<name>` | {text} |" for prefix, text in known.PREFIXES.items())
 
 
+def rules() -> Iterator[str]:
+    """How an interval becomes a verdict."""
+    from numdev.report import finding
+
+    yield from ("| question | holds if the interval | fails if the interval |", "|---|---|---|")
+    yield from ("| " + " | ".join(map(cell, rule)) + " |" for rule in finding.rules())
+
+
 def claims() -> Iterator[str]:
     """Every claim, and what the reference results say of it in the first of the paper's settings."""
     from numdev.report.claims import CLAIMS

@@ -87,14 +87,15 @@ def contents(
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
+    shown = [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)]
     return {
         "title": _TITLE,
         "subtitle": overview.subtitle(wholes),
         "summary": overview.summary(wholes, claims),
         "claims": [overview.claim(result) for result in claims],
-        "headline": _headline(present, drawn),
+        "headline": _headline(shown),
         "absent": [section.title for section in known if section not in present],
-        "sections": [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)],
+        "sections": shown,
         "rules": [list(rule) for rule in rules()],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
         "environments": list(overview.environments(wholes)),
@@ -143,11 +144,10 @@ def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
         yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
 
 
-def _headline(present: Sequence[Section], drawn: Mapping[str, Path]) -> dict[str, Any] | None:
-    """The figure of the first page, which its section names too."""
-    studies = {section.study for section in present}
-    names = (name for name in _HEADLINES if name in drawn and re.split(r"[_.]", name)[0] in studies)
-    return next((_figure(drawn[name]) for name in names), None)
+def _headline(shown: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The figure of the first page, which its section names too: the most telling one, or the first."""
+    figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
+    return next((figures[name] for name in (*_HEADLINES, *figures) if name in figures), None)
 
 
 def _figure(path: Path) -> dict[str, Any]:

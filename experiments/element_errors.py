@@ -59,7 +59,7 @@ def main() -> None:
         within = float((found["error_ulp"].abs() <= 0.5).mean())
         facts.append({"policy": policy, "within_half_ulp": within, "row_share": row_share(found)})
         for name, (draw, alt) in FIGURES.items():
-            figure = draw(found)
+            figure = draw(found, words)
             write_atomically(out / f"{name}_{policy}.png", to_png(figure))
             write_atomically(out / f"{name}_{policy}.svg", to_svg(figure, f"{name.replace('_', ' ').capitalize()}: {words}", alt))
     write_atomically(out / "elements.csv", to_csv(pd.DataFrame(facts)))

@@ -105,6 +105,21 @@ def test_a_histogram_counts_what_it_does_not_show() -> None:
 
 
 @pytest.mark.parametrize("draw", [error_map, error_histogram])
+def test_a_title_tells_the_policy(draw: Callable[..., Figure]) -> None:
+    found = element_errors(*rounded(), BF16)
+    axes = draw(found, "every step in BF16").axes[0]
+    assert axes.get_title(loc="left") == "every step in BF16"
+    assert "every step" not in texts(draw(found))
+
+
+def test_a_title_leaves_the_histograms_own_words() -> None:
+    found = element_errors(*rounded(), BF16)
+    bare, titled = error_histogram(found).axes[0], error_histogram(found, "FP32 inside").axes[0]
+    assert titled.get_title(loc="right") == bare.get_title(loc="left")
+    assert "beyond ½ ulp" in titled.get_title(loc="right")
+
+
+@pytest.mark.parametrize("draw", [error_map, error_histogram])
 def test_equal_values_are_drawn(draw: object) -> None:
     _, reference = rounded()
     assert callable(draw)
@@ -169,12 +184,14 @@ def test_blame_refuses_another_study() -> None:
         blame(study_rows().assign(setting="uniform"))
 
 
-@pytest.mark.parametrize("figure", ["map", "histogram", "errors", "blame"])
+@pytest.mark.parametrize("figure", ["map", "histogram", "titled map", "titled histogram", "errors", "blame"])
 def test_no_text_leaves_the_figure_and_the_bytes_repeat(figure: str) -> None:
     x, reference = rounded()
     draws: dict[str, Callable[[], Figure]] = {
         "map": lambda: error_map(element_errors(x, reference, BF16)),
         "histogram": lambda: error_histogram(element_errors(x, reference, BF16)),
+        "titled map": lambda: error_map(element_errors(x, reference, BF16), "FP32 inside"),
+        "titled histogram": lambda: error_histogram(element_errors(x, reference, BF16), "FP32 inside"),
         "errors": lambda: total_and_arithmetic(record_rows()),
         "blame": lambda: blame(study_rows()),
     }

@@ -1,23 +1,25 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
 from scipy import stats
 
 from numdev.cli.library import Library, config_folder
 from numdev.report.claims import CLAIMS
 from numdev.report.figures import FIGURES
-from numdev.report.figures.grid import by_setting, short
-from numdev.report.figures.trends import spread
+from numdev.report.figures.grid import at_least_a_decade, by_setting, name_steps, short
+from numdev.report.figures.labels import name_points, room_above, spread
 from numdev.report.frames import Results, load
 from numdev.report.settings import describe, formats, is_papers, ordered
 from numdev.report.style import FORMAT_COLOURS, to_png, to_svg
@@ -51,7 +53,7 @@ def texts(figure: Figure) -> list[str]:
 def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> None:
     assert drawn[name].axes
     for axes in drawn[name].axes:
-        if axes.yaxis.get_ticks_position() == "right":  # a count, which is exact
+        if not axes.get_title(loc="left") and name == "rescales":  # a count, which is exact
             continue
         bars = [found for found in axes.containers if isinstance(found, ErrorbarContainer)]
         assert bars, axes.get_title(loc="left")
@@ -81,6 +83,105 @@ def test_no_text_leaves_the_figure(drawn: dict[str, Figure], name: str) -> None:
     assert min(box.x0, box.y0) > -slack
     assert box.x1 < width + slack
     assert box.y1 < height + slack
+
+
+def words_in(axes: Axes) -> dict[Text, Bbox]:
+    """Where the words in a panel stand, in pixels; without the arrows of annotations."""
+    return {text: Text.get_window_extent(text) for text in axes.texts if text.get_text()}
+
+
+def highest_bar(axes: Axes) -> float:
+    """The upper end of the highest error bar, in pixels."""
+    bars = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
+    ends = [point for bar in bars for lines in bar.lines[2] for segment in lines.get_segments() for point in segment]
+    return float(axes.transData.transform(ends)[:, 1].max())
+
+
+def assert_apart(axes: Axes) -> None:
+    boxes = words_in(axes)
+    for one, other in combinations(boxes, 2):
+        assert not boxes[one].padded(-0.5).overlaps(boxes[other]), (one.get_text(), other.get_text())
+
+
+def large(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_title(loc="left").startswith("uniform_end")]
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c", "total", "rescales"])
+def test_words_do_not_overlap(drawn: dict[str, Figure], name: str) -> None:
+    for axes in drawn[name].axes:
+        assert_apart(axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fig5a", "paper: grows with N"),
+        ("fig5b", "paper: grows with N"),
+        ("fig6a", "paper: swapped is larger"),
+        ("fig6b", "paper: no difference"),
+        ("fig6c", "paper: falls with the area"),
+    ],
+)
+def test_the_papers_trend_is_told_above_the_data(drawn: dict[str, Figure], name: str, words: str) -> None:
+    panels = large(drawn[name])
+    assert panels
+    assert texts(drawn[name]).count(words) == len(panels)  # and nowhere else
+    for axes in panels:
+        box = next(box for text, box in words_in(axes).items() if text.get_text() == words)
+        assert box.y0 > highest_bar(axes)
+        assert axes.bbox.x0 < box.x0 < box.x1 < axes.bbox.x1
+        assert box.y1 < axes.bbox.y1
+
+
+@pytest.mark.parametrize(("name", "rises"), [("fig5a", True), ("fig5b", True), ("fig6c", False)])
+def test_an_arrow_goes_as_the_papers_trend(drawn: dict[str, Figure], name: str, rises: bool) -> None:
+    for axes in large(drawn[name]):
+        (arrow,) = [text.arrow_patch for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch]
+        (left, start), *_, (right, end) = arrow.get_transform().transform(arrow.get_path().vertices)[:3]
+        assert left < right
+        assert (end > start) == rises
+        assert highest_bar(axes) < min(start, end)
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0])
+def test_the_ratio_is_free_of_intervals(results: Results, factor: float) -> None:
+    """Two replicates that differ by `factor`: intervals of several decades."""
+    rows = results.study("fig4").query("seed < 2").copy()
+    rows.loc[rows["seed"] == 1, "max_difference"] *= factor
+    for axes in FIGURES["fig4"](rows).axes:
+        assert_apart(axes)
+        above = {text.get_text(): box for text, box in words_in(axes).items() if "×" in text.get_text()}
+        assert "paper: 10× (dashed)" in above
+        assert len(above) == 2
+        for box in above.values():
+            assert highest_bar(axes) < box.y0
+            assert box.y1 < axes.bbox.y1
+            assert box.x1 < axes.bbox.x1
+
+
+def test_total_names_each_setting_once_at_the_narrowest_format(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig4")
+    (axes,) = drawn["total"].axes
+    written = [text.get_text() for text in axes.texts]
+    assert sorted(text for text in written if text in set(rows["setting"])) == sorted(rows["setting"].unique())
+    assert {"baseline, U[0, 1)", "baseline, N(0, 1)", "total = arithmetic"} <= set(written)
+    assert len([item for item in axes.containers if isinstance(item, ErrorbarContainer)]) == 3 + 2  # tiled, baselines
+    assert "at bf16" in axes.get_xlabel()
+    across, up = (math.dist(*axes.transData.transform(ends)) for ends in ([(0.1, 1), (1, 1)], [(1, 0.1), (1, 1)]))
+    assert across == pytest.approx(up)
+    assert all(axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 for box in words_in(axes).values())
+
+
+def test_rescales_can_be_compared_across_panels(drawn: dict[str, Figure]) -> None:
+    figure = drawn["rescales"]
+    left = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    right = [axes for axes in figure.axes if axes not in left]
+    assert len(left) == len(right) == 3
+    for panels in (left, right):
+        assert len({axes.get_ylim() for axes in panels}) == 1
+    assert [axes.texts[0].get_text() for axes in left][-1] == "U[0, 1), kernel(F), FA2"
+    assert "at bf16" in figure.get_supylabel()
 
 
 @pytest.mark.parametrize("name", ["fa3_table3", "sign"])
@@ -113,7 +214,7 @@ def test_the_ratio_at_bf16_stands_beside_the_papers(drawn: dict[str, Figure], re
     rows = results.study("fig4").query("setting == 'uniform_end'")
     estimate = CLAIMS["fig4"].find(rows).figure.split()[0]
     written = texts(drawn["fig4"])
-    assert "paper: 10×" in written
+    assert "paper: 10× (dashed)" in written
     assert any(text.startswith(f"{estimate}×") for text in written)
 
 
@@ -168,6 +269,42 @@ def test_labels_are_spread(places: list[float]) -> None:
     assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
     assert min(moved) > gap / 2 - 1e-9
     assert max(moved) < 1 - gap / 2 + 1e-9
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1, 1e9), st.floats(0, 0.9))
+def test_room_above_is_a_share_of_the_log_axis(low: float, ratio: float, share: float) -> None:
+    high = low * ratio
+    top = room_above(low, high, share)
+    assert math.log(top / high) == pytest.approx(share * math.log(top / low), abs=1e-9)
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1, 1e3))
+def test_an_axis_of_a_decade(low: float, ratio: float) -> None:
+    ends = at_least_a_decade(low, low * ratio)
+    assert ends[1] / ends[0] == pytest.approx(max(10, ratio))
+    assert math.prod(ends) == pytest.approx(low * low * ratio)  # about the same middle
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.02, "0.02"), (50.0, "50"), (1e-8, "$10^{-8}$"), (5e-9, r"$5 \times 10^{-9}$")])
+def test_plain_numbers_on_a_log_axis(value: float, text: str) -> None:
+    axis = Figure().add_subplot().yaxis
+    name_steps(axis)
+    assert axis.get_major_formatter()(value) == text
+
+
+def test_names_of_near_points_stand_apart() -> None:
+    figure = Figure(figsize=(3.5, 2.5))
+    axes = figure.add_subplot()
+    axes.set_xlim(0, 10)
+    axes.set_ylim(0, 10)
+    points = [(5 + 0.1 * i, 5 + 0.05 * (i % 2)) for i in range(8)]
+    name_points(axes, [(x, y, f"attention {i}", "black") for i, (x, y) in enumerate(points)])
+    assert_apart(axes)
+    markers = axes.transData.transform(points)
+    for box in words_in(axes).values():
+        assert not any(box.contains(x, y) for x, y in markers)
+        assert box.fully_overlaps(axes.bbox)
+    assert any(isinstance(text, Annotation) and text.arrow_patch for text in axes.texts)  # a hair line to a farther name
 
 
 @pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])

@@ -11,7 +11,7 @@ from numdev.report.figures.shapes import fig6a, fig6b
 from numdev.report.figures.trends import fig5a, fig5b, fig6c
 
 _PANELS = "One panel per setting, the paper's own first; geometric means over seeds, with their 95 % confidence intervals."
-_SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two and its interval."
+_SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two, its interval, and what the paper found."
 
 FIGURES: dict[str, Plot] = {
     "fig3": Plot(
@@ -28,13 +28,14 @@ FIGURES: dict[str, Plot] = {
     "fig5a": Plot(
         fig5a,
         "Lines of the max difference between tiled attention and the baseline over the sequence length N, on log axes, "
-        f"one per number format, in units of its unit roundoff, each with its exponent of N. {_PANELS}",
+        f"one per number format, in units of its unit roundoff, each with its exponent of N; an arrow "
+        f"tells the paper's trend. {_PANELS}",
     ),
     "fig5b": Plot(
         fig5b,
         "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of the standard "
         "deviation of the difference (dashed) over the sequence length N, on log axes, one pair per number format, in "
-        f"units of its unit roundoff. {_PANELS}",
+        f"units of its unit roundoff; an arrow tells the paper's trend. {_PANELS}",
     ),
     "fig6a": Plot(
         fig6a,
@@ -51,7 +52,8 @@ FIGURES: dict[str, Plot] = {
     "fig6c": Plot(
         fig6c,
         "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, on log "
-        f"axes, one per number format, in units of its unit roundoff, each with its exponent. {_PANELS}",
+        f"axes, one per number format, in units of its unit roundoff, each with its exponent; an arrow "
+        f"tells the paper's trend. {_PANELS}",
     ),
     "fa3_table3": Plot(
         fa3_table3,
@@ -73,14 +75,15 @@ FIGURES: dict[str, Plot] = {
     ),
     "total": Plot(
         total,
-        "One point per number format and setting on log axes: total error, from golden on the unrounded inputs, over "
-        "arithmetic error, from golden on the same rounded inputs; tiled attention filled, the baseline open.",
+        "One named point per setting, of the narrowest format, on log axes of equal aspect: total error, from golden on the "
+        "unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled attention filled, its "
+        "baselines open. On the diagonal the two are equal; above it, the rounding of the inputs has its share.",
         title="Total error against arithmetic error",
     ),
     "rescales": Plot(
         rescales,
-        "One panel per setting: the max difference between tiled attention and the baseline over the block area, and on the "
-        "right axis the number of rescales R, which falls with it.",
+        "One panel per setting, all with the same axes: the max difference between tiled attention and the baseline of the "
+        "narrowest format over the block area, and on the right axis the number of rescales R, which falls with it.",
         title="The deviation over the block area, beside the number of rescales",
     ),
     "validate": Plot(

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.figures.grid import chosen, log_y, means, plain_ticks, replicates, whiskers
-from numdev.report.figures.trends import in_u, limits, spread
+from numdev.report.figures.grid import (
+    Panel,
+    at_least_a_decade,
+    chosen,
+    head,
+    highest,
+    log_y,
+    lowest,
+    means,
+    plain_ticks,
+    replicates,
+    whiskers,
+)
+from numdev.report.figures.labels import Name, spread
+from numdev.report.figures.trends import in_u, limits
 from numdev.report.settings import describe, formats, inputs, ordered
 from numdev.report.statistics import Interval
 from numdev.report.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
@@ -20,6 +33,7 @@ N, AREA = "problem.shape.keys", "tiling.area"
 _POLICIES = {"uniform": VERMILION, "kernel": BLUE}
 _INPUTS = {"uniform": "-", "normal": "--"}
 _METRIC = "max_difference"
+_STRICT = "(baseline too)"  # how `describe` says that the baseline, too, rounds every operation
 
 
 def parting(rows: pd.DataFrame) -> Figure:
@@ -31,7 +45,7 @@ def parting(rows: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
     axes = figure.add_subplot()
     variant, baseline = chosen(own, reference="golden"), chosen(own, "baseline", "golden")
-    log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,)))
+    log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,), N))
     ends = []
     for setting in ordered(own["setting"]):
         mine = variant[variant["setting"] == setting]
@@ -50,10 +64,7 @@ def parting(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-_End = tuple[float, float, str, str]  # x, y, text, colour
-
-
-def _line(axes: Axes, rows: pd.DataFrame, shade: str, text: str) -> _End | None:
+def _line(axes: Axes, rows: pd.DataFrame, shade: str, text: str) -> Name | None:
     points = means(rows, N, _METRIC)
     if not points:
         return None
@@ -65,7 +76,7 @@ def _line(axes: Axes, rows: pd.DataFrame, shade: str, text: str) -> _End | None:
     return across[-1], intervals[-1].estimate, text, shade
 
 
-def _label(axes: Axes, ends: list[_End]) -> None:
+def _label(axes: Axes, ends: list[Name]) -> None:
     """Every line's name on the right, a hair line to its end."""
     low, high = axes.get_ylim()
     decades = math.log(high / low)
@@ -79,80 +90,144 @@ def _label(axes: Axes, ends: list[_End]) -> None:
     axes.set_xlim(right=right)
 
 
+class _Point(NamedTuple):
+    """Arithmetic error, total error, name and colour."""
+
+    x: Interval
+    y: Interval
+    text: str
+    shade: str
+
+
 def total(rows: pd.DataFrame) -> Figure:
-    """Total against arithmetic error, RMSE, a point per format and setting: on the diagonal the algorithm's own share is all."""
-    figure = Figure(figsize=(PAGE * 0.6, 3.4), layout="constrained")
+    """Total over arithmetic error, RMSE, of the narrowest format: on the diagonal the algorithm's own share is all.
+
+    Names of tiled attention stand right of the diagonal, those of the baselines left of it.
+    """
+    fmt = formats(rows)[0]
+    own = in_u(rows[rows["format"] == fmt], ("rmse",))
+    figure = Figure(figsize=(PAGE * 0.8, 3.75), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_yscale("log")
-    values = []
-    for subject, face in (("variant", True), ("baseline", False)):
-        whole, own = (in_u(chosen(rows, subject, r), ("rmse",)) for r in ("golden", "golden_same_inputs"))
-        for name in formats(rows):
-            for setting in ordered(rows["setting"]):
-                pair = [replicates(t[(t["format"] == name) & (t["setting"] == setting)], "rmse") for t in (own, whole)]
-                x, y = pair
-                if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
-                    continue
-                values += [x.estimate, y.estimate]
-                _point(axes, x, y, colour(name), filled=face)
-    if values:
-        ends = [min(values) / 2, max(values) * 2]
-        axes.plot(ends, ends, color=GREY, linewidth=0.6, zorder=0)
-    keys = [Line2D([], [], color=colour(name), marker="o", linestyle="") for name in formats(rows)]
-    keys += [Line2D([], [], color=GREY, marker="o", linestyle="", markerfacecolor=face) for face in (GREY, "white")]
-    figure.legend(keys, [*formats(rows), "tiled", "baseline"], loc="outside upper center", ncols=6, frameon=False)
-    axes.set_xlabel("arithmetic error: RMSE from golden of the same inputs, in u of F")
-    axes.set_ylabel("total error: RMSE from golden,\nin u of F")
+    tiled = [_point(own[own["setting"] == setting], setting) for setting in ordered(own["setting"])]
+    sides = {True: [p for p in tiled if p], False: [p for p in map(_point, _baselines(own)) if p]}
+    points = [point for side in sides.values() for point in side]
+    for filled, side in sides.items():
+        for x, y, _, shade in side:
+            bars: dict[str, Any] = {"xerr": whiskers([x]), "yerr": whiskers([y]), "elinewidth": 0.7, "capsize": 0}
+            face = shade if filled else "white"
+            axes.errorbar(x.estimate, y.estimate, color=shade, marker="o", markerfacecolor=face, **bars)
+    if points:
+        _square(axes, [value for x, y, *_ in points for i in (x, y) for value in (lowest(i), highest(i))])
+    for filled, side in sides.items():
+        _along(axes, side, points, right=filled)
+    words = {"tiled, all steps in F": (VERMILION, VERMILION), "tiled, kernel(F)": (BLUE, BLUE), "baseline": (GREY, "white")}
+    keys = [Line2D([], [], color=shade, marker="o", linestyle="", markerfacecolor=face) for shade, face in words.values()]
+    axes.legend(keys, list(words), loc="upper left", frameon=False)
+    axes.set_xlabel(f"arithmetic error at {fmt}: RMSE from golden of the same rounded inputs, in u of F")
+    axes.set_ylabel(f"total error at {fmt}: RMSE from golden,\nin u of F")
     return figure
 
 
-def _point(axes: Axes, x: Interval, y: Interval, shade: str, *, filled: bool) -> None:
-    axes.errorbar(
-        x.estimate,
-        y.estimate,
-        xerr=whiskers([x]),
-        yerr=whiskers([y]),
-        color=shade,
-        marker="o",
-        markerfacecolor=shade if filled else "white",
-        elinewidth=0.7,
-        capsize=0,
-    )
+def _baselines(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """The first setting for each baseline: settings with the same inputs share it, but for one that rounds every operation."""
+    first: dict[tuple[str, bool], pd.DataFrame] = {}
+    for setting in ordered(rows["setting"]):
+        own = rows[rows["setting"] == setting]
+        first.setdefault((inputs(own), _STRICT in describe(own)), own)
+    return list(first.values())
+
+
+def _point(rows: pd.DataFrame, setting: str = "") -> _Point | None:
+    """Of tiled attention in a setting, or of the baseline if none is named."""
+    subject = "variant" if setting else "baseline"
+    x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
+    if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
+        return None
+    if setting:
+        return _Point(x, y, setting, _POLICIES.get(str(rows["policy"].iloc[0]), GREY))
+    strict = ", all steps in F" if _STRICT in describe(rows) else ""
+    return _Point(x, y, f"baseline, {inputs(rows)}{strict}", GREY)
+
+
+def _square(axes: Axes, values: list[float]) -> None:
+    """A decade is as long across as up; room for names on both sides of the diagonal."""
+    low, high = at_least_a_decade(min(values) / 2, max(values) * 2)
+    axes.set_ylim(low, high)
+    axes.set_xlim(low / (high / low) ** 0.25, high * (high / low) ** 0.3)
+    axes.set_aspect("equal")
+    axes.grid(visible=False)
+    axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=0)
+    axes.annotate("total = arithmetic", (low, low), (14, 4), textcoords="offset points", color=GREY, fontsize=SMALL)
+
+
+def _along(axes: Axes, side: list[_Point], points: list[_Point], *, right: bool) -> None:
+    """Names beside the diagonal and all intervals, at the height of their points but moved apart, each with a hair line."""
+    low, high = axes.get_ylim()
+    span, gap = math.log(high / low), 0.045
+    heights = spread([math.log(p.y.estimate / low) / span for p in side], gap)
+    line = math.exp(gap * span / 2)
+    for point, height in zip(side, heights, strict=True):
+        level = low * math.exp(height * span)
+        met = [p.x for p in points if lowest(p.y) / line < level < highest(p.y) * line]
+        start = (
+            max([level, point.x.estimate, *map(highest, met)]) * 1.2
+            if right
+            else min([level, point.x.estimate, *map(lowest, met)]) / 1.2
+        )
+        axes.plot([point.x.estimate, start], [point.y.estimate, level], color=point.shade, linewidth=0.4, alpha=0.6)
+        place: dict[str, Any] = {"ha": "left" if right else "right", "va": "center", "color": point.shade, "fontsize": SMALL}
+        axes.annotate(point.text, (start, level), (2 if right else -2, 0), textcoords="offset points", **place)
 
 
 def rescales(rows: pd.DataFrame) -> Figure:
-    """Max difference from the baseline over the block area, and R = ceil(N / Bc) - 1, the number of rescales, on the right."""
-    settings = [s for s in ordered(rows["setting"]) if not rows[rows["setting"] == s].empty]
-    figure = Figure(figsize=(PAGE, 2.1 * math.ceil(len(settings) / 3) + 0.4), layout="constrained")
+    """Max difference from the baseline over the block area, and R = ceil(N / Bc) - 1, the number of rescales, on the right.
+
+    Of the narrowest format; all panels have the same vertical axes.
+    """
+    fmt = formats(rows)[0]
+    own = chosen(rows[rows["format"] == fmt])
+    settings = ordered(own["setting"])
+    down = math.ceil(len(settings) / 3)
+    figure = Figure(figsize=(PAGE, 2.0 * down + 0.4), layout="constrained")
+    counts = [count for _, count in _counts(own)]
+    low, high = at_least_a_decade(*limits(own, (_METRIC,), AREA))
     for place, setting in enumerate(settings):
-        own = rows[rows["setting"] == setting]
-        axes = figure.add_subplot(math.ceil(len(settings) / 3), 3, place + 1)
-        axes.set_title(setting, loc="left", fontweight="bold")
-        found = chosen(own[own["format"] == formats(own)[0]])
-        points = means(found, AREA, _METRIC)
-        if points:
-            low, high = limits(found, (_METRIC,))
-            log_y(axes, min(low, high / 10), high)  # at least a decade, so that the ticks are round numbers
-            intervals = [interval for _, interval in points]
-            shade = colour(formats(own)[0])
-            axes.errorbar([x for x, _ in points], [i.estimate for i in intervals], whiskers(intervals), color=shade, marker="o")
-        _count(axes, found)
-        plain_ticks(axes, found[AREA].astype(float).unique().tolist(), turned=True)
+        here = own[own["setting"] == setting]
+        axes = figure.add_subplot(down, 3, place + 1)
+        head(axes, Panel(setting, describe(here), here, large=False))
+        log_y(axes, low, high)
+        points = means(here, AREA, _METRIC)
+        intervals = [interval for _, interval in points]
+        axes.errorbar([x for x, _ in points], [i.estimate for i in intervals], whiskers(intervals), color=colour(fmt), marker="o")
+        plain_ticks(axes, here[AREA].astype(float).unique().tolist(), turned=True)
+        axes.tick_params(labelleft=place % 3 == 0)
+        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(settings) - 1)
     figure.supxlabel("block area Br · Bc, elements; R = ceil(N / Bc) − 1, the number of rescales", fontsize=8)
-    figure.supylabel("max |tiled − baseline|, \nabsolute (filled); R (open, right)", fontsize=8)
+    figure.supylabel(f"max |tiled − baseline| at {fmt},\nabsolute (filled); R (open, right)", fontsize=8)
     return figure
 
 
-def _count(axes: Axes, rows: pd.DataFrame) -> None:
-    tiles = rows.drop_duplicates(AREA).sort_values(AREA)
-    counts = [math.ceil(int(n) / int(bc)) - 1 for n, bc in zip(tiles[N], tiles["variant.tiling.bc"], strict=True)]
+def _counts(rows: pd.DataFrame) -> list[tuple[float, int]]:
+    """The number of rescales at each block area."""
+    tiles = rows.drop_duplicates(["setting", AREA]).sort_values(AREA)
+    sizes = zip(tiles[AREA], tiles[N], tiles["variant.tiling.bc"], strict=True)
+    return [(float(area), math.ceil(int(n) / int(bc)) - 1) for area, n, bc in sizes]
+
+
+def _count(axes: Axes, counts: list[tuple[float, int]], ends: tuple[int, int], *, named: bool) -> None:
+    """The number of rescales on the right, on the same axis in every panel, behind the difference."""
     right = axes.twinx()
-    right.plot(tiles[AREA].astype(float), counts, color=GREY, marker="o", markerfacecolor="white", linestyle=":")
+    right.plot(*zip(*counts, strict=True), color=GREY, marker="o", markerfacecolor="white", linestyle=":")
     right.set_yscale("symlog", linthresh=1)
-    right.set_yticks(sorted({c for c in counts if c in (0, 1, 3, 7, 15, 31, 63, 127)} or set(counts)))
+    least, most = ends
+    right.set_ylim(0.8 if least else -0.3, most * 1.4 + 1)
+    right.set_yticks([tick for tick in (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023) if least <= tick <= max(most, 1)])
     right.get_yaxis().set_major_formatter(lambda value, _: f"{value:g}")
     right.minorticks_off()
-    right.tick_params(colors=GREY)
+    right.tick_params(colors=GREY, labelright=named)
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
+    axes.set_zorder(right.get_zorder() + 1)
+    axes.patch.set_visible(False)

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from numdev.report.evidence_fa3 import FACTOR, of_policy, rmse
 from numdev.report.figures.grid import highest, name_steps, whiskers
+from numdev.report.figures.labels import WHITE
 from numdev.report.finding import Undecidable
 from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.settings import formats, ordered
@@ -87,12 +88,9 @@ def sign(rows: pd.DataFrame) -> Figure:
                 markerfacecolor=face,
             )
         right = max(highest(largest), highest(root))
-        axes.annotate(significant(largest.estimate), (right, place), (5, 0), bbox=_WHITE, **_beside(shade))
+        axes.annotate(significant(largest.estimate), (right, place), (5, 0), bbox=WHITE, **_beside(shade))
     _frame(axes, lines)
     return figure
-
-
-_WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
 
 def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None:
@@ -110,7 +108,7 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
         axes.axvline(value, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         axes.annotate(text, (value, 1), (0, 3), xycoords=axes.get_xaxis_transform(), ha="center", **_above(GREY))
     for text, side, shift in (("← better than the baseline", "right", -6), ("worse than the baseline →", "left", 6)):
-        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=_WHITE, **_above("black"))
+        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=WHITE, **_above("black"))
 
 
 def _ends(interval: Interval) -> tuple[float, float]:

@@ -45,10 +45,11 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 @_laid_out
-def error_map(elements: pd.DataFrame) -> Figure:
+def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
     """`D = x - r` of one head, in units of `u max |r|`; `elements` are those of `element_errors`.
 
-    The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black.
+    The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black. `title` stands
+    above, such as the policy in words.
     """
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
     end = _end(error)
@@ -60,6 +61,7 @@ def error_map(elements: pd.DataFrame) -> Figure:
         column, row = np.unravel_index(int(np.ma.abs(shown).argmax()), error.shape)
         axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
     axes.grid(visible=False)
+    axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("row of O: query")
     axes.set_ylabel("column of O: dimension")
     figure.colorbar(image, ax=axes, extend="both", label="error in u max |golden|", pad=0.01)
@@ -67,10 +69,11 @@ def error_map(elements: pd.DataFrame) -> Figure:
 
 
 @_laid_out
-def error_histogram(elements: pd.DataFrame) -> Figure:
+def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
 
-    A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile.
+    A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile. `title`
+    stands above, such as the policy in words.
     """
     error = elements["error_ulp"].to_numpy()
     finite = error[np.isfinite(error)]
@@ -80,7 +83,8 @@ def error_histogram(elements: pd.DataFrame) -> Figure:
     axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
     axes.hist(finite, bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
     axes.set_xlim(-end, end)
-    axes.set_title("\n".join(_words(error, end)), loc="left", fontsize=7, color=GREY)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title("\n".join(_words(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from numdev.formats import Format
 from numdev.report.evidence import over_baseline
 from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, highest, replicates, whiskers
+from numdev.report.figures.labels import WHITE, room_above
 from numdev.report.finding import Undecidable
 from numdev.report.published import FIG4_RATIO
 from numdev.report.settings import formats
@@ -18,6 +20,7 @@ from numdev.report.statistics import Interval, significant
 from numdev.report.style import BLUE, GREY, SMALL, VERMILION, colour
 
 METRIC = "max_difference"
+_ROOM = 0.15  # share of the vertical axis above the bars: a line of words
 
 
 def fig3(rows: pd.DataFrame) -> Figure:
@@ -52,19 +55,35 @@ def fig4(rows: pd.DataFrame) -> Figure:
                 if panel.large and place == 0:
                     _inside(axes, place + shift, "tiled" if subject == "variant" else "baseline")
         if "bf16" in names:
-            _ratio(axes, panel.rows[panel.rows["format"] == "bf16"], float(names.index("bf16")), panel.large)
+            _ratio(axes, panel.rows, float(names.index("bf16")), panel.large)
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
-    return draw_grid(by_setting(found), draw, _limits, axes_text=("number format F", "max |result − golden|,\nabsolute"))
+    def ends(own: pd.DataFrame) -> tuple[float, float]:
+        return _limits(own, FIG4_RATIO)
+
+    return draw_grid(by_setting(found), draw, ends, axes_text=("number format F", "max |result − golden|,\nabsolute"))
 
 
-def _limits(rows: pd.DataFrame) -> tuple[float, float]:
-    """Decades around the means, with room for text above."""
+def _limits(rows: pd.DataFrame, paper: float = 0.0) -> tuple[float, float]:
+    """From a decade below the least mean to above all bars, intervals and lines at `paper`, with room for words above these."""
     values = rows.loc[rows[METRIC] > 0, METRIC]
     if values.empty:
         return 1e-18, 1.0
-    return 10.0 ** (math.floor(math.log10(values.min())) - 1), 10.0 ** (math.ceil(math.log10(values.max())) + 2)
+    low = 10.0 ** (math.floor(math.log10(values.min())) - 1)
+    panels = [own for _, own in rows.groupby("setting")]
+    return low, room_above(low, max(_top(own, paper) for own in panels), _ROOM)
+
+
+def _top(rows: pd.DataFrame, paper: float) -> float:
+    """The upper end of what is drawn in one panel; the line of the paper is at `paper` times the baseline."""
+    tops = [float(rows[METRIC].max())]
+    for (name, subject), own in rows.groupby(["format", "subject"]):
+        interval = replicates(own, METRIC)
+        if interval is not None and interval.estimate > 0:
+            tops.append(highest(interval))
+            tops.append(paper * interval.estimate if (name, subject) == ("bf16", "baseline") else 0.0)
+    return max(tops)
 
 
 def _bar(axes: Axes, place: float, interval: Interval | None, shade: str, width: float) -> None:
@@ -108,18 +127,18 @@ def _inside(axes: Axes, place: float, text: str) -> None:
 
 
 def _ratio(axes: Axes, rows: pd.DataFrame, place: float, large: bool) -> None:
-    """The ratio above the BF16 bars, and a line at the paper's multiple of the baseline."""
+    """The ratio at BF16 above all bars, and a line at the paper's multiple of the baseline."""
+    bf16 = rows[rows["format"] == "bf16"]
     try:
-        times = over_baseline(rows, METRIC)
+        times = over_baseline(bf16, METRIC)
     except Undecidable:
         return
-    variant, baseline = (replicates(rows[rows["subject"] == subject], METRIC) for subject in ("variant", "baseline"))
-    if variant is None or baseline is None or math.isnan(times.estimate):
+    baseline = replicates(bf16[bf16["subject"] == "baseline"], METRIC)
+    if baseline is None or math.isnan(times.estimate):
         return
     mark = FIG4_RATIO * baseline.estimate
     axes.hlines(mark, place - 0.45, place + 0.45, color="black", linewidth=0.9, linestyle=(0, (3, 1)))
-    if large:
-        axes.annotate("paper: 10×", (place + 0.48, mark), va="center", fontsize=SMALL, color=GREY)
     text = times.text().replace(" ", "× ", 1) if large else f"{significant(times.estimate)}×"
-    top = max(mark, min(highest(variant), axes.get_ylim()[1] / 400))  # two and a half decades are the text's height
-    axes.annotate(text, (place - 0.45, top), (0, 4), textcoords="offset points", ha="left", fontsize=7, fontweight="bold")
+    look: dict[str, Any] = {"textcoords": "offset points", "ha": "left", "va": "bottom", "fontsize": 7, "bbox": WHITE}
+    ours = axes.annotate(text, (place - 0.45, _top(rows, FIG4_RATIO)), (0, 3), fontweight="bold", **look)
+    axes.annotate("paper: 10× (dashed)", (1, 0), (5, 0), xycoords=ours, **look | {"fontsize": SMALL, "color": GREY})

@@ -86,7 +86,7 @@ def draw_grid(
             if large not in shared:
                 shared[large] = axes
                 log_y(axes, *limits(pd.concat([p.rows for own in groups[large] for p in own])))
-            _head(axes, panel)
+            head(axes, panel)
             draw(axes, panel)
             axes.tick_params(labelleft=j == 0)
     figure.supxlabel(axes_text[0], fontsize=8)
@@ -94,7 +94,8 @@ def draw_grid(
     return figure
 
 
-def _head(axes: Axes, panel: Panel) -> None:
+def head(axes: Axes, panel: Panel) -> None:
+    """The title of a panel, and what it is in words below that."""
     size = 8 if panel.large else 7
     axes.set_title(panel.title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
     axes.annotate(
@@ -132,14 +133,18 @@ def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "basel
 
 def whiskers(intervals: list[Interval]) -> list[list[float]]:
     """Error bars for matplotlib; none where one replicate leaves the interval infinite."""
-    below = [i.estimate - i.low if math.isfinite(i.low) else 0.0 for i in intervals]
-    above = [i.high - i.estimate if math.isfinite(i.high) else 0.0 for i in intervals]
-    return [below, above]
+    below = [i.estimate - i.low if math.isfinite(i.high) else 0.0 for i in intervals]  # the low end is then 0, not infinite
+    return [below, [highest(i) - i.estimate for i in intervals]]
 
 
 def highest(interval: Interval) -> float:
     """The upper end of what is drawn of an interval."""
     return interval.high if math.isfinite(interval.high) else interval.estimate
+
+
+def lowest(interval: Interval) -> float:
+    """The lower end of what is drawn of an interval, as far as a log axis shows it."""
+    return interval.low if interval.low > 0 and math.isfinite(interval.high) else interval.estimate
 
 
 def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> None:
@@ -167,8 +172,23 @@ def log_y(axes: Axes, low: float, high: float) -> None:
         name_steps(axes.yaxis)
 
 
+def at_least_a_decade(low: float, high: float) -> tuple[float, float]:
+    """Both ends moved apart alike to a factor of ten, so that a few percent do not fill a log axis."""
+    missing = math.sqrt(max(1.0, 10 * low / high))
+    return low / missing, high * missing
+
+
 def name_steps(axis: Axis) -> None:
     """Names at 1, 2 and 5 of each decade of a log axis, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=[1, 2, 5]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float) -> str:
+    """0.02 or 50, and 2 × 10⁻⁹ where there would be many zeros."""
+    if 1e-4 <= value < 1e5:
+        return f"{value:g}"
+    digits, power = f"{value:.0e}".split("e")
+    factor = "" if digits == "1" else rf"{digits} \times "
+    return f"${factor}10^{{{int(power)}}}$"

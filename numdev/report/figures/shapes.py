@@ -11,12 +11,14 @@ from matplotlib.lines import Line2D
 
 from numdev.report.evidence import against_as_is
 from numdev.report.figures.grid import Panel, chosen, draw_grid, means, plain_ticks, whiskers
+from numdev.report.figures.labels import corner
 from numdev.report.figures.trends import in_u, limits
 from numdev.report.finding import Undecidable
 from numdev.report.settings import describe, formats, is_papers, ordered
-from numdev.report.style import GREY, SMALL, colour
+from numdev.report.style import GREY, colour
 
 METRICS = ("max_difference",)
+_ROOM = 0.3  # share of the vertical axis above the data: two lines of words
 SHAPE, SRAM = "label.tiling.shape", "label.tiling.sram"
 
 
@@ -39,15 +41,15 @@ _LINES = {
 
 def fig6a(rows: pd.DataFrame) -> Figure:
     """Max difference with the paper's tile and with Br and Bc swapped, over the block area."""
-    return _shapes(rows, "swapped")
+    return _shapes(rows, "swapped", "paper: swapped is larger")
 
 
 def fig6b(rows: pd.DataFrame) -> Figure:
     """Max difference with the paper's tile and with square ones, over the block area."""
-    return _shapes(rows, "square")
+    return _shapes(rows, "square", "paper: no difference")
 
 
-def _shapes(rows: pd.DataFrame, other: str) -> Figure:
+def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
     found = in_u(chosen(rows), METRICS)
     found = found.merge(_areas(found), on=["setting", SRAM])
     present = [name for name in _LINES if (found[SHAPE] == name).any()]
@@ -57,22 +59,16 @@ def _shapes(rows: pd.DataFrame, other: str) -> Figure:
         for shape in present:
             _line(axes, panel.rows[panel.rows[SHAPE] == shape], shape, colour(fmt))
         plain_ticks(axes, panel.rows["area"].tolist(), turned=True)
-        axes.annotate(
-            _ratio(panel.rows, other),
-            (0.98, 0.97),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=SMALL,
-            color=GREY,
-        )
+        corner(axes, _ratio(panel.rows, other), fontweight="bold")
+        if panel.large:
+            corner(axes, paper, down=11, color=GREY)
 
     figure = draw_grid(
         _panels(found),
         draw,
-        lambda own: limits(own, METRICS),
+        lambda own: limits(own, METRICS, "area", SHAPE, room=_ROOM),
         axes_text=("block area Br · Bc, elements", "max |tiled − baseline|,\nin u of F"),
-        heights=(1.75, 1.75),
+        heights=(1.9, 1.75),
     )
     keys = [_key(name) for name in present]
     figure.legend(keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False)

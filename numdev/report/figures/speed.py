@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.figures.grid import plain_ticks
+from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
+from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
 from numdev.report.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 from numdev.speed.columns import SHAPE, shape_text
@@ -58,26 +59,28 @@ def memory(rows: pd.DataFrame) -> Figure:
 
 def tradeoff(rows: pd.DataFrame) -> Figure:
     """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
+    names: dict[Axes, list[Name]] = {}
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         common = own.groupby(N)["series"].nunique()
         n = int(str(common[common == common.max()].index.max()))
         axes.annotate(f"N = {n}", (1, 1), (0, -2), **_inside("right", "top"))
-        axes.set_yscale("log")
-        axes.margins(0.15)
-        exact = 0
-        for place, (name, group) in enumerate(own[own[N] == n].groupby("series", sort=False)):
-            shade, marker = look(str(name))
-            x, y = group["tflops"].median(), group["rmse"].median()
-            if y == 0:
-                exact += 1
-                continue
-            axes.plot(x, y, marker=marker, color=shade, linestyle="", markersize=5)
-            axes.annotate(str(name), (x, y), (0, (-9, 6)[place % 2]), **_beside(shade))
-        if exact:
-            axes.annotate(f"{exact} without a deviation", (0, 0), (2, 2), **_inside("left", "bottom"))
+        middle = own[own[N] == n].groupby("series", sort=False)[["tflops", "rmse"]].median()
+        inexact = middle[middle["rmse"] > 0]
+        if len(inexact) < len(middle):
+            axes.annotate(f"{len(middle) - len(inexact)} without a deviation", (0, 0), (2, 2), **_inside("left", "bottom"))
+        names[axes] = [(x, y, str(name), look(str(name))[0]) for name, (x, y) in inexact.iterrows()]
+        for x, y, name, shade in names[axes]:
+            axes.plot(x, y, marker=look(name)[1], color=shade, linestyle="", markersize=5)
+        axes.margins(x=0.2)
+        low, high = (inexact["rmse"].min() / 1.5, inexact["rmse"].max() * 1.5) if len(inexact) else (0.1, 1.0)
+        log_y(axes, *at_least_a_decade(low, high))
 
-    return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
+    figure = _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
+    figure.draw_without_rendering()
+    for axes, found in names.items():
+        name_points(axes, found)
+    return figure
 
 
 SPEED_FIGURES: dict[str, Plot] = {
@@ -93,7 +96,8 @@ SPEED_FIGURES: dict[str, Plot] = {
     ),
     "tradeoff": Plot(
         tradeoff,
-        "One point per attention: its RMSE from golden on a log axis over its speed, at the greatest sequence length.",
+        "One point per attention, with its name: its RMSE from golden on a log axis of a decade or more over its speed, at the "
+        "greatest sequence length.",
         title="Deviation from golden over speed",
     ),
 }

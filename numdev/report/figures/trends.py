@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,25 +17,41 @@ from matplotlib.lines import Line2D
 
 from numdev.formats import Format
 from numdev.report.evidence import over_area, over_length
-from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, means, plain_ticks, whiskers
+from numdev.report.figures.grid import (
+    Panel,
+    by_setting,
+    chosen,
+    draw_grid,
+    highest,
+    lowest,
+    means,
+    plain_ticks,
+    replicates,
+    whiskers,
+)
+from numdev.report.figures.labels import corner, paper_goes, room_above, spread
 from numdev.report.finding import Undecidable
 from numdev.report.settings import formats
 from numdev.report.statistics import Interval, significant
-from numdev.report.style import GREY, SMALL, colour
+from numdev.report.style import GREY, colour
+
+_ROOM = 0.2  # share of the vertical axis above the data: a line of words
 
 
 @dataclass(frozen=True)
 class _Across:
-    """What a difference is drawn over: its column, its symbol, its name on the axis, and the exponent of it."""
+    """What a difference is drawn over: its column, symbol and name on the axis, its exponent, and the paper's trend."""
 
     column: str
     symbol: str
     text: str
     exponent: Callable[[pd.DataFrame, str], Interval]
+    paper: str
+    rises: bool
 
 
-_LENGTH = _Across("problem.shape.keys", "N", "sequence length N, tokens", over_length)
-_AREA = _Across("tiling.area", "A", "block area A = Br · Bc, elements", over_area)
+_LENGTH = _Across("problem.shape.keys", "N", "sequence length N, tokens", over_length, "paper: grows with N", True)
+_AREA = _Across("tiling.area", "A", "block area A = Br · Bc, elements", over_area, "paper: falls with the area", False)
 
 
 def fig5a(rows: pd.DataFrame) -> Figure:
@@ -67,11 +82,15 @@ def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
     return scaled
 
 
-def limits(rows: pd.DataFrame, metrics: tuple[str, ...]) -> tuple[float, float]:
-    """From below the smallest replicate to above the largest."""
-    values = rows[list(metrics)].to_numpy().ravel()
-    values = values[values > 0]
-    return (float(values.min()) / 1.4, float(values.max()) * 1.6) if len(values) else (0.1, 10.0)
+def limits(rows: pd.DataFrame, metrics: tuple[str, ...], *across: str, room: float = 0.0) -> tuple[float, float]:
+    """Below and above every interval at values of `across`; the upper share `room` of the axis stays free for words."""
+    groups = [group for _, group in rows.groupby(["subject", "setting", "format", *across])]
+    found = [replicates(group, metric) for group in groups for metric in metrics]
+    intervals = [interval for interval in found if interval is not None and interval.estimate > 0]
+    if not intervals:
+        return 0.1, 10.0
+    low = min(lowest(interval) for interval in intervals) / 1.4
+    return low, room_above(low, max(highest(interval) for interval in intervals) * 1.1, room)
 
 
 def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: str) -> Figure:
@@ -87,11 +106,16 @@ def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: 
             if lines[0] is not None:
                 ends.append((lines[0], f"{name} {_power(own, across, metrics[0])}", colour(name)))
         _label(axes, ends, panel.large)
+        if panel.large:
+            paper_goes(axes, across.paper, up=across.rises)
         if places:
             span = max(max(places) / min(places), 2.0)
             axes.set_xlim(min(places) / span**0.06, max(places) * span ** (0.45 if panel.large else 0.06))
 
-    return draw_grid(by_setting(found), draw, lambda own: limits(own, metrics), axes_text=(across.text, text))
+    def ends_of(own: pd.DataFrame) -> tuple[float, float]:
+        return limits(own, metrics, across.column, room=_ROOM)
+
+    return draw_grid(by_setting(found), draw, ends_of, axes_text=(across.text, text))
 
 
 def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:
@@ -125,19 +149,12 @@ def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: 
     """Labels at the ends of lines, moved apart where they would overlap; alone in a small panel, in its corner."""
     if not large:
         for i, (_, text, shade) in enumerate(ends):
-            axes.annotate(
-                text,
-                (0.98, 0.96 - 0.14 * i),
-                xycoords="axes fraction",
-                ha="right",
-                va="top",
-                color=shade,
-                fontsize=SMALL,
-            )
+            corner(axes, text, down=3 + 11 * i, color=shade)
         return
     low, high = axes.get_ylim()
     decades = math.log(high / low)
-    heights = spread([math.log(y / low) / decades for (_, y), _, _ in ends], 0.085)
+    free = 1 - _ROOM
+    heights = [free * height for height in spread([math.log(y / low) / decades / free for (_, y), _, _ in ends], 0.085 / free)]
     for ((x, _), text, shade), height in zip(ends, heights, strict=True):
         axes.annotate(
             text,
@@ -149,23 +166,3 @@ def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: 
             color=shade,
             fontsize=7,
         )
-
-
-def spread(places: list[float], gap: float) -> list[float]:
-    """Places near to where they are but `gap` apart, in the same order, and half a gap within 0 and 1 if they fit."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = list(places)
-    for _ in range(50):
-        for below, above in pairwise(order):
-            missing = max(0.0, gap - (moved[above] - moved[below]))
-            moved[below] -= missing / 2
-            moved[above] += missing / 2
-    least = gap / 2
-    for i in order:
-        moved[i] = least = max(moved[i], least)
-        least += gap
-    most = 1 - gap / 2
-    for i in reversed(order):
-        moved[i] = most = min(moved[i], most)
-        most -= gap
-    return moved

@@ -77,6 +77,7 @@ def columns() -> Iterator[str]:
     from numdev.deviation import METRICS
     from numdev.events import COUNTERS
     from numdev.report import columns as known
+    from numdev.report import configuration
     from numdev.speed.columns import COLUMNS as SPEED
 
     tables = {
@@ -84,12 +85,16 @@ def columns() -> Iterator[str]:
         "Metrics": [*METRICS],
         "Counters": [f"counter.{name}" for name in COUNTERS],
         "Speed": [*SPEED],
+        "Problem": [f"problem.{name}" for name in configuration.PROBLEM],
+        "What is measured, and the baseline": [f"variant.{name}" for name in configuration.ATTENTION],
+        "How speed is timed": [f"timing.{name}" for name in configuration.TIMING],
     }
     text = known.dictionary(tables)
     yield text[text.index("\n## ") :]
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
     yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())
-    yield from (f"| `{prefix}<name>` | {text} |" for prefix, text in known.PREFIXES.items())
+    yield f"| `label.<name>` | {known.LABELLED} |"
+    yield "| `baseline.<name>` | of the baseline, what `variant.<name>` is of what is measured |"
 
 
 def rules() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -139,6 +140,51 @@ def run(
         if record.status is not Status.OK:
             outcome.failures.append((point.text(), record.status, record.reason))
     return outcome
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What becomes of a stored study's points when its manifest is written anew.
+
+    Attributes:
+        stored: points of the stored manifest.
+        ours: points of the study that replaces it.
+        shared: of the stored points, those that the study has.
+    """
+
+    stored: int
+    ours: int
+    shared: int
+
+
+def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
+    """How a run narrows or changes the stored study of the same name; None where it keeps every point.
+
+    A point is kept if setting, labels and configuration are the same: in another environment it is measured again, as it
+    should be. Of a point without a record the configuration is not known, and setting and labels tell.
+    """
+    manifest = store.studies().get(study.name)
+    if manifest is None:
+        return None
+    points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
+    for point in study.points:
+        key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
+        points.setdefault(_place(point.setting, describe(point.labels)), {})[key] = point
+    stored = {(_place(old["setting"], old["labels"]), old["key"]) for old in manifest["points"]}
+    shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in stored)
+    return Replaced(len(stored), sum(map(len, points.values())), shared) if shared < len(stored) else None
+
+
+def _place(setting: str, labels: dict[str, Any]) -> str:
+    return json.dumps([setting, labels], sort_keys=True)
+
+
+def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:
+    """Whether a stored point is one of those at its place."""
+    record = None if key in points else store.get(key)
+    if record is None:
+        return bool(points)
+    return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())
 
 
 def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:

@@ -366,6 +366,36 @@ class TestStudy:
         assert ran.code == 0
         assert [line.split(":")[0] for line in ran.out.splitlines()] == ["toy", "other"]
 
+    def test_its_command_finds_it_again(
+        self, numdev: Command, toy_configs: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        few = ("study=toy", "tiling.bc=8", "precision=bf16")
+        for folder, words in (("mine", "mine"), (str(toy_configs), "mine")):
+            ran = numdev("measure", "--config-dir", folder, *few, "-m", "shard=0,1", f"results=of_{Path(folder).name}")
+            assert ran.code == 0, ran.err
+            command = Store(Path("of_mine")).studies()["toy"]["command"]
+            assert command == f"numdev measure --config-dir {words} study=toy tiling.bc=8 precision=bf16"
+            assert "1 already there" in numdev(*command.split()[1:], "results=of_mine").out
+        elsewhere = tmp_path_factory.mktemp("elsewhere")
+        (elsewhere / "study").mkdir()
+        (elsewhere / "study" / "toy.yaml").write_text(STUDY)
+        numdev("measure", "--config-dir", str(elsewhere), *few)
+        assert f" --config-dir {elsewhere} study=toy " in Store(Path("results")).studies()["toy"]["command"]
+
+    def test_a_run_of_fewer_or_other_points_says_so(self, numdev: Command, toy_configs: Path) -> None:
+        def noted(*changes: str) -> str:
+            ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", *changes)
+            assert ran.code == 0, ran.err
+            return ran.err.splitlines()[0]
+
+        fewer = "note: results holds toy with 6 points, this run has 2 points, 2 of them among those; reports will show these."
+        assert "note:" not in noted()
+        assert "note:" not in noted()
+        assert noted("tiling.bc=8") == f"{fewer} Use another results= to keep both."
+        assert "note:" not in noted()  # more points
+        assert "6 points, none of them among those" in noted("seeds=2")
+        assert "note:" not in noted("seeds=2", "-m", "shard=range(0,3)")
+
     def test_lists_failures_and_goes_on(self, numdev: Command, toy_configs: Path) -> None:
         (toy_configs / "study" / "bad.yaml").write_text(
             "title: One in three fails\nbase: {problem: captured, seeds: 1}\naxes: {problem.n: [8, 512, 16]}\n"

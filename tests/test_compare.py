@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy import stats
 
 from numdev.attention.exact import Exact
@@ -27,7 +25,7 @@ from numdev.measure import Bench
 from numdev.problem import Problem, Shape
 from numdev.record import Record, Status
 from numdev.report.columns import meaning
-from numdev.report.compare import COLUMNS, COMPARABLE, Question, compare, show
+from numdev.report.compare import COLUMNS, COMPARABLE, Question, compare
 from numdev.report.frames import load
 from numdev.report.significance import holm, paired, unpaired
 from numdev.report.statistics import ratio
@@ -105,16 +103,6 @@ class TestChange:
         assert row["a"] == pytest.approx(stats.gmean(BASE))
         assert row["ratio"] == pytest.approx(stats.gmean(np.ones(5) * factors), rel=1e-12)
         assert (row["key_a"], row["key_b"]) == ("one-8-bf16", "two-8-bf16")
-
-    @pytest.mark.parametrize(("factor", "shown"), [(1.0, False), (0.8, False), (1.2, True)])
-    def test_only_changes_for_the_worse_are_listed(self, tmp_path: Path, factor: float, shown: bool) -> None:
-        a, b = ([point(scaled(times), machine)] for times, machine in ((1.0, "one"), (factor, "two")))
-        found = changes(tmp_path, a, b)
-        console = Console(file=io.StringIO(), width=200)
-        show(found, load(Store(tmp_path / "a")), load(Store(tmp_path / "b")), console)
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert ("Changes for the worse" in text) is shown
-        assert "nan" not in text
 
     def test_of_another_metric_alone_is_not_of_equal_bits(self, tmp_path: Path) -> None:
         other = [row | {"p99": 2.0} for row in rows(BASE)]
@@ -375,7 +363,8 @@ class TestCommand:
         ("arguments", "words"),
         [
             ((), "numdev compare: '' cannot be used; give two folders"),
-            (("a",), "numdev compare: 'a' cannot be used; give two folders"),
+            (("a",), "B: '' cannot be used; the second folder of results is missing: numdev compare a B"),
+            (("a", "a", "b"), "numdev compare: 'b' cannot be used; give two folders"),
             (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no study"),
             (("nowhere", "a"), "A: 'nowhere' cannot be used"),
             (("a", "a", "study=fig9"), "study: 'fig9' cannot be used; a holds s"),

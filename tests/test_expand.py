@@ -65,6 +65,11 @@ class TestGrid:
         assert (made.name, made.title, made.figure, made.claims) == ("toy", "Toy", "fig6c", ("a", "b"))
         assert [point.setting for point in made.points] == ["default"]
 
+    @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
+    def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:
+        expander = Expander(Library((config_folder(),)), {"seeds": 2}, "speed", own)
+        assert expander.study("s", study_fields("s", {"title": "t"})).command == f"numdev speed {folder}study=s seeds=2"
+
     def test_equal_points_are_one(self) -> None:
         assert len(study(axes={"tiling.bc": [16, 16, 32]}).points) == 2
 

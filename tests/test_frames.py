@@ -15,7 +15,7 @@ from numdev.errors import BadInput
 from numdev.measure import Bench
 from numdev.record import Record, Status
 from numdev.report.export import SUMMARISED, claim_table, environments, summarise, to_csv, to_parquet, write_tables
-from numdev.report.frames import COMPARISON, Results, distinct, flatten, load
+from numdev.report.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
 from numdev.store import Store
 from numdev.study import Shard, run
 from tests.toy_studies import Size, by_area, by_format, sign
@@ -94,10 +94,6 @@ def test_a_baseline_stands_once_per_problem_and_setting(results: Results) -> Non
     assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
 
 
-def test_flatten() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {"a.b": 1, "a.c.d": None, "e": "[1, 2]"}
-
-
 def test_a_point_that_the_grid_meets_twice_is_read_once(tmp_path: Path) -> None:
     made = record("a")
     assert len(load(store_of(tmp_path, made, made)).points) == 1
@@ -166,18 +162,6 @@ def test_records_of_another_environment_do_not_mix_in(tmp_path: Path) -> None:
     assert json.loads(environments(found)) == [{"environment": 0, "points": {"s": 1}, "facts": {"device": "gpu"}}]
 
 
-def test_columns_have_one_type_each(tmp_path: Path) -> None:
-    config: dict[str, Any] = {"a": 1, "b": True, "c": 0.5, "d": 3, "e": None}
-    other = {"a": "x", "b": None, "c": 2, "d": None, "e": None}
-    both = [record(name, config={"v": values}) for name, values in (("one", config), ("two", other))]
-    found = load(store_of(tmp_path, *both)).points.rename(columns=lambda name: name.removeprefix("v."))
-    assert found["a"].tolist() == ["1", "x"]
-    assert str(found["b"].dtype) == "boolean"
-    assert found["c"].tolist() == [0.5, 2.0]
-    assert str(found["d"].dtype) == "Int64"
-    assert found["e"].isna().all()
-
-
 def test_an_interrupted_study_gives_the_same_tables(tmp_path: Path) -> None:
     studies = [by_format("fig3", SMALL), by_area(SMALL), sign(SMALL)]
     for name, shards in (("whole", (Shard(),)), ("resumed", (Shard(1, 3), Shard()))):
@@ -193,7 +177,7 @@ def test_an_interrupted_study_gives_the_same_tables(tmp_path: Path) -> None:
 
 
 def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -> None:
-    summaries = summarise(results.study("fig3"))
+    summaries = summarise(results.study("fig3"), results.points)
     row = summaries.iloc[5]
     found = toy_results.get(row["key"])
     assert found is not None
@@ -211,15 +195,39 @@ def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -
 
 def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     rows = [record("a").rows[0] | {"seed": seed, "nan_count": seed} for seed in range(3)]
-    summaries = summarise(load(store_of(tmp_path, record("a", rows=rows))).rows)
+    found = load(store_of(tmp_path, record("a", rows=rows)))
+    summaries = summarise(found.rows, found.points)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
 
 
 def test_a_summary_keeps_points_apart_that_differ_in_labels_alone(results: Results) -> None:
-    summaries = summarise(results.study("fig6a"))
+    summaries = summarise(results.study("fig6a"), results.points)
     variant = summaries.query("subject == 'variant' and output == 'out' and reference == 'golden'")
     assert len(variant) == len(results.manifests["fig6a"]["points"])
     assert set(variant["replicates"]) == {3}
+
+
+def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> None:
+    rows = distinct(results.rows)
+    summaries = summarise(rows, results.points)
+    told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
+    told += [f"problem.shape.{name}" for name in ("queries", "keys", "head_dim")]
+    told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise", "variant.precision.scores"]
+    points = results.points.drop_duplicates("key").set_index("key")[told].loc[summaries["key"]]
+    pd.testing.assert_frame_equal(summaries[told], points.reset_index(drop=True))
+    labels = [name for name in results.rows.columns if name.startswith(LABEL)]
+    assert not summaries.duplicated([*PLACE, *labels, "subject", "output", "reference"]).any()
+    assert summaries["replicates"].sum() == len(rows)
+
+
+def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) -> None:
+    held = {"problem.shape.batch", "problem.mask.causal", "variant.tiling.order"}
+    assert held <= set(results.points)
+    assert not held & set(summarise(results.rows, results.points))
+    one = summarise(results.study("sign"), results.points[results.points["study"] == "sign"])
+    assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
+    assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
+    assert "problem.source.parameter" not in one
 
 
 def test_csv_numbers_have_nine_digits() -> None:

@@ -26,7 +26,7 @@ from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.record import Status
 from numdev.store import Store, StoreError
-from numdev.study import Outcome, Shard, Study, StudyPoint, run
+from numdev.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
 from numdev.tiling import Tiling
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
@@ -253,6 +253,42 @@ class TestShards:
     def test_bad(self, index: int, count: int) -> None:
         with pytest.raises(BadInput, match="shard"):
             Shard(index, count)
+
+
+class TestReplaced:
+    def test_nothing_where_every_point_is_kept(self, bench: Bench, store: Store) -> None:
+        few, own = study(*GRID.points[:2]), Store(store.path / "few")
+        assert replaced(GRID, bench, store) is None
+        run(few, bench, own)
+        assert replaced(few, bench, own) is None
+        assert replaced(GRID, bench, own) is None
+
+    def test_fewer_points(self, bench: Bench, store: Store) -> None:
+        run(GRID, bench, store)
+        assert replaced(study(*GRID.points[:2]), bench, store) == Replaced(stored=6, ours=2, shared=2)
+
+    def test_points_of_another_configuration_under_the_same_labels(self, bench: Bench, store: Store) -> None:
+        run(GRID, bench, store)
+        changed = study(*(replace(p, seeds=2 if i else 1) for i, p in enumerate(GRID.points)))
+        assert replaced(changed, bench, store) == Replaced(stored=6, ours=6, shared=1)
+
+    def test_points_under_other_labels(self, bench: Bench, store: Store) -> None:
+        run(GRID, bench, store)
+        assert replaced(study(point(2, axis="b")), bench, store) == Replaced(stored=6, ours=1, shared=0)
+
+    def test_nothing_in_another_environment(self, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        run(GRID, bench, store)
+        monkeypatch.setattr(Bench, "environment", lambda self: {"device": "another"})
+        assert bench.key(*what(GRID.points[0])) != store.studies()["toy"]["points"][0]["key"]
+        assert replaced(GRID, bench, store) is None
+
+    def test_other_studies_do_not_matter(self, bench: Bench, store: Store) -> None:
+        run(GRID, bench, store)
+        assert replaced(replace(study(point(16)), name="other"), bench, store) is None
+
+
+def what(given: StudyPoint) -> tuple[Any, Any, Any, int]:
+    return given.problem, given.variant, given.baseline, given.seeds
 
 
 def test_outcome_starts_with_nothing() -> None:

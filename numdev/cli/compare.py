@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,14 +55,17 @@ def _settings(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
             raise BadInput("numdev compare", argument, f"give {', '.join(f'{key}=...' for key in _DEFAULTS)}, or --help")
         else:
             folders.append(argument)
+    if len(folders) == 1:
+        raise BadInput("B", "", f"the second folder of results is missing: numdev compare {shlex.quote(folders[0])} B")
     if len(folders) != 2:
-        raise BadInput("numdev compare", " ".join(folders), "give two folders of results, A and B, or --help")
+        raise BadInput("numdev compare", " ".join(folders[2:]), "give two folders of results, A and B, or --help")
     return folders, given
 
 
 def _compare(folders: list[str], settings: dict[str, str]) -> int:
     from numdev.cli.console import output
-    from numdev.report.compare import REGRESSIONS, SIGNIFICANT, Question, compare, show, write
+    from numdev.report.compare import REGRESSIONS, SIGNIFICANT, Question, compare
+    from numdev.report.compare_tables import show, write
 
     question = Question(settings["metric"], settings["reference"], _tolerance(settings["tolerance"]))
     studies = settings["study"].split(",") if settings["study"] else None

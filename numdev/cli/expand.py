@@ -51,11 +51,13 @@ class Expander:
         library: where options of groups are read.
         task: what the command line states; it stands above everything else.
         program: the command that runs the studies, as they are told to be run again.
+        own: the config folder that the command line adds, as `--config-dir` takes it again.
     """
 
     library: Library
     task: Statements = field(default_factory=dict)
     program: str = "measure"
+    own: str | None = None
     _types: Types = field(default_factory=Types)
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
@@ -91,7 +93,8 @@ class Expander:
     def _command(self, name: str) -> str:
         """The command line that states what `task` does."""
         stated = [f"{key}={_written(value)}" for key, value in self.task.items()]
-        return shlex.join(["numdev", self.program, f"study={name}", *stated])
+        folder = ["--config-dir", self.own] if self.own else []
+        return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Labels and configuration of each point of one setting."""

@@ -14,7 +14,8 @@ from rich.text import Text
 from numdev.deviation import METRICS
 from numdev.events import COUNTERS
 from numdev.record import Record, Status, summary
-from numdev.study import Outcome
+from numdev.store import Store
+from numdev.study import Outcome, Replaced
 
 _COLUMNS = {
     ("variant", "golden"): "variant\nvs golden",
@@ -72,6 +73,13 @@ def outcome(name: str, done: Outcome) -> Text:
         parts.append(f"{len(done.failures)} not ok")
     count = done.measured + done.skipped
     return Text.assemble((name, "bold"), f": {count} point{'s' * (count != 1)}, ", ", ".join(parts))
+
+
+def replaced(name: str, lost: Replaced, store: Store) -> Text:
+    """That reports will not show some points any more, as a run states the points of the study anew."""
+    here = f"{lost.ours} point{'s' * (lost.ours != 1)}, {lost.shared or 'none'} of them among those"
+    mend = "reports will show these. Use another results= to keep both."
+    return Text(f"note: {store.path} holds {name} with {lost.stored} points, this run has {here}; {mend}")
 
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:

@@ -18,7 +18,7 @@ from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
 from numdev.store import Store
-from numdev.study import Measures, Outcome, Shard, Study
+from numdev.study import Measures, Outcome, Shard, Study, replaced
 from numdev.study import run as run_study
 
 
@@ -30,7 +30,16 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
-    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg), program)
+    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg), program, _own_folder(hydra.runtime))
+
+
+def _own_folder(runtime: Any) -> str | None:
+    """What `--config-dir` names, without the way to the working directory where it lies in there."""
+    for source in runtime.config_sources:
+        if source.provider == "command-line":
+            path, here = Path(source.path), Path(runtime.cwd)
+            return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return None
 
 
 def stated(overrides: list[str], choices: Any, cfg: DictConfig) -> dict[str, Any]:
@@ -59,6 +68,9 @@ def run(studies: Sequence[Study], cfg: DictConfig, bench: Measures, *, live: boo
     store = Store(Path(cfg.results))
     shard = shard or Shard()
     expected = [len(range(shard.index, _distinct(study), shard.count)) for study in studies]
+    for study in studies:
+        if lost := replaced(study, bench, Store(store.path)):  # of its own: what it finds torn is not measured again here
+            ERRORS.print(show.replaced(study.name, lost, store))
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from numdev.deviation import METRICS
 from numdev.events import COUNTERS
+from numdev.report.configuration import PARTS, setting
 from numdev.speed.columns import COLUMNS as SPEED
 
 _UNITS = {
@@ -34,7 +35,8 @@ FIXED = {
     "tiling.area": "block area Br * Bc",
     "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
     "seed": "the replicate: what the inputs were drawn with",
-    "subject": "`variant` or `baseline`; a baseline stands once per setting and problem, under its first point",
+    "subject": "`variant` or `baseline`; a baseline stands once per setting and problem, under its first point, "
+    "whose `variant.*` columns stand beside it",
     "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
     "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
     "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); "
@@ -84,12 +86,7 @@ STATISTICS = {
     "max": "largest over seeds",
 }
 
-PREFIXES = {
-    "label.": "the point's place on an axis of the study",
-    "problem.": "configuration: shapes, mask, scale and source of q, k, v",
-    "variant.": "configuration of what is measured",
-    "baseline.": "configuration of the baseline",
-}
+LABELLED = "the point's place on an axis of the study"
 
 
 def meaning(column: str) -> tuple[str, str] | None:
@@ -107,10 +104,15 @@ def meaning(column: str) -> tuple[str, str] | None:
         return _UNITS.get(unit, unit), f"{STATISTICS[statistic]} of: {text}"
     if column.startswith("counter."):
         return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
-    for prefix, text in PREFIXES.items():
-        if column.startswith(prefix):
-            return "", f"{text}: `{column.removeprefix(prefix)}`"
-    return None
+    if column.startswith("label."):
+        return "", f"{LABELLED}: `{column.removeprefix('label.')}`"
+    return setting(column) or _of_ones_own(column)
+
+
+def _of_ones_own(column: str) -> tuple[str, str] | None:
+    """A setting of a class that numdev does not know."""
+    part = column.partition(".")[0]
+    return ("", f"a setting of the class that stands in `{part}.type`") if part != column and part in PARTS else None
 
 
 def dictionary(tables: Mapping[str, Iterable[str]]) -> str:

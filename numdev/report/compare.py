@@ -14,21 +14,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from numdev.errors import BadInput
-from numdev.report.export import to_csv
 from numdev.report.frames import LABEL, METRIC_NAMES, Results
 from numdev.report.significance import holm, paired, unpaired
-from numdev.report.statistics import Interval, significant, typical
-from numdev.store import write_atomically
+from numdev.report.statistics import typical
 
 COMPARABLE = (
     *("max_difference", "rmse", "mean_absolute", "std", "relative_frobenius", "relative_l1", "wasserstein"),
@@ -37,7 +31,6 @@ COMPARABLE = (
 """Metrics that are never negative and the worse the larger; the ratio of another says nothing of better or worse."""
 
 SIGNIFICANT = 0.05  # adjusted p-values below it
-_WORST = 20  # rows of the table for the terminal
 
 
 class Change(Enum):
@@ -203,48 +196,3 @@ def _judged(row: dict[str, Any], adjusted: float, tests: int) -> dict[str, Any]:
         return {"p_adjusted": adjusted, "change": (Change.WORSE if row["is_larger"] else Change.BETTER).value}
     alone = f"significant alone, not among {tests} tests" if row["p"] < SIGNIFICANT else ""
     return {"p_adjusted": adjusted, "change": Change.SAME.value, "note": "; ".join(filter(None, (row["note"], alone)))}
-
-
-def write(changes: pd.DataFrame, out: Path) -> None:
-    """Write compare.csv into `out`, or raise StoreError."""
-    write_atomically(out / "compare.csv", to_csv(changes))
-
-
-def show(changes: pd.DataFrame, a: Results, b: Results, console: Console) -> None:
-    """Print how the environments differ, how many comparisons of each study changed how, and the worst changes."""
-    for table in (_environments(a, b), _counts(changes), _worst(changes)):
-        if table is not None:
-            console.print(table)
-
-
-def _environments(a: Results, b: Results) -> Table | None:
-    table = Table("fact", "A", "B", title="Environments differ", title_justify="left")
-    for name in dict.fromkeys(name for facts in (*a.environments, *b.environments) for name in facts):
-        said = [", ".join(dict.fromkeys(facts.get(name, "none") for facts in side.environments)) for side in (a, b)]
-        if said[0] != said[1]:
-            table.add_row(name, *map(Text, said))
-    return table if table.row_count else None
-
-
-def _counts(changes: pd.DataFrame) -> Table:
-    present = [change.value for change in Change if (changes["change"] == change.value).any()]
-    table = Table("study", *present, title="Comparisons", title_justify="left")
-    for study, group in changes.groupby("study", sort=False):
-        table.add_row(str(study), *(str(int((group["change"] == name).sum())) for name in present))
-    return table
-
-
-def _worst(changes: pd.DataFrame) -> Table | None:
-    """What is broken first, then what is worse, then what looks worse, by ratio."""
-    order = changes["change"].map({change.value: place for place, change in enumerate(Change)})
-    found = changes.assign(order=order)[changes["change"].isin(REGRESSIONS) | (changes["ratio"] > 1)]
-    found = found.sort_values(["order", "ratio"], ascending=[True, False], kind="stable").head(_WORST)
-    titles = ("study", "point", "output", "A", "B", "B / A", "adjusted p", "change", "note")
-    table = Table(*titles, title="Changes for the worse", title_justify="left")
-    for row in found.to_dict("records"):
-        ratio = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0).text()
-        figures = [significant(row["a"], 3), significant(row["b"], 3), ratio, significant(row["p_adjusted"])]
-        known = ["" if figure == "unknown" else figure for figure in figures]
-        cells = [row["study"], f"{row['setting']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    return table if table.row_count else None

@@ -14,12 +14,19 @@ from numdev.errors import BadInput
 from numdev.record import summary
 from numdev.report.claims import ClaimResult
 from numdev.report.columns import dictionary
-from numdev.report.frames import PLACE, Results, distinct
+from numdev.report.frames import LABEL, PLACE, Results, distinct
 from numdev.report.settings import is_papers
 from numdev.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
 _GROUP = [*PLACE, "subject", "output", "reference"]
+_TOLD = (
+    *("attention", "format", "policy", "tiling.area"),
+    *("problem.source.type", "problem.source.kind", "problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
+    *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise", "seeds"),
+)
+"""What a summary tells of every point, be it the same for all."""
+_VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
 
 
 def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
@@ -34,7 +41,7 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
     rows = distinct(results.rows)
     tables = {
         "results.csv": rows,
-        "summary.csv": summarise(rows),
+        "summary.csv": summarise(rows, results.points),
         "points.csv": results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
         "claims.csv": claim_table(claims),
@@ -68,10 +75,14 @@ def to_parquet(table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics."""
-    grouped = rows.groupby([*_GROUP, *_labels(rows)], sort=False, dropna=False)
-    places = grouped.head(1)[[*_GROUP, *_labels(rows)]].reset_index(drop=True)
+def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
+
+    Beside each stand the point's labels, the chief settings, and every other setting in which `points` of one class differ.
+    """
+    by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
+    grouped = rows.groupby(by, sort=False, dropna=False)
+    places = _with_settings(grouped.head(1)[by].reset_index(drop=True), points)
     members: list[list[int]] = [[] for _ in range(len(places))]
     for row, group in enumerate(grouped.ngroup()):
         members[group].append(row)
@@ -91,9 +102,19 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
 
 
-def _labels(rows: pd.DataFrame) -> list[str]:
-    """The axes that a summary keeps: labels, format, policy and block area; the rest is found by the key."""
-    return [name for name in rows.columns if name.startswith("label.") or name in ("format", "policy", "tiling.area")]
+def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Places with settings of their points, which a key stands for."""
+    names = [name for name in points.columns if name in _TOLD or (name.startswith(_VARYING) and _varies(name, points))]
+    found = points.drop_duplicates("key").set_index("key")[names].loc[places["key"]].reset_index(drop=True)
+    return pd.concat([places, found], axis=1)
+
+
+def _varies(name: str, points: pd.DataFrame) -> bool:
+    """Whether points differ in a setting; that classes differ in which settings they have does not count."""
+    kind = "problem.source.type" if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
+    if name == kind or kind not in points:
+        return points[name].nunique(dropna=False) > 1
+    return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())
 
 
 def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import pandas as pd
 from numdev.deviation import METRICS
 from numdev.errors import BadInput
 from numdev.record import Record
+from numdev.report.typed import flatten, typed
 from numdev.store import Store
 
 PLACE = ["study", "setting", "key"]
@@ -86,7 +87,7 @@ def load(store: Store, studies: Sequence[str] | None = None) -> Results:
             place = {"point": len(points), "study": name, "setting": point["setting"], "key": point["key"]}
             points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
             rows += [{"point": place["point"]} | _row(row) for row in record.rows]
-    table = _table(points, ["point", *PLACE, *_ALWAYS])
+    table = typed(points, ["point", *PLACE, *_ALWAYS])
     return Results(
         rows=_rows(rows, table),
         points=table.drop(columns="point"),
@@ -140,17 +141,6 @@ def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     return {f"counter.{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration with dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`; a list is JSON text."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
-
-
 def _format(config: Mapping[str, Any]) -> str:
     """The format of the output, `bf16` for `bf16:toward_zero`; that of the baseline where the variant does not say."""
     kernels = config.get("variant.fmt")
@@ -194,7 +184,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
-    found = _table(rows, ["point", *COMPARISON, *METRIC_NAMES, "max_index"])
+    found = typed(rows, ["point", *COMPARISON, *METRIC_NAMES, "max_index"])
     kept = [name for name in points.columns if name in PLACE or name == "point" or _is_axis(name)]
     merged = points[kept].merge(found, on="point", how="inner", sort=False)
     return merged.drop(columns="point")
@@ -224,32 +214,6 @@ _AXES = (
 def _is_axis(name: str) -> bool:
     """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
     return name.startswith(_AXES) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
-
-
-def _table(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    """Dictionaries as a table with at least these columns, first; each column of one type."""
-    names = list(dict.fromkeys([*columns, *(name for record in records for name in record)]))
-    return pd.DataFrame({name: _column([record.get(name) for record in records]) for name in _ordered(names)})
-
-
-def _ordered(names: list[str]) -> list[str]:
-    """Labels and configuration by their kind, in the order of first appearance within a kind."""
-    kinds = ("label.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
-    place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
-    place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
-    return sorted(names, key=lambda name: place[name])
-
-
-def _column(values: list[Any]) -> pd.Series[Any]:
-    """Numbers as numbers, whole ones with gaps as nullable integers, anything mixed as text."""
-    present = [value for value in values if value is not None]
-    if present and all(isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="boolean")
-    if present and all(isinstance(value, int) for value in present):
-        return pd.Series(values, dtype="Int64" if len(present) < len(values) else "int64")
-    if present and all(isinstance(value, (int, float)) for value in present):
-        return pd.Series(values, dtype="float64")
-    return pd.Series([None if value is None else str(value) for value in values], dtype="str")
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

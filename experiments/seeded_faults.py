@@ -30,7 +30,7 @@ class Fault:
     modules: tuple[str, ...]
 
 
-RECURRENCE, TILED = "attention/recurrence.py", "attention/tiled.py"
+RECURRENCE = "attention/recurrence.py"
 
 FAULTS = (
     Fault(
@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         "splits combined without weights",
-        TILED,
+        "attention/combine.py",
         "step.accumulator.apply_(out * weight)",
         "step.accumulator.apply_(out / len(parts))",
         ("tiled",),
@@ -259,6 +259,42 @@ FAULTS = (
         "ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)",
         "ties.add_(equal)",
         ("counters",),
+    ),
+    Fault(
+        "speed compares other heads than golden's",
+        "speed/bench.py",
+        "output.out[:1, : small.shape.heads]",
+        "output.out[:1, -small.shape.heads :] * 1.01",
+        ("speed_bench",),
+    ),
+    Fault("speed's NaN is no status", "speed/bench.py", "not deviation.is_finite, kernel", "False, kernel", ("speed_bench",)),
+    Fault(
+        "a kernel is predicted without its control",
+        "report/evidence_kernels.py",
+        "self.distance.high < min(SMALL, control.low)",
+        "self.distance.high < SMALL",
+        ("claims",),
+    ),
+    Fault(
+        "the Hopper kernel's order is forward",
+        "emulation.py",
+        "return Walk(128, Order.REVERSE)",
+        "return Walk(128, Order.FORWARD)",
+        ("emulation",),
+    ),
+    Fault(
+        "a setting that is not the paper's decides a claim",
+        "report/claims.py",
+        "self.findings[name].verdict for name in self.papers}\n        if",
+        "finding.verdict for finding in self.findings.values()}\n        if",
+        ("claims",),
+    ),
+    Fault(
+        "masks that hide rows are not seen",
+        "mask.py",
+        "any(bool((high <= low).any())",
+        "any(bool((high < low).any())",
+        ("mask", "vanilla"),
     ),
 )
 

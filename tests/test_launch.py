@@ -166,6 +166,20 @@ def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, mon
     assert not right(float("nan"))
 
 
+def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate is wrong: the command ends with 1, and the table stays as it was."""
+    from numdev.kernels import tuning
+
+    before = table.read_bytes()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(tuning, "is_right", lambda *arguments: False)
+    ran = numdev("tune", "formats=bf16", "head_dims=64", "masks=none")
+    assert ran.code == 1
+    assert "head_dims: no candidate is of use for bf16, head_dim 64: 0 could not be launched, 8 were wrong" in ran.err
+    assert table.read_bytes() == before
+
+
 def test_candidates_of_fp32_are_smaller() -> None:
     from numdev.kernels.tuning import candidates
 

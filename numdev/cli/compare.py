@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numdev.errors import BadInput, NumdevError
+from numdev.cli import plain
+from numdev.errors import BadInput
 
 HELP = """\
 numdev compare A B [study=NAME] [metric=rmse] [reference=golden] [out=FOLDER] [tolerance=1.0]
@@ -34,14 +34,7 @@ _DEFAULTS = {"study": "", "metric": "rmse", "reference": "golden", "out": "", "t
 
 def run(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    if arguments and arguments[0] in ("--help", "-h"):
-        print(HELP)
-        return 0
-    try:
-        return _compare(*_settings(arguments))
-    except NumdevError as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
+    return plain.run(lambda given: _compare(*_settings(given)), arguments, HELP)
 
 
 def _settings(arguments: list[str]) -> tuple[list[str], dict[str, str]]:

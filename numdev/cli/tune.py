@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
-from typing import Any
 
+from numdev.cli import plain
 from numdev.errors import BadInput
 
 HELP = """\
@@ -22,14 +20,7 @@ _DEFAULTS = {"formats": "bf16,fp16", "head_dims": "64,128", "masks": "none,causa
 
 def run(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    if arguments and arguments[0] in ("--help", "-h"):
-        print(HELP)
-        return 0
-    try:
-        return _tune(_settings(arguments))
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
+    return plain.run(lambda given: _tune(_settings(given)), arguments, HELP)
 
 
 def _settings(arguments: list[str]) -> dict[str, str]:
@@ -61,6 +52,7 @@ def _tune(settings: dict[str, str]) -> int:
     from numdev.kernels import launch
     from numdev.kernels.runtime import triton_version
     from numdev.kernels.tuning import tune
+    from numdev.store import write_atomically
 
     path = Path(settings["out"]) if settings["out"] else launch.TABLE
     rows = [
@@ -79,15 +71,11 @@ def _tune(settings: dict[str, str]) -> int:
             output().print(f"{found} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
             entry = tuned.entry | origin
             entries = [old for old in entries if not _same_row(old, entry)] + [entry]
-            _write(path, {"entries": entries})  # after every row: an interrupted run loses one
+            write_atomically(
+                path, (json.dumps({"entries": entries}, indent=2) + "\n").encode()
+            )  # after every row: an interrupted run loses one
     output().print(f"{len(rows)} rows in {path}")
     return 0
-
-
-def _write(path: Path, table: dict[str, Any]) -> None:
-    draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps(table, indent=2) + "\n")
-    os.replace(draft, path)
 
 
 def _same_row(a: dict[str, object], b: dict[str, object]) -> bool:

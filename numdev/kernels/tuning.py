@@ -12,6 +12,7 @@ from torch import Tensor
 from numdev.attention.exact import Exact
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
+from numdev.errors import Unsupported
 from numdev.formats import FP32, Format
 from numdev.kernels import portable
 from numdev.kernels.launch import Launch, mask_name
@@ -62,7 +63,7 @@ def tune(fmt: Format, head_dim: int, mask: Mask, n: int, progress: Callable[[str
     """Check and time every candidate.
 
     Raises:
-        RuntimeError: if none can be launched and is right.
+        Unsupported: if none can be launched and is right.
     """
     attend, device = Triton(fmt), torch.device("cuda")
     best: tuple[float, Launch] | None = None
@@ -81,7 +82,7 @@ def tune(fmt: Format, head_dim: int, mask: Mask, n: int, progress: Callable[[str
             best = seconds, launch
     if best is None:
         tried = f"{unlaunched} could not be launched, {wrong} were wrong"
-        raise RuntimeError(f"no candidate is of use for {fmt}, head_dim {head_dim}: {tried}")
+        raise Unsupported("head_dims", f"no candidate is of use for {fmt}, head_dim {head_dim}: {tried}")
     found = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": generation(device)}
     return Tuned(found | vars(best[1]), unlaunched, wrong)
 

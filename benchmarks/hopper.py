@@ -47,7 +47,7 @@ def main() -> None:
             mask = Mask(causal=causal)
             for n in lengths:
                 q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                pinned = SHAPES[dim, hopper_host.pinned_br(dim, mask, n)]
+                pinned = SHAPES[dim, hopper_host.pinned_br(dim, mask, n, n)]
                 found = seconds({str(shape): contender(shape, q, k, v, mask) for shape in dict.fromkeys([pinned, *variants])})
                 flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
                 rates = "  ".join(f"{name.removeprefix('Shape')} {flops / value / 1e12:4.0f}" for name, value in found.items())

@@ -4,17 +4,27 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python experiments/sanitize.py
 
 Without the caching allocator every tensor is an allocation of its own, so that reading past its end is seen.
+
+Racecheck reports hazards in the Hopper kernel between the words by which the compiler tells each warp group what to run: in the
+machine code a store before the named barrier at which all warp groups meet, and a load after it. No buffer of the kernel is in a
+report. `--control` runs a kernel whose warp groups share nothing but a barrier.
 """
 
 from __future__ import annotations
 
+import argparse
+
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import Unsupported
 from numdev.formats import BF16, E4M3FN, FP16, FP32
+from numdev.kernels.hopper_parts import barriers
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.tiling import Order, Tiling
@@ -30,7 +40,36 @@ SHAPES = (
 )
 
 
+@gluon.jit
+def fill(c: gl.constexpr, out, turn):
+    """Group c waits until it is its turn, writes its part of `out`, and passes the turn on."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    mbarrier.wait(turn.index(c), 0)
+    gl.store(out + c * 128 + gl.arange(0, 128, layout), gl.full([128], c, gl.int32, layout))
+    mbarrier.arrive(turn.index((c + 1) % 3), count=1)
+
+
+@gluon.jit
+def warp_groups_alone(out):
+    """Three warp groups that take turns, and share nothing else."""
+    turn = barriers(3, 1)
+    mbarrier.arrive(turn.index(0), count=1)
+    gl.warp_specialize([(fill, (0, out, turn)), (fill, (1, out, turn)), (fill, (2, out, turn))], [4, 4], [24, 24])
+
+
+def control() -> None:
+    out = torch.full((3, 128), -1, dtype=torch.int32, device="cuda")
+    warp_groups_alone[(1,)](out, num_warps=4)
+    torch.testing.assert_close(out, torch.arange(3, dtype=torch.int32, device="cuda")[:, None].expand(3, 128))
+    print("warp groups alone: 1 launch")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--control", action="store_true", help="a kernel of warp groups that share nothing, for racecheck")
+    if parser.parse_args().control:
+        control()
+        return
     count = 0
     for batch, heads, kv_heads, queries, keys, dim, mask in SHAPES:
         sizes = ((batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim))

@@ -118,6 +118,15 @@ def test_says_which_tensors_it_cannot_run() -> None:
 def test_every_pinned_tile_has_a_shape() -> None:
     for head_dim in (64, 128):
         for mask in (Mask(), Mask(causal=True)):
-            for keys in (100, 2048, 4096):
-                br = pinned_br(head_dim, mask, keys)
+            for queries, keys in ((100, 100), (2048, 2048), (4096, 4096), (4000, 4096), (1, 8192)):
+                br = pinned_br(head_dim, mask, queries, keys)
                 assert SHAPES[head_dim, br].br == br
+
+
+def test_three_groups_where_they_gain() -> None:
+    causal = Mask(causal=True)
+    assert pinned_br(64, Mask(), 1024, 1024) == 192
+    assert pinned_br(64, causal, 4096, 4096) == pinned_br(64, causal, 64, 4096) == 192
+    assert pinned_br(64, causal, 2048, 2048) == 128
+    assert pinned_br(64, causal, 4000, 4096) == 128, "the limit crosses two blocks of a warp group"
+    assert pinned_br(128, Mask(), 4096, 4096) == 128

@@ -108,17 +108,15 @@ def test_the_ceiling_of_fp32_is_ieee_unless_asked(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGpu:
     def test_events_see_the_gpu_and_not_the_host(self) -> None:
-        a = torch.randn(4096, 4096, device="cuda")
+        a = torch.randn(64, 64, device="cuda")
 
         def slow_to_launch() -> torch.Tensor:
-            time.sleep(1e-4)
+            time.sleep(1e-3)
             return a @ a
 
-        cuda = torch.device("cuda")
-        plain, slow = timed(lambda: a @ a, cuda, Budget(0.1)), timed(slow_to_launch, cuda, Budget(0.1))
-        assert slow.host > 1e-4
-        assert slow.latency < plain.latency + 5e-5
-        assert slow.hidden == plain.hidden == 1.0
+        slow = timed(slow_to_launch, torch.device("cuda"), Budget(0.1))
+        assert slow.hidden > 0.5
+        assert slow.latency < 1e-3 < slow.host, "a host that is seen takes at least as long as it sleeps"
 
     def test_a_call_that_holds_the_host_up_too_long_is_told(self) -> None:
         a = torch.randn(64, 64, device="cuda")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from dataclasses import dataclass
+
+import torch
 
 from numdev.attention.base import Attention
 from numdev.attention.flex import Flex
@@ -10,24 +13,38 @@ from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput
+from numdev.mask import Mask
 from numdev.precision import Precision
+from numdev.problem import Shape
 from numdev.softmax import Exponential, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 
+_NO_MASK = Mask()
 
-class Walk(NamedTuple):
-    """How a kernel walks over the keys, as far as it is known. `Br` changes no bit of a row."""
+
+@dataclass(frozen=True)
+class Walk:
+    """How a kernel walks over the keys, as far as it is known; `why` it is not. `Br` changes no bit of a row."""
 
     bc: int | None = None
     order: Order | None = None
+    why: str = "it is not published"
 
 
-def emulation_of(variant: Attention, head_dim: int, bc: int | None = None, order: Order | None = None, splits: int = 1) -> Tiled:
+def emulation_of(
+    variant: Attention,
+    shape: Shape,
+    mask: Mask = _NO_MASK,
+    bc: int | None = None,
+    order: Order | None = None,
+    splits: int = 1,
+) -> Tiled:
     """`Tiled` under the policy of `variant`, a kernel: FP32 with its formats, recurrence, order and tile.
 
     Args:
         variant: the kernel.
-        head_dim: of the problem, on which the tile of PyTorch's kernels depends.
+        shape: of the problem, on which the walk of PyTorch's kernels depends.
+        mask: likewise.
         bc: what the emulation takes; None is what is known of the CUDA kernel.
         order: likewise.
         splits: likewise, for a kernel that does not say its own.
@@ -39,26 +56,43 @@ def emulation_of(variant: Attention, head_dim: int, bc: int | None = None, order
     softmax = getattr(variant, "softmax", OnlineSoftmax(exp=Exponential.EXP2))
     if isinstance(tiling := getattr(variant, "tiling", None), Tiling):
         return Tiled(policy, tiling, softmax, count=False)
-    known = _known(variant, head_dim)
+    known = _known(variant, shape, mask)
     bc, order = bc or known.bc, order or known.order
     if bc is None or order is None:
-        mend = f"it is not known of {type(variant).__name__.lower()} here; say what the emulation shall take"
+        mend = f"{known.why}, for {type(variant).__name__.lower()}; say what the emulation shall take"
         raise BadInput("tiling.bc" if bc is None else "tiling.order", None, mend)
     tiling = Tiling(bc=bc, order=order, splits=getattr(variant, "splits", splits))
     return Tiled(policy, tiling, softmax, count=False)
 
 
-def _known(variant: Attention, head_dim: int) -> Walk:
+def _known(variant: Attention, shape: Shape, mask: Mask) -> Walk:
     if isinstance(variant, Triton):
         return _ours(variant)
     if isinstance(variant, Flex):
-        return Walk(variant.bc, Order.FORWARD)  # but for blocks that a mask cuts, which come first
+        why = (
+            "it depends on the launch"
+            if mask.is_none
+            else "blocks that the mask cuts come first, an order that no tiling here has"
+        )
+        return Walk(variant.bc, Order.FORWARD if mask.is_none else None, why)
     if isinstance(variant, Sdpa) and variant.backend is Backend.FLASH:
-        # The launch templates of FlashAttention-2, whose blocks go from the last to the first: the last may be ragged.
-        return Walk({64: 128, 128: 64}.get(head_dim), Order.REVERSE)
+        return _flash(shape)
     if isinstance(variant, Sdpa) and variant.backend is Backend.EFFICIENT:
-        return Walk(64 if head_dim <= 64 else 128, Order.FORWARD)  # the names of its kernels say so: 64x64, 64x128, 32x128
+        return Walk(64 if shape.head_dim <= 64 else 128, Order.FORWARD)  # the names of its kernels: 64x64, 64x128, 32x128
     return Walk()
+
+
+def _flash(shape: Shape) -> Walk:
+    """The launch templates of FlashAttention-2, whose blocks go from the last to the first: the last may be ragged.
+
+    Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
+    splits the keys (its `num_splits_heuristic`).
+    """
+    blocks = shape.batch * shape.heads * math.ceil(shape.queries / 64)
+    if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
+        why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"
+        return Walk(why=why)
+    return Walk({64: 128, 128: 64}.get(shape.head_dim), Order.REVERSE, "its tile is known at head_dim 64 and 128 alone")
 
 
 def _ours(variant: Triton) -> Walk:
@@ -66,4 +100,4 @@ def _ours(variant: Triton) -> Walk:
         raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
     if variant.kernel is Kernel.HOPPER:
         return Walk(128, Order.REVERSE)
-    return Walk(variant.bc, variant.order or Order.FORWARD)
+    return Walk(variant.bc, variant.order or Order.FORWARD, "it depends on the launch")

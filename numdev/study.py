@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.record import Record, Status, describe
@@ -104,6 +104,13 @@ class Measures(Protocol):
     def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record: ...
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """What also wants to know beforehand which points of a study it will measure, since it does some of their work together."""
+
+    def announce(self, points: Iterable[StudyPoint]) -> None: ...
+
+
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
 
 
@@ -126,11 +133,13 @@ def run(
     store.put_study(study.name, study.manifest(keys))
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
+    if isinstance(bench, LooksAhead):
+        bench.announce(point for key, point in work if fresh or not _is_done(store.get(key)))
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
         record = None if fresh else store.get(key)
-        if record is not None and record.status in DONE:
+        if _is_done(record):
             outcome.skipped += 1
         else:
             record = _measure(bench, key, point)
@@ -185,6 +194,10 @@ def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: St
     if record is None:
         return bool(points)
     return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())
+
+
+def _is_done(record: Record | None) -> TypeGuard[Record]:
+    return record is not None and record.status in DONE
 
 
 def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:

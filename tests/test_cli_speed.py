@@ -60,6 +60,8 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
         (("timing.least=2",), "timing.least: 2 cannot be used"),
         (("timing.second=1",), "timing.second"),
+        (("counters=true",), "counters: True cannot be used; a GPU counts its traffic, and the device is cpu"),
+        (("counters=2",), "counters"),
         (("study=speed_gpu",), "study"),
         (("attention.kind=fast",), "attention.kind: 'fast' cannot be used"),
         (("device=cuda",), "device: 'cuda' cannot be used"),

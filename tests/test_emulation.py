@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,18 @@ from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, FP16
 from numdev.mask import Mask
 from numdev.precision import Precision
+from numdev.problem import Shape
 from numdev.softmax import Exponential, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 from tests.cases import draw
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE
 OURS = "numdev.attention.exact:rounded_once"
+
+
+def of(head_dim: int, heads: int = 64) -> Shape:
+    """A shape that fills any GPU."""
+    return Shape(heads=heads, kv_heads=heads, queries=2048, keys=2048, head_dim=head_dim)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ OURS = "numdev.attention.exact:rounded_once"
     ],
 )
 def test_order_and_tile(variant: Attention, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
-    found = emulation_of(variant, dim, **stated)
+    found = emulation_of(variant, of(dim), **stated)
     assert (found.tiling.bc, found.tiling.order) == expected
 
 
@@ -64,21 +71,49 @@ def test_order_and_tile(variant: Attention, dim: int, stated: dict[str, Any], ex
 )
 def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}: .*(say what|give)"):
-        emulation_of(variant, dim)
+        emulation_of(variant, of(dim))
 
 
 def test_an_order_that_is_not_known() -> None:
     with pytest.raises(BadInput, match=r"^tiling.order"):
-        emulation_of(Sdpa(Backend.CUDNN), 64, bc=128)
+        emulation_of(Sdpa(Backend.CUDNN), of(64), bc=128)
+
+
+def test_flex_under_a_mask_has_an_order_of_its_own() -> None:
+    causal = Mask(causal=True)
+    with pytest.raises(BadInput, match=r"^tiling.order: .*cuts come first"):
+        emulation_of(Flex(bc=64), of(64), causal)
+    assert emulation_of(Flex(bc=64), of(64), causal, order=FORWARD).tiling == Tiling(bc=64)
+
+
+class TestFlashOnAGpu:
+    """Of 132 multiprocessors: with fewer than 212 blocks of 64 rows FlashAttention-2 splits the keys."""
+
+    @pytest.fixture(autouse=True)
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+
+    def test_the_last_shape_that_it_splits(self) -> None:
+        few = Shape(heads=1, kv_heads=1, queries=211 * 64, keys=1000)
+        with pytest.raises(BadInput, match=r"^tiling.bc: .*211 blocks of 64 rows .* splits the keys: give more heads"):
+            emulation_of(Sdpa(Backend.FLASH), few)
+        assert emulation_of(Sdpa(Backend.FLASH), few, bc=256, order=REVERSE, splits=2).tiling == Tiling(
+            bc=256, order=REVERSE, splits=2
+        )
+
+    def test_the_first_that_it_does_not(self) -> None:
+        many = Shape(heads=1, kv_heads=1, queries=211 * 64 + 1, keys=1000)
+        assert emulation_of(Sdpa(Backend.FLASH), many).tiling == Tiling(bc=128, order=REVERSE)
 
 
 def test_formats_and_recurrence_are_the_kernels() -> None:
     lazy = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)
-    found = emulation_of(Triton(E4M3FN, bc=64, softmax=lazy, splits=3, kernel=Kernel.PORTABLE), 64)
+    found = emulation_of(Triton(E4M3FN, bc=64, softmax=lazy, splits=3, kernel=Kernel.PORTABLE), of(64))
     assert found == Tiled(Triton(E4M3FN).precision, Tiling(64, 64, splits=3), lazy, count=False)
-    assert emulation_of(Sdpa(Backend.EFFICIENT, FP16), 64).precision == Precision.kernel(FP16)
+    assert emulation_of(Sdpa(Backend.EFFICIENT, FP16), of(64)).precision == Precision.kernel(FP16)
     policy, tiling = Precision.parse("bf16"), Tiling(16, 32, REVERSE)
-    assert emulation_of(Instrumented(policy, tiling), 64).tiling == tiling
+    assert emulation_of(Instrumented(policy, tiling), of(64)).tiling == tiling
 
 
 @pytest.mark.parametrize("causal", [False, True])

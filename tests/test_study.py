@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -136,6 +136,32 @@ class TestRun:
             found = store.get(alone.key)
             assert found is not None
             assert found.rows == alone.rows
+
+
+class Ahead(Bench):
+    """Is told what comes."""
+
+    def announce(self, points: Iterable[StudyPoint]) -> None:
+        self.announced = list(points)
+
+
+class TestAnnounced:
+    def test_what_will_be_measured_in_its_order(self, store: Store) -> None:
+        bench, measured = Ahead(Exact(), "cpu"), []
+        run(GRID, bench, store, progress=lambda done, total, point: measured.append(point))
+        assert bench.announced == measured
+        assert len(measured) == 6
+
+    def test_only_what_the_store_lacks_and_the_shard_has(self, store: Store) -> None:
+        bench = Ahead(Exact(), "cpu")
+        run(GRID, bench, store, shard=Shard(0, 2))
+        assert len(bench.announced) == 3
+        first = bench.announced
+        run(GRID, bench, store)
+        assert len(bench.announced) == 3
+        assert not [point for point in bench.announced if point in first]
+        run(GRID, bench, store, fresh=True)
+        assert len(bench.announced) == 6
 
 
 class TestResume:

@@ -160,7 +160,11 @@ def real_kernels(name: str, size: Size) -> Study:
     for setting in ("uniform", "normal"):
         problem = _problem(setting, size.n, size.dim)
         for label, variant in variants.items():
-            baseline = emulation_of(variant, size.dim, 16, Order.FORWARD) if name == "validate" else baseline_for(variant.format)
+            baseline = (
+                emulation_of(variant, problem.shape, bc=16, order=Order.FORWARD)
+                if name == "validate"
+                else baseline_for(variant.format)
+            )
             points.append(StudyPoint(problem, variant, baseline, size.seeds, setting, {"kernel": label}))
     return Study(name, "Real kernels", name, (name,), tuple(points))
 

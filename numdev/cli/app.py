@@ -50,10 +50,14 @@ def measure(cfg: DictConfig) -> Ended:
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
     from numdev.cli import show_speed
+    from numdev.cli.console import ERRORS
     from numdev.speed.bench import SpeedBench
     from numdev.speed.timing import Budget
 
-    bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
+    def note(text: str) -> None:
+        ERRORS.print(f"note: {text}", markup=False)
+
+    bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most), cfg.counters, note)
     if cfg.study is None:
         return _measure_point(cfg, bench, show_speed)
     ended = _measure_study(cfg, bench, "speed")

@@ -40,8 +40,8 @@ def point(config: Settings, setting: str = "default", labels: Mapping[str, Any] 
         raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
     from numdev.cli.variants import attention, baseline
 
-    variant = attention(config)
-    return StudyPoint(problem(config["problem"]), variant, baseline(config, variant), seeds, setting, dict(labels or {}))
+    variant, posed = attention(config), problem(config["problem"])
+    return StudyPoint(posed, variant, baseline(config, variant, posed), seeds, setting, dict(labels or {}))
 
 
 def problem(settings: Settings) -> Problem:

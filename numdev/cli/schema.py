@@ -181,6 +181,7 @@ class SpeedConfig(MeasureConfig):
     """`numdev speed`, whose file includes that of `measure`."""
 
     timing: TimingConfig = field(default_factory=TimingConfig)
+    counters: bool = MISSING
     out: str = MISSING
 
 

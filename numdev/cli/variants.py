@@ -24,6 +24,7 @@ from numdev.emulation import emulation_of
 from numdev.errors import BadInput
 from numdev.formats import Format
 from numdev.precision import Precision
+from numdev.problem import Problem
 from numdev.softmax import Exponential, Normalise
 from numdev.tiling import Order
 
@@ -121,7 +122,7 @@ def _order(config: Settings) -> Order | None:
     return None if stated is None else choice("tiling.order", Order, stated)
 
 
-def baseline(config: Settings, variant: Attention) -> Attention | None:
+def baseline(config: Settings, variant: Attention, problem: Problem) -> Attention | None:
     """Naive attention, in the variant's output format unless a preset is named; or the emulation of a kernel."""
     settings = config["baseline"]
     name, kind = settings["precision"], settings["kind"]
@@ -129,7 +130,7 @@ def baseline(config: Settings, variant: Attention) -> Attention | None:
         raise BadInput("baseline.kind", kind, one_of(kind, ("naive", "emulation")))
     if kind == "emulation":
         _, bc = _sides(config)
-        return emulation_of(variant, config["problem"]["head_dim"], bc, _order(config), config["tiling"]["splits"])
+        return emulation_of(variant, problem.shape, problem.mask, bc, _order(config), config["tiling"]["splits"])
     normalise = choice("baseline.normalise", Normalise, settings["normalise"])
     if name == "none":
         return None

@@ -46,6 +46,7 @@ FIXED = {
     "reason": "why, where it is not ok",
     "environment": "number of the environment in environment.json",
     "seeds": "replicates asked for",
+    "counters": "whether the GPU's counters of its traffic were asked for",
     "seconds": "wall time of the measurement of the point",
     "replicates": "replicates that entered the summary",
     "nonfinite": "replicates with NaN or Inf in the subject where the reference has none",

@@ -52,7 +52,7 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     draw(loaded, rows, out / "figures")
     for note in loaded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    for shown in (failures_table(loaded), _latest_table(rows), _crossing_table(crossing)):
+    for shown in (failures_table(loaded), _latest_table(rows), _traffic_table(rows), _crossing_table(crossing)):
         if shown is not None:
             console.print(shown)
     console.print(f"report: {out}", markup=False, highlight=False)
@@ -126,35 +126,61 @@ def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
             write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, plot.title, plot.alt))
 
 
-def latest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Speed, memory and deviation at the greatest length of each shape, as text."""
-    found = []
+_PLACE = ("study", "shape", "N", "attention")
+
+
+def _longest(rows: pd.DataFrame, figures: list[str]) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
+    """At the greatest length of each shape, of each attention: its `_PLACE`, and the medians of some figures."""
     for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
         n = group["problem.shape.keys"].max()
         for name, own in group[group["problem.shape.keys"] == n].groupby(SERIES, sort=False):
-            mean = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
-            figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
-            memory = f"{mean['peak_bytes'] / 2**20:.3g} MiB"
-            found.append(
-                (
-                    str(place[0]),
-                    _shape(dict(zip(SHAPE, place[1:], strict=True))),
-                    str(n),
-                    str(name),
-                    *figures,
-                    memory,
-                    significant(mean["rmse"], 3),
-                )
-            )
-    columns = ("study", "shape", "N", "attention", "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
+            shape = _shape(dict(zip(SHAPE, place[1:], strict=True)))
+            yield (str(place[0]), shape, str(n), str(name)), {str(k): float(v) for k, v in own[figures].median().items()}
+
+
+def latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Speed, memory and deviation at the greatest length of each shape, as text."""
+    found = []
+    for place, mean in _longest(rows, ["latency", "tflops", "share", "peak_bytes", "rmse"]):
+        figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
+        found.append((*place, *figures, _mebibytes(mean["peak_bytes"]), significant(mean["rmse"], 3)))
+    columns = (*_PLACE, "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
     return pd.DataFrame(found, columns=list(columns))
 
 
+def traffic(rows: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by the cost model and by the GPU's counters at the greatest length of each shape, as text; none without counters."""
+    names = ["model_bytes", "l2_bytes", "l2_over_model", "dram_read_bytes", "dram_write_bytes"]
+    found = []
+    for place, mean in _longest(rows, names) if "l2_bytes" in rows else ():
+        if not math.isnan(mean["l2_bytes"]):
+            model, cache, ratio, read, written = (mean[name] for name in names)
+            figures = (_mebibytes(model), _mebibytes(cache), _known(f"{ratio:.2f}", ratio), _mebibytes(read), _mebibytes(written))
+            found.append((*place, *figures))
+    columns = (*_PLACE, "model", "second-level cache", "over model", "memory read", "memory written")
+    return pd.DataFrame(found, columns=list(columns))
+
+
+def _known(text: str, value: float) -> str:
+    return "" if math.isnan(value) else text
+
+
+def _mebibytes(value: float) -> str:
+    return _known(f"{value / 2**20:.3g} MiB", value)
+
+
 def _latest_table(rows: pd.DataFrame) -> Table | None:
-    found = latest(rows)
+    return _shown(latest(rows), "At the greatest length")
+
+
+def _traffic_table(rows: pd.DataFrame) -> Table | None:
+    return _shown(traffic(rows), "Bytes moved at the greatest length, by the cost model and by the GPU's counters")
+
+
+def _shown(found: pd.DataFrame, title: str) -> Table | None:
     if found.empty:
         return None
-    table = Table(*found.columns, title="At the greatest length", title_justify="left")
+    table = Table(*found.columns, title=title, title_justify="left")
     for row in found.itertuples(index=False):
         table.add_row(*row)
     return table

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from numdev.speed import cost
 from numdev.speed.ceiling import matmul_flops
 from numdev.speed.memory import peak_bytes
 from numdev.speed.timing import Budget, timed
+from numdev.speed.traffic import Traffic
 
 DEVIATIONS = ("rmse", "max_difference", "max_u")
 _GOLDEN_BYTES = 1 << 30
@@ -37,11 +39,24 @@ class SpeedBench:
     Attributes:
         device: where everything runs.
         budget: how long each variant is timed.
+        traffic: what counts the bytes that calls move; None where they are not counted.
     """
 
-    def __init__(self, device: str = "auto", budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        device: str = "auto",
+        budget: Budget | None = None,
+        counters: bool = False,
+        tell: Callable[[str], object] = warnings.warn,
+    ) -> None:
+        """With `counters` the GPU's are read too; `tell` gets a sentence where they cannot be, and the rest is measured.
+
+        Raises:
+            BadInput: for a device that is not there, and for counters where nothing could read any.
+        """
         self.device = resolve_device(device)
         self.budget = budget or Budget()
+        self.traffic = Traffic(self.device, tell) if counters else None
         self._golden = LeastRecentlyUsed(_GOLDEN_BYTES)
 
     def environment(self) -> dict[str, str]:
@@ -61,13 +76,19 @@ class SpeedBench:
             mend = "speed is compared between variants, each a point of its own; give baseline=none"
             raise BadInput("baseline", type(baseline).__name__, mend)
         parts = {"problem": problem, "variant": variant, "baseline": None, "seeds": seeds, "timing": self.budget}
-        return {name: describe(part) for name, part in parts.items()}
+        counters = {} if self.traffic is None else {"counters": True}  # a point without them keeps the key that it always had
+        return {name: describe(part) for name, part in parts.items()} | counters
+
+    def announce(self, points: Iterable[Any]) -> None:
+        """The points of a study that will be measured, in this order: those of a chunk are counted together."""
+        if self.traffic is not None:
+            self.traffic.announce((point.problem, point.variant) for point in points)
 
     def measure(self, problem: Problem, variant: Any, baseline: Any = None, seeds: int = 1) -> Record:
         """Time a variant. Each of `seeds` replicates has inputs of its own; a row holds its figures.
 
-        They are those of `numdev.speed.columns.MEASURED`, and the deviation from golden of what the first call returned, of
-        one KV head's group of one batch entry.
+        They are those of `numdev.speed.columns.MEASURED`, with counters those of `COUNTED`, and the deviation from golden of
+        what the first call returned, of one KV head's group of one batch entry.
 
         Raises:
             BadInput: for a request that cannot be measured at all. Every other failure is a status of the record.
@@ -91,17 +112,15 @@ class SpeedBench:
             rows = []
         finally:
             vendor.forget_masks()  # they may be as large as the scores, and the next point has another
+        if rows and self.traffic is not None:  # last, since a call is counted without proof of which kernel it runs
+            counted = self.traffic.of(problem, variant)
+            rows = [row | counted for row in rows]
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, [], seconds, kernel)
 
     def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], bool, str]:
         inputs = prepared(problem, variant, seed, self.device)
-        arguments = problem.arguments()
-        call = getattr(variant, "bare", variant)
-
-        def run() -> Any:
-            return call(*inputs, **arguments)
-
+        run = bound(problem, variant, inputs)
         first = run()
         kernel = getattr(first, "kernel", "")
         deviation = self._deviation(problem, variant, seed, first)
@@ -176,6 +195,12 @@ def prepared(problem: Problem, variant: Any, seed: int, device: torch.device) ->
     dtype = getattr(variant, "storage", q.dtype)
     repeat: Callable[[Tensor], Tensor] = lambda t: t.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1)  # noqa: E731
     return repeat(q), repeat(k), repeat(v)
+
+
+def bound(problem: Problem, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+    """The call that is measured: of the variant's work alone, where it does some for its caller's sake."""
+    call, arguments = getattr(variant, "bare", variant), problem.arguments()
+    return lambda: call(*inputs, **arguments)
 
 
 def _bytes(tensor: Tensor) -> int:

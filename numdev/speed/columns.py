@@ -26,6 +26,18 @@ MEASURED = {
     "model_br": ("rows", "Br of the cost model"),
 }
 
+COUNTED = {
+    "dram_read_bytes": ("B", "bytes that a call read from the GPU's memory, by its counters; the caches held none of its inputs"),
+    "dram_write_bytes": (
+        "B",
+        "bytes that a call wrote to the GPU's memory, by its counters; what is written last may still be in the second-level "
+        "cache and is then not among them",
+    ),
+    "l2_bytes": ("B", "bytes between second-level cache and multiprocessors, by the GPU's counters"),
+    "not_counted": ("", "why the GPU's counters have no figure; empty where they have"),
+}
+"""Only where the counters were asked for."""
+
 DERIVED = {
     "tflops": ("1e12/s", "operations / latency"),
     "share": ("relative", "operations / latency over matmul_flops"),
@@ -34,13 +46,26 @@ DERIVED = {
     "temporary_bytes": ("B", "peak_bytes without the results"),
 }
 
-COLUMNS = MEASURED | DERIVED
+OF_COUNTED = {
+    "measured_intensity": (
+        "1/B",
+        "arithmetic intensity with the GPU's memory as counted: operations / (dram_read_bytes + dram_write_bytes)",
+    ),
+    "l2_over_model": (
+        "relative",
+        "l2_bytes / model_bytes: the model's traffic ends at on-chip memory, and on its way the second-level cache holds "
+        "some that then is no traffic with the GPU's memory",
+    ),
+}
+"""What follows from counted figures."""
+
+COLUMNS = MEASURED | COUNTED | DERIVED | OF_COUNTED
 
 
 def derived(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of measured figures with those that follow from them."""
     rate = row["operations"] / row["latency"]
-    return {
+    found = {
         **row,
         "tflops": rate / 1e12,
         "share": rate / row["matmul_flops"],
@@ -48,6 +73,11 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
         "intensity": row["operations"] / row["model_bytes"],
         "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
     }
+    if "l2_bytes" not in row:
+        return found
+    moved = row["dram_read_bytes"] + row["dram_write_bytes"]
+    found["measured_intensity"] = row["operations"] / moved if moved else math.nan
+    return found | {"l2_over_model": row["l2_bytes"] / row["model_bytes"]}
 
 
 SHAPE = (

@@ -14,7 +14,7 @@ import torch
 from numdev.errors import BadInput
 
 _WARM_UP = 3
-_FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
+FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
 _MOST_FILLS = 64  # some 5 ms of an H100; a call that takes the host longer is told by `Timing.hidden`
 
 
@@ -88,7 +88,7 @@ class _OnGpu:
     """Calls under a GPU's clock, each behind writes of a buffer."""
 
     def __init__(self, device: torch.device) -> None:
-        self._buffer = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
+        self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
         self._fills = 1
         self._fill()
         self._seconds = min(self._fill() for _ in range(_WARM_UP))

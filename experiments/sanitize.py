@@ -35,6 +35,7 @@ SHAPES = (
     (1, 2, 1, 1, 130, 128, Mask()),
     (2, 2, 2, 200, 200, 64, Mask(key_lengths=(200, 0))),
     (1, 2, 2, 129, 255, 128, Mask(causal=True)),
+    (1, 1, 1, 320, 320, 64, Mask(causal=True)),
     (1, 1, 1, 70, 70, 40, Mask(window=9)),
     (1, 1, 1, 1, 1, 16, Mask()),
 )
@@ -78,6 +79,7 @@ def main() -> None:
             *(Triton(fmt, kernel=Kernel.PORTABLE) for fmt in (BF16, FP16, FP32, E4M3FN)),
             Triton(BF16, br=16, bc=16, order=Order.REVERSE, splits=2, kernel=Kernel.PORTABLE),
             *(Triton(fmt, kernel=Kernel.HOPPER) for fmt in (BF16, FP16)),
+            Triton(BF16, br=192, kernel=Kernel.HOPPER),
             Instrumented(Precision.parse("bf16"), Tiling(32, 32)),
         ]
         for variant in variants:

@@ -92,6 +92,10 @@ def beside_policies(fast: float, uniform: float = 10.0, noise: float = 0.02) -> 
 
 
 CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
+    ("long", lambda: lengths(0.5).assign(reference="golden"), HOLDS),
+    ("long", lambda: lengths(0.0).assign(reference="golden"), FAILS),
+    ("long", lambda: lengths(-0.5).assign(reference="golden"), FAILS),
+    ("long", lambda: lengths(0.5), UNDECIDED),  # golden alone says how far a kernel strays
     ("validate", lambda: predicted(0.1, 1.0), HOLDS),
     ("validate", lambda: predicted(0.0, 1.0, noise=0.0), HOLDS),  # to the bit
     ("validate", lambda: predicted(1.5, 1.0), FAILS),

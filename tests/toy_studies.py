@@ -85,6 +85,13 @@ def by_length(size: Size) -> Study:
     return Study("fig5", "Deviation over sequence length", "fig5a", ("fig5a", "fig5b"), tuple(points))
 
 
+def long(size: Size) -> Study:
+    """Against golden alone, over the lengths."""
+    tiling = Tiling(br=16, bc=16)
+    points = [_point(s, "bf16", tiling, size, {"problem.n": n}, n=n) for s in size.settings for n in size.sweep]
+    return Study("long", "Long sequences", "parting", ("long",), tuple(replace(point, baseline=None) for point in points))
+
+
 def by_shape(name: str, others: tuple[str, ...], size: Size) -> Study:
     """Figures 6a and 6b: the paper's tile as it is, and swapped or square."""
 
@@ -176,6 +183,7 @@ def studies(size: Size) -> list[Study]:
         by_format("fig3", size),
         by_format("fig4", size),
         by_length(size),
+        long(size),
         *shapes,
         by_area(size),
         fa3(size),

@@ -94,13 +94,24 @@ def fig5b(rows: pd.DataFrame) -> Finding:
     return by_format(rows, judge)
 
 
-def over_length(rows: pd.DataFrame, metric: str) -> Interval:
+def long(rows: pd.DataFrame) -> Finding:
+    """The max difference from golden grows with N."""
+
+    def judge(rows: pd.DataFrame) -> Finding:
+        exponent = over_length(rows, DEVIATION, "golden")
+        sentence = f"the max difference from golden goes as N to the {exponent.text()}.{left_out(exponent)}"
+        return Finding(grows(exponent), f"N^{exponent.text()}", sentence)
+
+    return by_format(rows, judge)
+
+
+def over_length(rows: pd.DataFrame, metric: str, reference: str = "baseline") -> Interval:
     """The exponent of N, the number of keys."""
-    return _exponent(rows, "problem.shape.keys", metric, "N")
+    return _exponent(rows, "problem.shape.keys", metric, "N", reference)
 
 
-def _exponent(rows: pd.DataFrame, x: str, metric: str, name: str) -> Interval:
-    found = select(rows)
+def _exponent(rows: pd.DataFrame, x: str, metric: str, name: str, reference: str = "baseline") -> Interval:
+    found = select(rows, reference=reference)
     if found[x].nunique() < 2:
         raise Undecidable(f"only one {name} was measured")
     return slope(found[x].astype(float), found[metric], found["seed"])

@@ -17,7 +17,20 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
-from tables import changelog, claims, columns, commands, launch_table, meanings, notebooks, options, rules, settings, study_table
+from tables import (
+    changelog,
+    claims,
+    columns,
+    commands,
+    kernel_speed,
+    launch_table,
+    meanings,
+    notebooks,
+    options,
+    rules,
+    settings,
+    study_table,
+)
 
 BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "changelog": changelog,
@@ -25,6 +38,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "columns": columns,
     "commands": commands,
     "gallery": gallery,
+    "kernel_speed": kernel_speed,
     "launch_table": launch_table,
     "meanings": meanings,
     "notebooks": notebooks,

@@ -134,6 +134,20 @@ def launch_table() -> Iterator[str]:
     yield from ("| " + " | ".join(str(each.get(name, "")) for name in names) + " |" for each in entries)
 
 
+def kernel_speed() -> Iterator[str]:
+    """What `benchmarks/kernels.py` printed on one H100: TFLOP/s of each kernel, and ours over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h100" / "benchmarks" / "kernels.txt").read_text().splitlines()
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
+    kernels = ("sdpa cudnn", "sdpa flash", "numdev portable", "numdev hopper")
+    yield f"| d | mask | N | {' | '.join(kernels)} | hopper / cudnn |"
+    yield "|---" * (len(kernels) + 4) + "|"
+    for line in lines[:-1]:
+        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
+        rates = dict(re.findall(r"((?:sdpa|numdev) \w+) +(\d+)", line))
+        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} | {line.split()[-1]} |"
+    yield from ("", f"{lines[-1][0].upper()}{lines[-1][1:]}.")
+
+
 def _listed(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 

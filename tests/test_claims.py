@@ -79,7 +79,7 @@ def predicted(distance: float, size: float, noise: float = 0.02, control: float 
     """A kernel, `distance` of the emulation's error away from it, with `size` times its error; and the control."""
     points = []
     for name, apart, error in (("exact_rounded", control, 1.0), ("fast", distance, size)):
-        label = {"label.kernel": name, "key": name, "max_ulp": 1.0, "equal_share": 0.9}
+        label = {"label.kernel": name, "key": name, "max_u": 1.0, "equal_share": 0.9}
         points += [replicates(1.0, 0.0, reference=r, subject="baseline", **label) for r in ("golden", "golden_same_inputs")]
         points += [replicates(apart, noise, **label), replicates(error, noise, reference="golden", **label)]
     return table(points)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from numdev.problem import Problem, Shape
 from numdev.report.columns import meaning
 from numdev.report.figures.speed import SPEED_FIGURES, look
 from numdev.report.frames import load
+from numdev.report.paper import make_report
 from numdev.report.speed import crossovers, frame, make_speed_report
 from numdev.report.style import styled
 from numdev.speed.bench import SpeedBench
@@ -53,6 +56,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = run(Study("toy", "A toy", None, (), tuple(points)), SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(path))
     assert not outcome.has_errors
     return path
+
+
+def test_a_report_takes_its_own_kind_of_study(results: Path, toy_results: Store, tmp_path: Path) -> None:
+    """Both kinds in one folder, where an override of results= puts them."""
+    for store in (results, toy_results.path):
+        shutil.copytree(store, tmp_path / "both", dirs_exist_ok=True)
+    console = Console(file=io.StringIO(), width=200)
+    make_speed_report(tmp_path / "both", tmp_path / "speed", console)
+    assert set(pd.read_csv(tmp_path / "speed" / "speed.csv")["study"]) == {"toy"}
+    make_report(tmp_path / "both", tmp_path / "report", console=console)
+    assert "toy" not in set(pd.read_csv(tmp_path / "report" / "results.csv", low_memory=False)["study"])
+    with pytest.raises(BadInput, match=r"studies: 'toy' .*numdev speed reports on speed"):
+        make_report(tmp_path / "both", tmp_path / "report", ["toy"], console=console)
+    with pytest.raises(BadInput, match=r"no study of speed; .*numdev speed study=speed_cpu"):
+        make_speed_report(toy_results.path, tmp_path / "speed", console)
 
 
 def test_one_row_per_point_and_replicate(results: Path) -> None:
@@ -131,6 +149,22 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     make_speed_report(tmp_path / "results", tmp_path / "out", Console(quiet=True))
     assert len(pd.read_csv(tmp_path / "out" / "unsupported.csv")) == 1
     assert not (tmp_path / "out" / "figures").exists()
+
+
+def test_every_line_lies_within_its_panel(results: Path) -> None:
+    """Panels that share an axis, the second with ten times the speed and a thousandth of the memory."""
+    rows = frame(load(Store(results)))
+    rows = rows[rows["phase"] == "prefill"]
+    wider = rows.assign(tflops=10 * rows["tflops"], peak_bytes=rows["peak_bytes"] / 1000)
+    wider["problem.shape.head_dim"] = 32
+    for name in ("throughput", "memory"):
+        with styled():
+            figure = SPEED_FIGURES[name](pd.concat([rows, wider]))
+        assert len(figure.axes) == 2
+        for axes in figure.axes:
+            low, high = axes.get_ylim()
+            heights = [float(y) for line in axes.get_lines() for y in np.atleast_1d(line.get_ydata())]
+            assert low <= min(heights) <= max(heights) <= high
 
 
 @pytest.mark.parametrize("name", SPEED_FIGURES)

@@ -12,6 +12,7 @@ from numdev.report.statistics import Interval, mean, ratio, significant
 
 KERNEL = "label.kernel"
 METRIC = "rmse"  # over all elements: what the order of a sum does to one of them is chance
+LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to zero in one order of summation
 SMALL = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
 SIZE = 1.1  # the size of the error is predicted if it is right within a factor of this
 UNIFORM, INSIDE = "uniform_bf16", "kernel_bf16"  # the emulated policies of the study, by label
@@ -29,13 +30,13 @@ class Agreement:
             over points.
         size: RMSE of the kernel from golden over that of the emulation.
         equal: share of elements that are equal to the bit.
-        ulp: the largest distance of one element, in ulp of F.
+        largest: the largest distance of one element, in units of `u max |r|`.
     """
 
     distance: Interval
     size: Interval
     equal: Interval
-    ulp: float
+    largest: float
 
     def verdict(self, control: Interval) -> Verdict:
         """Whether most of the error is predicted, more than `control`, the distance of exact attention, and its size."""
@@ -46,7 +47,7 @@ class Agreement:
     def text(self) -> str:
         return (
             f"{significant(self.distance.estimate)} of the emulation's own error away from it, "
-            f"{100 * self.equal.estimate:.0f} % of elements equal, at most {significant(self.ulp)} ulp apart, "
+            f"{100 * self.equal.estimate:.1f} % of elements equal, at most {significant(self.largest)} u max |r| apart, "
             f"error {self.size.text()} times the emulation's"
         )
 
@@ -66,13 +67,13 @@ def kernels(rows: pd.DataFrame) -> list[str]:
 def agreement(rows: pd.DataFrame, name: str) -> Agreement:
     """Of one kernel, over everything else that the rows vary, paired by point and seed."""
     own = rows[rows[KERNEL] == name]
-    columns = ["key", "seed", METRIC, "max_ulp", "equal_share"]
+    columns = ["key", "seed", METRIC, LARGEST, "equal_share"]
     apart = select(own)[columns]
     predicted = select(own, "baseline", "golden_same_inputs")[["key", "seed", METRIC]]
     pairs = apart.merge(predicted, on=["key", "seed"], suffixes=("", "_predicted"))
     shares = pairs.assign(share=pairs[METRIC] / pairs[f"{METRIC}_predicted"])  # 0 where bits are equal: no logarithm
     return Agreement(
-        _over_seeds(shares, "share"), over_baseline(own, METRIC), _over_seeds(apart, "equal_share"), float(apart["max_ulp"].max())
+        _over_seeds(shares, "share"), over_baseline(own, METRIC), _over_seeds(apart, "equal_share"), float(apart[LARGEST].max())
     )
 
 

@@ -63,15 +63,17 @@ class Results:
         return self.rows[self.rows["study"] == name]
 
 
-def load(store: Store, studies: Sequence[str] | None = None) -> Results:
+def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | None = None) -> Results:
     """Read the points of some studies, or of all.
+
+    With `timed` those that `numdev speed` has timed, without it (False) those of deviations; None takes both.
 
     The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for.
     """
-    manifests = _chosen(store, studies)
+    manifests = _chosen(store, studies, timed)
     points: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     environments: list[dict[str, str]] = []
@@ -98,16 +100,31 @@ def load(store: Store, studies: Sequence[str] | None = None) -> Results:
     )
 
 
-def _chosen(store: Store, studies: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def _chosen(store: Store, studies: Sequence[str] | None, timed: bool | None) -> dict[str, dict[str, Any]]:
     manifests = store.studies()
-    if not manifests:
+    kept = {
+        name: manifest for name, manifest in manifests.items() if timed is None or _is_timed(store, manifest) in (timed, None)
+    }
+    if not kept:
         torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
-        mend = f"it holds no study{torn}; measure one first, for example with: numdev measure study=fig3"
+        command = "numdev speed study=speed_cpu" if timed else "numdev measure study=fig3"
+        mend = f"it holds no study{' of speed' if timed else ''}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), mend)
     for name in studies or ():
-        if name not in manifests:
-            raise BadInput("studies", name, f"{store.path} holds {', '.join(manifests)}")
-    return {name: manifests[name] for name in studies or manifests}
+        if name not in kept:
+            also = (
+                f"; {name} is of the other kind: numdev speed reports on speed, numdev report on deviations"
+                if name in manifests
+                else ""
+            )
+            raise BadInput("studies", name, f"{store.path} holds {', '.join(kept)}{also}")
+    return {name: kept[name] for name in studies or kept}
+
+
+def _is_timed(store: Store, manifest: Mapping[str, Any]) -> bool | None:
+    """Whether a study is one of speed; None where nothing of it is measured."""
+    records = (store.get(point["key"]) for point in manifest["points"])
+    return next(("timing" in record.config for record in records if record is not None), None)
 
 
 def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def make_report(
         StoreError: if a file cannot be written.
     """
     console = console or Console()
-    loaded = load(Store(results), studies)
+    loaded = load(Store(results), studies, timed=False)
     claims = judge(loaded)
     write_tables(loaded, claims, out, parquet)
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
@@ -65,7 +65,7 @@ def _speed(path: Path, folder: Path) -> Results | None:
     store = Store(path)
     if not store.studies():
         return None
-    loaded = load(store)
+    loaded = load(store, timed=True)
     draw(loaded, frame(loaded), folder)
     return loaded
 

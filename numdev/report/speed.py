@@ -35,7 +35,7 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
         StoreError: if a file cannot be written.
     """
     console = console or Console()
-    loaded = load(Store(results))
+    loaded = load(Store(results), timed=True)
     rows = frame(loaded)
     crossing = crossovers(rows)
     failed = loaded.points[loaded.points["status"] != "ok"]

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 # Okabe & Ito's palette: told apart with any colour vision, and in print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+INDIGO = "#332288"
 GREY, PALE = "#595959", "#D9D9D9"
 FORMAT_COLOURS = {"bf16": VERMILION, "fp16": BLUE, "fp32": GREEN, "fp64": PURPLE, "tf32": ORANGE, "e4m3fn": SKY}
 

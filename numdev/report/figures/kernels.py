@@ -50,7 +50,7 @@ def _agreement(axes: Axes, rows: pd.DataFrame, name: str, place: float, shade: s
         axes.annotate("bit-equal", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(shade))
         return
     axes.errorbar(a.distance.estimate, place, xerr=whiskers([a.distance]), color=shade, marker="o")
-    axes.annotate(f"{100 * a.equal.estimate:.0f} %", (highest(a.distance), place), (5, 0), **_beside(shade))
+    axes.annotate(f"{100 * a.equal.estimate:.1f} %", (highest(a.distance), place), (5, 0), **_beside(shade))
 
 
 def policies(rows: pd.DataFrame) -> Figure:

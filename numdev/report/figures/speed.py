@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
-from numdev.report.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.report.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 from numdev.speed.columns import SHAPE, shape_text
 
 N = "problem.shape.keys"
@@ -28,6 +28,7 @@ _LOOKS: dict[str, tuple[str, str]] = {
     "triton": (BLUE, "o"),
     "triton hopper": (BLUE, "o"),
     "triton portable": (SKY, "o"),
+    "triton 8 splits": (INDIGO, "P"),
 }
 _OTHERS = ((BLUE, "P"), (GREEN, "X"), (PURPLE, "*"), (ORANGE, "h"))
 
@@ -39,22 +40,27 @@ def throughput(rows: pd.DataFrame) -> Figure:
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         _lines(axes, own, column)
-        axes.set_ylim(bottom=0)
         axes.margins(y=0.08)
 
-    return _panels(rows, draw, ("keys" if decode else "sequence length N", text), sharey=not decode)
+    figure = _panels(rows, draw, ("keys" if decode else "sequence length N", text), sharey=not decode)
+    for axes in figure.axes:  # last: a limit that is set no longer follows the lines of later panels
+        axes.set_ylim(bottom=0)
+    return figure
 
 
 def memory(rows: pd.DataFrame) -> Figure:
-    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines go as N and as N^2."""
+    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines go as N and as N^2.
+
+    Per batch entry, since a study may keep the number of tokens.
+    """
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
-        held = own.assign(mib=own["peak_bytes"] / 2**20)
+        held = own.assign(mib=own["peak_bytes"] / own["problem.shape.batch"] / 2**20)
         axes.set_yscale("log")
         _lines(axes, held, "mib")
         _guide(axes, held)
 
-    return _panels(rows, draw, ("sequence length N", "peak memory beyond the inputs, MiB"), sharey=True)
+    return _panels(rows, draw, ("sequence length N", "peak memory beyond the inputs,\nMiB per sequence"), sharey=True)
 
 
 def tradeoff(rows: pd.DataFrame) -> Figure:
@@ -91,8 +97,9 @@ SPEED_FIGURES: dict[str, Plot] = {
     ),
     "memory": Plot(
         memory,
-        "Lines of peak memory over the sequence length N on log axes, one per attention, with guides that go as N and N squared.",
-        title="Peak memory over the sequence length",
+        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides that go as N and "
+        "N squared.",
+        title="Peak memory of one sequence over its length",
     ),
     "tradeoff": Plot(
         tradeoff,
@@ -133,15 +140,15 @@ def _panels(
     for axes in every[len(groups) :]:
         axes.remove()
     if over_n:
-        _legend(figure, rows["series"].unique().tolist())
+        _legend(figure, rows["series"].unique().tolist(), columns=2 * across + 1)
     figure.supxlabel(texts[0], fontsize=8)
     figure.supylabel(texts[1], fontsize=8)
     return figure
 
 
-def _legend(figure: Figure, names: Sequence[str]) -> None:
+def _legend(figure: Figure, names: Sequence[str], columns: int) -> None:
     keys = [Line2D([], [], color=look(name)[0], marker=look(name)[1]) for name in names]
-    figure.legend(keys, list(names), loc="outside upper center", ncols=min(len(names), 5), frameon=False)
+    figure.legend(keys, list(names), loc="outside upper center", ncols=min(len(names), columns), frameon=False)
 
 
 def _lines(axes: Axes, own: pd.DataFrame, column: str) -> None:

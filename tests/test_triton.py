@@ -12,7 +12,7 @@ from numdev.attention.exact import Exact
 from numdev.attention.triton import Kernel, Products, Triton
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.kernels import runtime
+from numdev.kernels import portable, runtime
 from numdev.mask import Mask
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.tiling import Order
@@ -64,6 +64,23 @@ def fitted(mask: Mask, keys: int) -> Mask:
 @pytest.mark.parametrize("fmt", [FP16, FP32, BF16], ids=str)
 def test_masks(fmt: Format, name: str, device: str) -> None:
     check(replace(SMALL, fmt=fmt), *draw(RAGGED), fitted(MASKS[name], 53), device)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_one_query_of_heads_that_share_keys(name: str, splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of a group are rows of one tile, unless a window sets them apart."""
+    seen, run = [], portable.run
+
+    def spied(request: portable.Request, q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        seen.append(tuple(q.shape))
+        return run(request, q, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(portable, "run", spied)
+    mask = fitted(MASKS[name], 53)
+    out = check(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), *draw((2, 6, 2, 1, 53, 24)), mask, device)
+    assert out.shape == (2, 6, 1, 24)
+    assert seen == [(2, 6, 1, 24) if mask.window is not None else (2, 2, 3, 24)]
 
 
 @pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=str)
@@ -197,6 +214,15 @@ class TestOnAGpu:
     @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
     def test_large(self, fmt: Format, dim: int, mask: Mask, kernel: Kernel) -> None:
         check(Triton(fmt, kernel=kernel), *draw((*self.LARGE[:5], dim)), mask, "cuda")
+
+    @pytest.mark.parametrize("kernel", [Kernel.PORTABLE, Kernel.HOPPER], ids=str)
+    def test_heads_that_share_keys_have_the_bits_of_heads_that_do_not(self, kernel: Kernel) -> None:
+        q, k, v = on("cuda", (t.bfloat16() for t in draw((2, 8, 2, 1, 1000, 128))))
+        mask = Mask(key_lengths=(1000, 517))
+        shared = Triton(kernel=kernel)(q, k, v, mask)
+        apart = Triton(kernel=kernel)(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), mask)
+        assert torch.equal(shared.out, apart.out)
+        assert torch.equal(lse_of(shared), lse_of(apart))
 
     @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)], ids=str)
     @pytest.mark.parametrize("causal", [False, True])

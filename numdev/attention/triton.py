@@ -107,15 +107,25 @@ class Triton:
         if self.products is Products.TF32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"tf32 is a way to multiply fp32, not {self.fmt.name}")
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
+        kv_heads = k.shape[1]
+        if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
+            return self._attend(q, k, v, mask, softmax_scale(q, scale))
+        # One query sees every key, also under a causal limit: heads that share k and v are rows of one tile, and read them once.
+        rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
+        found = self._attend(rows, k, v, replace(mask, causal=False), softmax_scale(q, scale))
+        assert found.lse is not None
+        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), kernel=found.kernel)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
             from numdev.kernels import hopper_host
 
-            out, lse, name = hopper_host.forward(q, k, v, mask, softmax_scale(q, scale), self)
+            out, lse, name = hopper_host.forward(q, k, v, mask, scale, self)
             return Output(out, lse, kernel=name)
         if self.kernel is Kernel.HOPPER:
             raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
-        return self._portable(q, k, v, mask, softmax_scale(q, scale))
+        return self._portable(q, k, v, mask, scale)
 
     def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
         if self.kernel is Kernel.PORTABLE:

@@ -45,11 +45,8 @@ class Agreement:
         return decided(near and self.size.within(1 / SIZE, SIZE), far or self.size.outside(1 / SIZE, SIZE))
 
     def text(self) -> str:
-        return (
-            f"{significant(self.distance.estimate)} of the emulation's own error away from it, "
-            f"{100 * self.equal.estimate:.1f} % of elements equal, at most {significant(self.largest)} u max |r| apart, "
-            f"error {self.size.text()} times the emulation's"
-        )
+        parts = (significant(self.distance.estimate), f"{100 * self.equal.estimate:.1f} %", significant(self.largest))
+        return f"{', '.join(parts)}, {self.size.text()}"
 
 
 def kernels(rows: pd.DataFrame) -> list[str]:
@@ -88,11 +85,14 @@ def validate(rows: pd.DataFrame) -> Finding:
         raise Undecidable("without its control, exact attention rounded once, nearness to the emulation says little")
     control = agreement(rows, CONTROL).distance
     found = {name: agreement(rows, name) for name in names if name != CONTROL}
-    told = "; ".join(f"{name}: {a.text()}" for name, a in found.items())
+    told = "; ".join(f"{name} {a.text()}" for name, a in found.items())
     worst = max(found.values(), key=lambda a: a.distance.estimate).distance
     counted = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
     figure = f"{counted}, at most {significant(worst.estimate)} of the error unpredicted"
-    note = f"Kernel and emulation: {told}. Exact attention, rounded once, is {control.text()} away from it."
+    note = (
+        "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
+        f"u max |r|, error over the emulation's: {told}. Exact attention, rounded once, is at a distance of {control.text()}."
+    )
     return Finding(combined(a.verdict(control) for a in found.values()), figure, note)
 
 

@@ -30,11 +30,11 @@ def validate(rows: pd.DataFrame) -> Figure:
             for i, fmt in enumerate(found):
                 part = own[(own["format"] == fmt) & (own[KERNEL] == name)]
                 shade = GREY if name == CONTROL else colour(fmt)
-                _agreement(axes, part, name, place + 0.3 * (i - (len(found) - 1) / 2), shade)
+                _agreement(axes, part, name, place + 0.42 * (i - (len(found) - 1) / 2), shade)
         axes.axvline(1, color=GREY, linewidth=0.6)
         axes.axvline(SMALL, color=GREY, linestyle="--", linewidth=0.6)
 
-    figure = _panels(rows, names, draw, "RMSE between kernel and emulation over that of the emulation from golden")
+    figure = _panels(rows, names, draw, "RMSE between kernel and emulation over that of the emulation from golden", 0.36)
     keys = [Line2D([], [], color=colour(fmt), marker="o", linestyle="") for fmt in found]
     words = [f"{fmt}, with the share of equal elements" for fmt in found]
     figure.legend(keys, words, loc="outside upper right", ncols=2, frameon=False)
@@ -73,10 +73,12 @@ def policies(rows: pd.DataFrame) -> Figure:
     return _panels(rows, names, draw, "RMSE of O from golden, absolute")
 
 
-def _panels(rows: pd.DataFrame, names: list[str], draw: Callable[[Axes, pd.DataFrame], None], text: str) -> Figure:
-    """A panel per setting, a line per kernel."""
+def _panels(
+    rows: pd.DataFrame, names: list[str], draw: Callable[[Axes, pd.DataFrame], None], text: str, row: float = 0.27
+) -> Figure:
+    """A panel per setting, a row per kernel, `row` inches high."""
     settings = ordered(rows["setting"])
-    figure = Figure(figsize=(PAGE, 0.9 + 0.27 * len(names)), layout="constrained")
+    figure = Figure(figsize=(PAGE, 0.9 + row * len(names)), layout="constrained")
     grid: Any = figure.subplots(1, len(settings), sharey=True, squeeze=False)
     for axes, setting in zip(grid[0], settings, strict=True):
         axes.set_title(setting, loc="left", fontweight="bold")

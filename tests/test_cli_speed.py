@@ -51,6 +51,8 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
     assert len(pd.read_csv("shown/unsupported.csv")) == 2
     assert Path("shown/figures/toy_memory.svg").is_file()
     assert "0 measured" in numdev(*command).out
+    told = Store(Path("results/speed")).studies()["toy"]["command"]
+    assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
 
 
 @pytest.mark.parametrize(

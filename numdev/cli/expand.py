@@ -52,12 +52,14 @@ class Expander:
         task: what the command line states; it stands above everything else.
         program: the command that runs the studies, as they are told to be run again.
         own: the config folder that the command line adds, as `--config-dir` takes it again.
+        manner: what the command line states of how points are measured, not of which; it is told again too.
     """
 
     library: Library
     task: Statements = field(default_factory=dict)
     program: str = "measure"
     own: str | None = None
+    manner: Statements = field(default_factory=dict)
     _types: Types = field(default_factory=Types)
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
@@ -91,8 +93,8 @@ class Expander:
         return nested(resolved(settings))
 
     def _command(self, name: str) -> str:
-        """The command line that states what `task` does."""
-        stated = [f"{key}={_written(value)}" for key, value in self.task.items()]
+        """The command line that states what `task` and `manner` do."""
+        stated = [f"{key}={_written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 

@@ -21,6 +21,9 @@ from numdev.store import Store
 from numdev.study import Measures, Outcome, Shard, Study, replaced
 from numdev.study import run as run_study
 
+_POINT = (*GROUPS, "seeds")  # settings of a point
+_MANNER = ("timing", "counters")  # settings of how it is measured
+
 
 def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     """An expander over the config folders of this run, with what its command line states of a point.
@@ -30,7 +33,9 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
-    return Expander(Library(folders), stated(overrides, hydra.runtime.choices, cfg), program, _own_folder(hydra.runtime))
+    choices = hydra.runtime.choices
+    manner = stated(overrides, choices, cfg, _MANNER)
+    return Expander(Library(folders), stated(overrides, choices, cfg), program, _own_folder(hydra.runtime), manner)
 
 
 def _own_folder(runtime: Any) -> str | None:
@@ -42,16 +47,16 @@ def _own_folder(runtime: Any) -> str | None:
     return None
 
 
-def stated(overrides: list[str], choices: Any, cfg: DictConfig) -> dict[str, Any]:
-    """The options and values that overrides give explicitly, as Hydra composed them."""
+def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: tuple[str, ...] = _POINT) -> dict[str, Any]:
+    """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     statements: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
-        if key in GROUPS and override.package is None and isinstance(choices.get(key), str):
+        if key in names and key in GROUPS and override.package is None and isinstance(choices.get(key), str):
             statements[key] = choices[key]
-        elif key.partition(".")[0] in (*GROUPS, "seeds"):
+        elif key.partition(".")[0] in names:
             value: Any = plain
             for part in key.split("."):
                 value = value[part]

@@ -296,6 +296,63 @@ FAULTS = (
         "any(bool((high < low).any())",
         ("mask", "vanilla"),
     ),
+    Fault(
+        "flash is never seen to split the keys",
+        "emulation.py",
+        "blocks < 1.6 * torch",
+        "blocks < 0.0 * torch",
+        ("emulation",),
+    ),
+    Fault(
+        "one query is folded under a window too",
+        "attention/triton.py",
+        " or mask.window is not None:",
+        ":",
+        ("triton",),
+    ),
+    Fault(
+        "one query is folded under its causal limit",
+        "attention/triton.py",
+        "replace(mask, causal=False)",
+        "mask",
+        ("triton",),
+    ),
+    Fault(
+        "three warp groups where the limit is unaligned",
+        "kernels/hopper_host.py",
+        "(keys < _SHORT or is_unaligned(queries, keys))",
+        "keys < _SHORT",
+        ("hopper_host",),
+    ),
+    Fault("a sector of 16 bytes", "speed/nsight.py", '"sector": 32', '"sector": 16', ("speed_nsight",)),
+    Fault(
+        "what is written beyond the cache is not counted",
+        "speed/traffic.py",
+        "sum(found[metric] for metric in metrics)",
+        "found[metrics[0]]",
+        ("speed_traffic",),
+    ),
+    Fault(
+        "lines of speed leave their panel",
+        "report/figures/speed.py",
+        "        axes.margins(y=0.08)\n",
+        "        axes.margins(y=0.08)\n        axes.set_ylim(bottom=0)\n",
+        ("speed_report",),
+    ),
+    Fault(
+        "a report takes studies of the other kind",
+        "report/frames.py",
+        "is_timed(store, manifest) in (timed, None)",
+        "True",
+        ("speed_report",),
+    ),
+    Fault(
+        "long sequences are judged against the baseline",
+        "report/evidence.py",
+        'over_length(rows, DEVIATION, "golden")',
+        "over_length(rows, DEVIATION)",
+        ("claims",),
+    ),
 )
 
 

@@ -88,7 +88,8 @@ def _flash(shape: Shape) -> Walk:
     Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
     splits the keys (its `num_splits_heuristic`).
     """
-    blocks = shape.batch * shape.heads * math.ceil(shape.queries / 64)
+    rows = shape.packed
+    blocks = rows.batch * rows.heads * math.ceil(rows.queries / 64)
     if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
         why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"
         return Walk(why=why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,6 +30,13 @@ class Shape:
                 raise BadInput(f"problem.{name}", getattr(self, name), "give a whole number of at least 1")
         if self.heads % self.kv_heads:
             raise BadInput("problem.kv_heads", self.kv_heads, f"it must divide problem.heads, {self.heads}")
+
+    @property
+    def packed(self) -> Shape:
+        """With one query the heads that share k and v as rows of one head, which is how kernels compute them; else as it is."""
+        if self.queries > 1:
+            return self
+        return replace(self, heads=self.kv_heads, queries=self.heads // self.kv_heads)
 
     @property
     def q(self) -> tuple[int, int, int, int]:

@@ -102,6 +102,10 @@ class TestFlashOnAGpu:
             bc=256, order=REVERSE, splits=2
         )
 
+    def test_heads_that_share_keys_are_rows_of_one_where_there_is_one_query(self) -> None:
+        with pytest.raises(BadInput, match=r"^tiling.bc: .*128 blocks of 64 rows"):
+            emulation_of(Sdpa(Backend.FLASH), Shape(batch=16, heads=32, kv_heads=8, queries=1, keys=1000))
+
     def test_the_first_that_it_does_not(self) -> None:
         many = Shape(heads=1, kv_heads=1, queries=211 * 64 + 1, keys=1000)
         assert emulation_of(Sdpa(Backend.FLASH), many).tiling == Tiling(bc=128, order=REVERSE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +121,15 @@ def test_the_rows_of_a_tile() -> None:
     unknown = cost.rows_of_tile(Sdpa(Backend.FLASH), "aten::flash", given, CPU)
     assert unknown == math.ceil(cost.on_chip_bytes(CPU) / 2 / (4 * 64))
     assert cost.on_chip_bytes(CPU) >= 1 << 14
+
+
+@pytest.mark.parametrize("variant", [Triton(), Sdpa(Backend.CUDNN), Flex()])
+def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> None:
+    """Bytes in FP16: q, k and v once, O once; four times as many keys and values for heads that are computed apart."""
+    asked = Problem(Distribution(), Shape(2, 8, 2, 1, 100, 16), Mask(causal=True))
+    once = 2 * (2 * 8 * 16 + 2 * 2 * 2 * 100 * 16 + 2 * 8 * 16)
+    assert cost.moved_bytes(cost.as_computed(asked, variant), Algorithm.TILED, TWO, 64) == once
+    assert cost.moved_bytes(asked, Algorithm.TILED, TWO, 64) == once + 3 * 2 * 2 * 2 * 2 * 100 * 16
+    windowed = replace(asked, mask=Mask(window=9))
+    assert cost.as_computed(windowed, variant) is windowed
+    assert cost.as_computed(asked, Tiled(Precision.parse("fp16"))) is asked

@@ -58,6 +58,8 @@ def test_another_unit_is_refused(unit: str) -> None:
 def test_what_is_no_number_and_what_is_missing_are_named() -> None:
     with pytest.raises(ValueError, match=r"dram__bytes_write\.sum is 'n/a'"):
         read(log(row(0, "1", "n/a", "1")), METRICS)
+    with pytest.raises(ValueError, match="is 'nan', which is no number"):
+        read(log(row(0, "1", "nan", "1")), METRICS)
     with pytest.raises(ValueError, match=r"no column lts__t_sectors\.sum"):
         read(log(row(0, "1", "1", "1")), [*METRICS, "lts__t_sectors.sum"])
 
@@ -121,6 +123,14 @@ def test_time_is_up_and_nothing_is_left_behind(tmp_path: Path) -> None:
     ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)\n")
     found = profile(ncu, METRICS, [], {}, 2.0)
     assert found.trouble == "ncu: stopped after 2 s"
+    _assert_still(pulse)
+
+
+def test_nothing_outlives_an_ncu_that_dies(tmp_path: Path) -> None:
+    pulse = tmp_path / "pulse"
+    child = f"import time\nwhile True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)"
+    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(1)\nsys.exit(3)\n")
+    assert profile(ncu, METRICS, [], {}, 30.0).trouble == "ncu: ended with 3"
     _assert_still(pulse)
 
 

@@ -69,8 +69,14 @@ def test_a_report_takes_its_own_kind_of_study(results: Path, toy_results: Store,
     assert "toy" not in set(pd.read_csv(tmp_path / "report" / "results.csv", low_memory=False)["study"])
     with pytest.raises(BadInput, match=r"studies: 'toy' .*numdev speed reports on speed"):
         make_report(tmp_path / "both", tmp_path / "report", ["toy"], console=console)
-    with pytest.raises(BadInput, match=r"no study of speed; .*numdev speed study=speed_cpu"):
+    with pytest.raises(
+        BadInput, match=r"no study of speed but fa3_table3, fig3, .*, on which numdev report reports; .*study=speed_cpu"
+    ):
         make_speed_report(toy_results.path, tmp_path / "speed", console)
+    with pytest.raises(BadInput, match=r"no study but toy, on which numdev speed reports; measure one"):
+        make_report(results, tmp_path / "report", console=console)
+    shutil.copytree(toy_results.path, tmp_path / "both" / "speed")
+    make_report(tmp_path / "both", tmp_path / "report", ["fig3"], console=console, pdf=True)  # of no study of speed
 
 
 def test_one_row_per_point_and_replicate(results: Path) -> None:

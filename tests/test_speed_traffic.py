@@ -154,16 +154,26 @@ def test_a_failed_chunk_is_not_the_end(bench: SpeedBench, ncu: FakeNcu, told: li
         assert uncounted(bench.measure(problem(n), VARIANT)) == "ncu: ended with 11"
     ncu.behaves("")
     assert bench.measure(problem(6), VARIANT).rows[0]["l2_bytes"] == 4000
-    assert ncu.chunks == [2, 1]
+    assert ncu.chunks == [2, 1, 1, 1]  # each alone after both together, then the third
     assert len(told) == 1
 
 
+def test_one_that_fails_takes_no_other_with_it(bench: SpeedBench, ncu: FakeNcu) -> None:
+    """As a GPU does that gives every later call of the process an error."""
+    ncu.behaves("if len(points) > 1: code, lines = 1, lines[:-1]; print('numdev:1 AcceleratorError: illegal address')")
+    bench.announce(points(4, 5, 6))
+    rows = [bench.measure(problem(n), VARIANT).rows[0] for n in (4, 5, 6)]
+    assert [row["not_counted"] for row in rows] == ["", "", ""]
+    assert ncu.chunks == [3, 1, 1]
+
+
 def test_one_row_is_missing(bench: SpeedBench, ncu: FakeNcu) -> None:
-    ncu.behaves("del lines[4]")
+    ncu.behaves("if len(points) == 3: del lines[4]\nelse: del lines[3]")
     bench.announce(points(4, 5, 6))
     rows = [bench.measure(problem(n), VARIANT) for n in (4, 5, 6)]
     assert [rows[0].rows[0]["dram_read_bytes"], rows[2].rows[0]["dram_read_bytes"]] == [1000.0, 3000.0]
     assert uncounted(rows[1]) == "ncu: it listed nothing of the call"
+    assert ncu.chunks == [3, 1]
 
 
 def test_what_the_call_said_goes_before(bench: SpeedBench, ncu: FakeNcu) -> None:

@@ -110,7 +110,7 @@ class Triton:
         kv_heads = k.shape[1]
         if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
             return self._attend(q, k, v, mask, softmax_scale(q, scale))
-        # One query sees every key, also under a causal limit: heads that share k and v are rows of one tile, and read them once.
+        # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
         found = self._attend(rows, k, v, replace(mask, causal=False), softmax_scale(q, scale))
         assert found.lse is not None

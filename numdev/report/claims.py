@@ -77,7 +77,7 @@ _CLAIMS = (
     Claim(
         "long",
         "parting",
-        "The max difference from golden goes on growing with N, far beyond the lengths of Figure 5a",
+        "The max difference from golden is larger the larger N, beyond the lengths of Figure 5a",
         f"{GOLDEN}, section IV.A, Figure 5a, carried on",
         evidence.long,
     ),

@@ -99,7 +99,9 @@ def long(rows: pd.DataFrame) -> Finding:
 
     def judge(rows: pd.DataFrame) -> Finding:
         exponent = over_length(rows, DEVIATION, "golden")
-        sentence = f"the max difference from golden goes as N to the {exponent.text()}.{left_out(exponent)}"
+        means = select(rows, reference="golden").groupby("problem.shape.keys", sort=True)[DEVIATION].mean()
+        steps = ", ".join(f"{significant(float(mean))} at {n}" for n, mean in means.items())
+        sentence = f"the max difference from golden goes as N to the {exponent.text()} over all; {steps}.{left_out(exponent)}"
         return Finding(grows(exponent), f"N^{exponent.text()}", sentence)
 
     return by_format(rows, judge)

@@ -102,13 +102,12 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
 
 def _chosen(store: Store, studies: Sequence[str] | None, timed: bool | None) -> dict[str, dict[str, Any]]:
     manifests = store.studies()
-    kept = {
-        name: manifest for name, manifest in manifests.items() if timed is None or _is_timed(store, manifest) in (timed, None)
-    }
+    kept = {name: manifest for name, manifest in manifests.items() if timed is None or is_timed(store, manifest) in (timed, None)}
     if not kept:
         torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
         command = "numdev speed study=speed_cpu" if timed else "numdev measure study=fig3"
-        mend = f"it holds no study{' of speed' if timed else ''}{torn}; measure one first, for example with: {command}"
+        other = f" but {', '.join(manifests)}, on which numdev {'report' if timed else 'speed'} reports" if manifests else ""
+        mend = f"it holds no study{' of speed' if timed else ''}{other}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), mend)
     for name in studies or ():
         if name not in kept:
@@ -121,7 +120,7 @@ def _chosen(store: Store, studies: Sequence[str] | None, timed: bool | None) -> 
     return {name: kept[name] for name in studies or kept}
 
 
-def _is_timed(store: Store, manifest: Mapping[str, Any]) -> bool | None:
+def is_timed(store: Store, manifest: Mapping[str, Any]) -> bool | None:
     """Whether a study is one of speed; None where nothing of it is measured."""
     records = (store.get(point["key"]) for point in manifest["points"])
     return next(("timing" in record.config for record in records if record is not None), None)

@@ -11,7 +11,7 @@ from rich.console import Console
 from numdev.report.claims import ClaimResult, judge, unknown
 from numdev.report.export import write_tables
 from numdev.report.figures import FIGURES
-from numdev.report.frames import Results, load
+from numdev.report.frames import Results, is_timed, load
 from numdev.report.speed import draw, frame
 from numdev.report.style import to_png, to_svg
 from numdev.report.tables import claims_table, failures_table, worst_table
@@ -63,7 +63,7 @@ def make_report(
 def _speed(path: Path, folder: Path) -> Results | None:
     """What `numdev speed` has left in its folder of the results, its figures drawn; None where it has not been run."""
     store = Store(path)
-    if not store.studies():
+    if not any(is_timed(store, manifest) for manifest in store.studies().values()):
         return None
     loaded = load(store, timed=True)
     draw(loaded, frame(loaded), folder)

@@ -149,7 +149,7 @@ class SpeedBench:
         if kind is None:
             return {"algorithm": "", "model_bytes": math.nan, "model_br": 0}
         br = cost.rows_of_tile(variant, kernel, problem, self.device) if kind is cost.Algorithm.TILED else 0
-        moved = cost.moved_bytes(problem, kind, cost.width(variant), br)
+        moved = cost.moved_bytes(cost.as_computed(problem, variant), kind, cost.width(variant), br)
         return {"algorithm": kind.value, "model_bytes": moved, "model_br": br}
 
     def _deviation(self, problem: Problem, variant: Any, seed: int, output: Any) -> Deviation:

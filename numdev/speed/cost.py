@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,13 @@ def width(variant: Any) -> Width:
         return Width(max(4.0, variant.fmt.bits / 8), variant.fmt.bits / 8)
     stored = getattr(variant, "fmt", variant.format)
     return Width(stored.bits / 8, variant.format.bits / 8)
+
+
+def as_computed(problem: Problem, variant: Any) -> Problem:
+    """The problem as a kernel has it: with one query, heads that share k and v are rows of one tile, and read them once."""
+    if not isinstance(variant, (Triton, Sdpa, Flex)) or problem.shape.queries > 1 or problem.mask.window is not None:
+        return problem
+    return replace(problem, shape=problem.shape.packed, mask=replace(problem.mask, causal=False))
 
 
 def moved_bytes(problem: Problem, kind: Algorithm, each: Width, br: int) -> float:

@@ -7,12 +7,14 @@ cudaProfilerStop. What it has to say of a number is a line of `remark`.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,9 +104,9 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], said: Path, s
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):  # the program outlives an ncu that dies
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
 
 def _complaint(told: str, words: str, trouble: str) -> str:
@@ -149,5 +151,7 @@ def _bytes(metric: str, value: str, unit: str) -> float:
     try:
         number = float(value.replace(",", ""))
     except ValueError:
-        raise ValueError(f"{metric} is {value!r}, which is no number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{metric} is {value!r}, which is no number")
     return number * 1000.0 ** " KMGT".index(known[1] or " ") * _BYTES[known[2]]

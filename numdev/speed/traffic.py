@@ -48,6 +48,7 @@ class Traffic:
         self._told: set[str] = set()
         self._ahead: list[Point] = []
         self._found: dict[Point, dict[str, float] | str] = {}  # figures, or why there are none
+        self._alone: set[Point] = set()  # not counted in a chunk with others, whose fault it may have been
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
@@ -59,6 +60,8 @@ class Traffic:
         point = (problem, variant)
         if point not in self._found:
             self._count(self._chunk(point))
+        if point not in self._found:
+            self._count([point])
         found = self._found[point]
         if not isinstance(found, str):
             return {name: sum(found[metric] for metric in metrics) for name, metrics in METRICS.items()} | {"not_counted": ""}
@@ -69,8 +72,10 @@ class Traffic:
 
     def _chunk(self, point: Point) -> list[Point]:
         """The point, and the next ones; those before it have failed, or they would have been asked for."""
+        if point in self._alone:
+            return [point]
         behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
-        return [point, *(each for each in behind if each not in self._found)][:_CHUNK]
+        return [point, *(each for each in behind if each not in self._found and each not in self._alone)][:_CHUNK]
 
     def _count(self, points: Sequence[Point]) -> None:
         if self._refused:
@@ -88,7 +93,12 @@ class Traffic:
         for number, point in enumerate(packed):
             why = reading.remarks.get(number) or reading.trouble or "ncu: it listed nothing of the call"
             counted = number in reading.bytes and number not in reading.remarks  # one that failed may have been counted in part
-            self._found[point] = reading.bytes[number] if counted else why
+            if counted:
+                self._found[point] = reading.bytes[number]
+            elif len(packed) == 1 or self._refused:
+                self._found[point] = why
+            else:
+                self._alone.add(point)
 
     def _profile(self, packed: list[bytes]) -> nsight.Reading:
         if torch.cuda.is_initialized():

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
+import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.attention.triton import Kernel, Triton
@@ -39,6 +40,11 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
         "numdev hopper": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask),
         "numdev portable": lambda: Triton(kernel=Kernel.PORTABLE)(q, k, v, mask),
     }
+
+
+def environment() -> str:
+    """What the figures depend on."""
+    return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
 
 
 def seconds(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -70,20 +76,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
     lengths = (1024, 4096) if parser.parse_args().quick else (1024, 2048, 4096, 8192, 16384)
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, "TFLOP/s")
-    ratios = []
-    for dim in (64, 128):
+    print(environment(), "TFLOP/s")
+    ratios: dict[int, list[float]] = {}
+    for dim in (64, 128, 256):
         for causal in (False, True):
             for n in lengths:
                 q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
                 found = seconds(contenders(q, k, v, causal=causal))
                 flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-                ratios.append(found["sdpa cudnn"] / found["numdev hopper"])
+                ratio = found["sdpa cudnn"] / found["numdev hopper"]
+                ratios.setdefault(dim, []).append(ratio)
                 rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in found.items())
                 print(
-                    f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratios[-1]:.3f}", flush=True
+                    f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratio:.3f}", flush=True
                 )
-    print(f"geometric mean of hopper/cudnn {math.exp(statistics.mean(map(math.log, ratios))):.3f}, least {min(ratios):.3f}")
+    for name, values in {**{f"d {dim}": each for dim, each in ratios.items()}, "all": sum(ratios.values(), [])}.items():
+        mean = math.exp(statistics.mean(map(math.log, values)))
+        print(f"hopper/cudnn, {name}: geometric mean {mean:.3f}, least {min(values):.3f}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput
+from numdev.kernels.launch import hopper_bc
+from numdev.kernels.splits import ROWS
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.problem import Shape
@@ -61,13 +63,13 @@ def emulation_of(
     if bc is None or order is None:
         mend = f"{known.why}, for {type(variant).__name__.lower()}; say what the emulation shall take"
         raise BadInput("tiling.bc" if bc is None else "tiling.order", None, mend)
-    tiling = Tiling(bc=bc, order=order, splits=getattr(variant, "splits", splits))
+    tiling = Tiling(bc=bc, order=order, splits=_splits(variant, shape, mask) if isinstance(variant, Triton) else splits)
     return Tiled(policy, tiling, softmax, count=False)
 
 
 def _known(variant: Attention, shape: Shape, mask: Mask) -> Walk:
     if isinstance(variant, Triton):
-        return _ours(variant)
+        return _ours(variant, shape.head_dim)
     if isinstance(variant, Flex):
         why = (
             "it depends on the launch"
@@ -96,9 +98,18 @@ def _flash(shape: Shape) -> Walk:
     return Walk({64: 128, 128: 64}.get(shape.head_dim), Order.REVERSE, "its tile is known at head_dim 64 and 128 alone")
 
 
-def _ours(variant: Triton) -> Walk:
+def _splits(variant: Triton, shape: Shape, mask: Mask) -> int:
+    """Of ours: one, unless its own rule may find more."""
+    rows = shape.packed.queries if mask.window is None else shape.queries
+    if variant.splits is None and variant.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
+        why = "the kernel divides the keys of so few queries by a rule of its own, which depends on the GPU; give a number"
+        raise BadInput("tiling.splits", None, why)
+    return variant.splits or 1
+
+
+def _ours(variant: Triton, head_dim: int) -> Walk:
     if variant.kernel is Kernel.AUTO:
         raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
     if variant.kernel is Kernel.HOPPER:
-        return Walk(128, Order.REVERSE)
+        return Walk(hopper_bc(head_dim), Order.REVERSE)
     return Walk(variant.bc, variant.order or Order.FORWARD, "it depends on the launch")

@@ -16,13 +16,15 @@ from numdev.cli import tune
 from numdev.errors import BadInput
 from numdev.formats import BF16, E5M2, FP16, FP32, Format
 from numdev.kernels import launch
-from numdev.kernels.launch import INTERPRETED, SAFE, Launch, choose
+from numdev.kernels.launch import FEW_ROWS, INTERPRETED, SAFE, Device, Launch, choose, fits, shared_bytes
 from numdev.mask import Mask
 from tests.test_cli import Command, numdev
 
 __all__ = ["numdev"]  # the fixture
 
 CAUSAL = Mask(causal=True)
+H100, A100, CPU = Device("sm_90", 232448), Device("sm_80", 166912), Device("interpreter")
+SMALL = Device("sm_89", 101376)  # 99 KB: GeForce RTX 30 and 40, L4, L40
 
 
 def row(head_dim: int, br: int, mask: str = "none", fmt: str = "bf16", generation: str = "sm_90") -> dict[str, Any]:
@@ -43,26 +45,63 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("table")
 def test_the_row_of_format_mask_generation_and_the_next_head_dim() -> None:
-    assert choose(BF16, 64, Mask(), "sm_90") == Launch(16, 32, 8, 3)
-    assert choose(BF16, 40, Mask(window=3), "sm_90").br == 16  # a window changes no loop's shape
-    assert choose(BF16, 65, Mask(), "sm_90").br == 32
-    assert choose(BF16, 64, CAUSAL, "sm_90").br == 48
-    assert choose(FP16, 64, Mask(), "sm_90").br == 80
-    assert choose(BF16, 64, Mask(), "sm_80").br == 96
+    assert choose(BF16, 64, 512, Mask(), H100) == Launch(16, 32, 8, 3)
+    assert choose(BF16, 40, 512, Mask(window=3), H100).br == 16  # a window changes no loop's shape
+    assert choose(BF16, 65, 512, Mask(), H100).br == 32
+    assert choose(BF16, 64, 512, CAUSAL, H100).br == 48
+    assert choose(FP16, 64, 512, Mask(), H100).br == 80
+    assert choose(BF16, 64, 512, Mask(), A100).br == 96
 
 
 @pytest.mark.usefixtures("table")
 def test_what_is_not_in_the_table_is_safe() -> None:
-    assert choose(BF16, 129, Mask(), "sm_90") == SAFE
-    assert choose(E5M2, 64, Mask(), "sm_90") == SAFE
-    assert choose(BF16, 64, Mask(), "interpreter") == INTERPRETED
+    assert choose(BF16, 129, 512, Mask(), H100) == SAFE[0]
+    assert choose(E5M2, 64, 512, Mask(), H100) == SAFE[0]
+    assert choose(BF16, 64, 512, Mask(), CPU) == INTERPRETED
 
 
 @pytest.mark.usefixtures("table")
 def test_sides_that_are_given_are_kept() -> None:
-    assert (choose(BF16, 64, Mask(), "sm_90", br=128).br, choose(BF16, 64, Mask(), "sm_90", br=128).bc) == (128, 32)
-    assert choose(BF16, 64, Mask(), "sm_90", br=128, bc=128) == Launch(128, 128, 8, 2)
-    assert choose(BF16, 64, Mask(), "sm_90", bc=16) == Launch(16, 16, 4, 2)
+    assert (choose(BF16, 64, 512, Mask(), H100, br=128).br, choose(BF16, 64, 512, Mask(), H100, br=128).bc) == (128, 32)
+    assert choose(BF16, 64, 512, Mask(), H100, br=128, bc=128) == Launch(128, 128, 8, 2)
+    assert choose(BF16, 64, 512, Mask(), H100, bc=16) == Launch(16, 16, 4, 2)
+
+
+@pytest.mark.usefixtures("table")
+def test_few_queries_take_a_tile_of_16_rows() -> None:
+    assert choose(BF16, 64, 16, Mask(), H100) == FEW_ROWS[0]
+    assert choose(BF16, 64, 17, Mask(), H100) == Launch(16, 32, 8, 3)
+    assert choose(BF16, 64, 1, Mask(), CPU) == INTERPRETED
+
+
+@pytest.mark.parametrize("queries", [1, 512])
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
+@pytest.mark.parametrize("shared", [64 * 1024, SMALL.shared, 163 * 1024, 227 * 1024])
+def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, queries: int) -> None:
+    """The least, 64 KB, are those of a T4."""
+    device = Device("sm_00", shared)
+    for head_dim in (16, 64, 96, 128, 200, 256):
+        found = choose(fmt, head_dim, queries, Mask(), device)
+        assert shared_bytes(found, fmt, head_dim) <= shared
+
+
+def test_a_tile_of_the_table_that_does_not_fit_gives_way() -> None:
+    launch.table.cache_clear()
+    wide = choose(BF16, 256, 512, Mask(), H100)
+    assert wide.br == 128
+    assert choose(BF16, 256, 512, Mask(), Device("sm_90", SMALL.shared)) in SAFE
+
+
+def test_sides_that_are_given_stay_and_stages_give_way() -> None:
+    assert choose(FP32, 256, 512, Mask(), SMALL, br=32, bc=32) == Launch(32, 32, 4, 1)
+    assert choose(FP32, 256, 512, Mask(), H100, br=32, bc=32) == Launch(32, 32, 4, 2)
+
+
+def test_every_shipped_entry_fits_the_device_that_found_it() -> None:
+    launch.table.cache_clear()
+    for entry in launch.table()["entries"]:
+        found = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
+        assert fits(found, Format.parse(entry["format"]), entry["head_dim"], H100), entry
 
 
 def test_the_shipped_table_is_whole() -> None:

@@ -8,14 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from triton.runtime.errors import OutOfResources
+
+from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.triton import Kernel, Products, Triton
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.kernels import portable, runtime
+from numdev.kernels.hopper_host import pinned_br
 from numdev.mask import Mask
+from numdev.precision import Precision
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
-from numdev.tiling import Order
+from numdev.tiling import Order, Tiling
 from tests.budget import kernel_budget
 from tests.cases import MASKS, Sizes, draw, lse_of, on
 
@@ -42,7 +48,7 @@ def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: s
     scale = q.shape[-1] ** -0.5
     got = attend(*rounded, mask, scale)
     golden = Exact()(*rounded, mask, scale)
-    tiles = -(-k.shape[-2] // (attend.bc or 16)) + attend.splits
+    tiles = -(-k.shape[-2] // (attend.bc or 16)) + (attend.splits or 1)
     out, lse = kernel_budget(attend.precision, attend.softmax, *rounded[:3], scale, tiles, product)
     assert got.out.dtype == attend.format.dtype
     assert not bool(got.out.isnan().any()), "an element was not written"
@@ -155,6 +161,68 @@ def test_the_same_bits_every_time(device: str) -> None:
         assert torch.equal(lse_of(first), lse_of(again))
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("attend", [SMALL, Instrumented(Precision.parse("bf16"))], ids=["triton", "instrumented"])
+def test_a_scale_that_is_not_positive_and_finite_is_refused(attend: Attention, scale: float, device: str) -> None:
+    """The kernels take the maximum of S before they scale it, which is that of the scaled S for a positive factor alone."""
+    with pytest.raises(BadInput) as error:
+        attend(*on(device, draw(RAGGED)), Mask(), scale)
+    assert error.value.field == "problem.scale"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_padding_holds_touches_nothing(value: float, splits: int, causal: bool, device: str) -> None:
+    padded(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), RAGGED, (31, 0), value, device, causal=causal)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_padding_holds_touches_nothing_of_the_instrumented_kernel(value: float, device: str) -> None:
+    padded(Instrumented(Precision.parse("kernel_bf16"), Tiling(16, 16)), RAGGED, (31, 0), value, device, causal=True)
+
+
+def padded(
+    attend: Triton | Instrumented, sizes: Sizes, lengths: tuple[int, ...], value: float, device: str, *, causal: bool
+) -> None:
+    """Hold keys beyond the last of each batch entry to `value`, and the result to its bits with zeros there."""
+    mask = Mask(causal=causal, key_lengths=lengths)
+    q, k, v = on(device, (t.to(attend.storage) for t in attend.round_inputs(*draw(sizes))))
+    results = []
+    for filling in (0.0, value):
+        k, v = k.clone(), v.clone()
+        for entry, length in enumerate(lengths):
+            k[entry, :, length:], v[entry, :, length:] = filling, filling
+        results.append(attend(q, k, v, mask))
+    clean, dirty = results
+    assert torch.equal(clean.out, dirty.out)
+    assert torch.equal(lse_of(clean), lse_of(dirty))
+    empty = lse_of(dirty) == float("-inf")
+    assert torch.equal(empty.any(-1).any(-1).cpu(), torch.tensor(lengths) == 0) or causal
+    assert bool((dirty.out[empty] == 0).all())
+
+
+def test_a_gpu_of_amd_is_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch tells compute capability (9, 0) of a gfx90a."""
+
+    class Properties:
+        gcnArchName = "gfx90a:sramecc+:xnack-"
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert runtime.generation(torch.device("cuda")) == "gfx90a:sramecc+:xnack-"
+
+
+def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OutOfResources(139520, 101376, "shared memory")
+
+    monkeypatch.setattr(portable, "_attend", full)
+    with pytest.raises(Unsupported, match=r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376"):
+        SMALL(*on(device, draw(RAGGED)), Mask())
+
+
 @pytest.mark.parametrize(
     ("attend", "field"),
     [
@@ -210,36 +278,115 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("kernel", KERNELS)
     @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, key_lengths=(0, 700))], ids=str)
-    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("dim", [64, 128, 256])
     @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
     def test_large(self, fmt: Format, dim: int, mask: Mask, kernel: Kernel) -> None:
         check(Triton(fmt, kernel=kernel), *draw((*self.LARGE[:5], dim)), mask, "cuda")
+
+    @pytest.mark.parametrize(("queries", "keys"), [(4096, 4096), (5056, 5056), (4224, 8256)], ids=str)
+    @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+    def test_three_groups_under_an_aligned_causal_limit(self, fmt: Format, queries: int, keys: int) -> None:
+        """The pinned path of d = 64 from 4,096 keys on, in groups of one and of two heads, and with padding."""
+        _needs_hopper()
+        for mask in (Mask(causal=True), Mask(causal=True, key_lengths=(keys - 77, 64))):
+            for kv_heads in (2, 1):
+                attend, inputs = Triton(fmt, kernel=Kernel.HOPPER), draw((2, 2, kv_heads, queries, keys, 64))
+                assert pinned_br(64, mask, queries, keys) == 192
+                check(attend, *inputs, mask, "cuda")
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("sizes", [(3, 4, 2, 300, 700, 64), (3, 2, 1, 700, 300, 128), (3, 2, 2, 300, 4300, 256)], ids=str)
+    def test_what_padding_holds_touches_nothing(self, sizes: Sizes, value: float) -> None:
+        _needs_hopper()
+        for br in (128, 192) if sizes[-1] == 64 else (128,):
+            for causal in (False, True):
+                for lengths in ((260, 0, 1), (256, 128, 127)):
+                    padded(Triton(kernel=Kernel.HOPPER, br=br), sizes, lengths, value, "cuda", causal=causal)
+
+    def test_a_row_that_sees_nothing_is_zero_whatever_others_see(self) -> None:
+        """200 of 300 queries stand before the first of 100 keys, one of which holds NaN."""
+        for kernel in self.KERNELS:
+            q, k, v = on("cuda", (t.bfloat16() for t in draw((1, 2, 2, 300, 100, 64))))
+            v[:, :, 50] = float("nan")
+            found = Triton(kernel=kernel)(q, k, v, Mask(causal=True))
+            assert bool((found.out[:, :, :200] == 0).all())
+            assert bool((lse_of(found)[:, :, :200] == float("-inf")).all())
+            assert bool(found.out[:, :, 250:].isnan().all())
+
+    @pytest.mark.parametrize("sizes", [(1, 32, 8, 1, 5000, 128), (2, 8, 8, 3, 3001, 64), (1, 4, 1, 1, 70000, 256)], ids=str)
+    def test_few_queries_occupy_the_gpu(self, sizes: Sizes) -> None:
+        out = check(Triton(), *draw(sizes), Mask(causal=True), "cuda")
+        q, k, v = on("cuda", (t.bfloat16() for t in draw(sizes)))
+        kernel = Triton()(q, k, v, Mask(causal=True)).kernel
+        assert "portable" in kernel
+        assert " splits=" in kernel
+        assert torch.equal(out, Triton()(q, k, v, Mask(causal=True)).out)
+
+    def test_a_captured_graph_outlives_other_shapes(self) -> None:
+        """Its tables stay, however many others come after them."""
+        inputs = on("cuda", (t.bfloat16() for t in draw((1, 2, 2, 257, 391, 64))))
+        for kernel in self.KERNELS:
+            attend, mask = Triton(kernel=kernel), Mask(causal=True, key_lengths=(383,))
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                expected = attend(*inputs, mask).out.clone()
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    captured = attend(*inputs, mask).out
+            small = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 64, 200, 64))))
+            for length in range(1, 150):
+                attend(*small, Mask(key_lengths=(length,)))
+            junk = [torch.full((4096,), -1, dtype=torch.int32, device="cuda") for _ in range(200)]
+            captured.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(captured, expected), len(junk)
 
     @pytest.mark.parametrize("kernel", [Kernel.PORTABLE, Kernel.HOPPER], ids=str)
     def test_heads_that_share_keys_have_the_bits_of_heads_that_do_not(self, kernel: Kernel) -> None:
         q, k, v = on("cuda", (t.bfloat16() for t in draw((2, 8, 2, 1, 1000, 128))))
         mask = Mask(key_lengths=(1000, 517))
-        shared = Triton(kernel=kernel)(q, k, v, mask)
-        apart = Triton(kernel=kernel)(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), mask)
+        shared = Triton(kernel=kernel, splits=1)(q, k, v, mask)
+        apart = Triton(kernel=kernel, splits=1)(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), mask)
         assert torch.equal(shared.out, apart.out)
         assert torch.equal(lse_of(shared), lse_of(apart))
 
-    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)], ids=str)
+    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64), (2, 2, 1, 200, 333, 256)], ids=str)
     @pytest.mark.parametrize("causal", [False, True])
     def test_hopper_on_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
         _needs_hopper()
         for br in (128, 192) if sizes[-1] == 64 else (128,):
             check(Triton(kernel=Kernel.HOPPER, br=br), *draw(sizes), Mask(causal=causal), "cuda")
 
-    @pytest.mark.parametrize("kernel", KERNELS)
-    def test_a_thousand_launches_give_the_same_bits(self, kernel: Kernel) -> None:
+    @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
+    @pytest.mark.parametrize(
+        ("kernel", "sizes"),
+        [
+            (Kernel.PORTABLE, (2, 4, 2, 1000, 1000, 128)),
+            (Kernel.HOPPER, (2, 4, 2, 1000, 1000, 128)),
+            (Kernel.HOPPER, (1, 4, 2, 4096, 4096, 64)),
+            (Kernel.HOPPER, (2, 4, 2, 1000, 1000, 256)),
+            (Kernel.PORTABLE, (1, 32, 8, 1, 4000, 128)),
+        ],
+        ids=str,
+    )
+    def test_a_thousand_launches_give_the_same_bits(self, kernel: Kernel, sizes: Sizes, beside: bool) -> None:
+        if kernel is Kernel.HOPPER:
+            _needs_hopper()
         attend = Triton(kernel=kernel)
-        inputs = on("cuda", (t.bfloat16() for t in draw((2, 4, 2, 1000, 1000, 128))))
-        first = attend(*inputs, Mask(causal=True))
-        for _ in range(1000):
-            again = attend(*inputs, Mask(causal=True))
-            assert torch.equal(first.out, again.out)
-            assert torch.equal(lse_of(first), lse_of(again))
+        inputs = on("cuda", (t.bfloat16() for t in draw(sizes)))
+        mask = Mask(causal=True, key_lengths=(sizes[4] - 100,) * sizes[0])
+        first = attend(*inputs, mask)
+        other, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        for launch in range(1000):
+            if beside and launch % 10 == 0:
+                with torch.cuda.stream(other):
+                    busy @ busy
+            again = attend(*inputs, mask)
+            different += (first.out != again.out).sum() + (lse_of(first) != lse_of(again)).sum()
+        assert int(different) == 0
 
     @pytest.mark.parametrize("kernel", KERNELS)
     def test_more_than_two_to_the_31_elements(self, kernel: Kernel) -> None:
@@ -264,6 +411,8 @@ class TestOnAGpu:
     def test_the_rule_names_the_kernel(self) -> None:
         _needs_hopper()
         inputs = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 256, 256, 64))))
+        wide = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 256, 256, 256))))
+        assert "hopper br=128 bc=64" in Triton()(*wide, Mask()).kernel
         assert "hopper br=192 bc=128" in Triton()(*inputs, Mask()).kernel
         assert "hopper br=128 bc=128" in Triton()(*inputs, Mask(causal=True)).kernel
         assert "portable" in Triton()(*inputs, Mask(window=9)).kernel

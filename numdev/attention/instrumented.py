@@ -9,7 +9,9 @@ from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, softmax_scale
 from numdev.errors import Unsupported
-from numdev.kernels.runtime import require
+from numdev.formats import FP16, FP32
+from numdev.kernels.launch import Device, Launch, with_stages
+from numdev.kernels.runtime import check_scale, generation, require, shared_memory
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
@@ -38,6 +40,7 @@ class Instrumented(UnderPolicy):
         """Rounded inputs in, FP32 out. Shapes as in `Output`.
 
         Raises:
+            BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, for what the kernel does not have, and where no kernel can run.
         """
         check_shapes(q, k, v, mask)
@@ -46,13 +49,19 @@ class Instrumented(UnderPolicy):
             raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
         from numdev.kernels import portable
 
-        factor = softmax_scale(q, scale)
+        factor = check_scale(softmax_scale(q, scale))
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q.float() * (factor * self.softmax.log_scale)), 1.0 / self.softmax.log_scale
-        warps = 8 if self.tiling.br * self.tiling.bc > 64 * 64 else 4
-        request = portable.Request(self.precision, self.tiling, self.softmax, exactly=True, warps=warps)
+        br, bc, stored = self.tiling.br, self.tiling.bc, FP32 if self.storage == torch.float32 else FP16
+        launch = Launch(br, bc, 8 if br * bc > 64 * 64 else 4, 2)
+        device = Device(generation(q.device), shared_memory(q.device))
+        launch = with_stages(launch, stored, q.shape[-1], device)
+        request = portable.Request(
+            self.precision, self.tiling, self.softmax, exactly=True, warps=launch.warps, stages=launch.stages
+        )
         out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
-        name = f"numdev instrumented br={self.tiling.br} bc={self.tiling.bc} warps={warps} stages={request.stages}"
+        name = f"numdev instrumented br={br} bc={bc} warps={launch.warps} stages={launch.stages}"
+        name = name if self.tiling.splits == 1 else f"{name} splits={self.tiling.splits} combined=lse"
         return Output(self.precision.output.apply_(out), lse, kernel=name)
 
     @property

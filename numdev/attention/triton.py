@@ -12,8 +12,9 @@ from torch import Tensor
 from numdev.attention.base import Output, check_shapes, softmax_scale
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.kernels.launch import choose
-from numdev.kernels.runtime import generation, interpreting, require
+from numdev.kernels.launch import Device, Launch, choose
+from numdev.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
+from numdev.kernels.splits import ROWS, split_count
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
@@ -49,7 +50,7 @@ class Triton:
         fmt: bf16, fp16, fp32, e4m3fn or e5m2.
         br, bc: the tile; None is that of the pinned launch table.
         order: of the tiles of keys; None is the kernel's own, forward for the portable one and reverse for Hopper's.
-        splits: split-KV.
+        splits: split-KV; None is the portable kernel's own rule, `numdev.kernels.splits`.
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.kernel` says which one ran.
@@ -59,7 +60,7 @@ class Triton:
     br: int | None = None
     bc: int | None = None
     order: Order | None = None
-    splits: int = 1
+    splits: int | None = None
     softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)
     products: Products = Products.IEEE
     kernel: Kernel = Kernel.AUTO
@@ -67,7 +68,7 @@ class Triton:
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
             raise BadInput("attention.format", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
-        Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits)  # checks the sizes
+        Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits or 1)  # checks the sizes
 
     @property
     def precision(self) -> Precision:
@@ -98,10 +99,12 @@ class Triton:
         """Rounded inputs of any dtype in; `out` in the output format's dtype, LSE in FP32.
 
         Raises:
+            BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field that no kernel, or not the one asked for, can honour.
         """
         check_shapes(q, k, v, mask)
         require(q.device)
+        scale = check_scale(softmax_scale(q, scale))
         if self.softmax.scale_on is ScaleOn.QUERIES:
             raise Unsupported("softmax.scale_on", "our kernels scale the scores")
         if self.products is Products.TF32 and self.fmt != FP32:
@@ -109,10 +112,10 @@ class Triton:
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         kv_heads = k.shape[1]
         if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
-            return self._attend(q, k, v, mask, softmax_scale(q, scale))
+            return self._attend(q, k, v, mask, scale)
         # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
-        found = self._attend(rows, k, v, replace(mask, causal=False), softmax_scale(q, scale))
+        found = self._attend(rows, k, v, replace(mask, causal=False), scale)
         assert found.lse is not None
         return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), kernel=found.kernel)
 
@@ -132,15 +135,29 @@ class Triton:
             return "the portable kernel is asked for"
         if (found := generation(q.device)) != "sm_90":
             return f"it needs a GPU of compute capability 9.0, and this is {found}"
+        if self.kernel is Kernel.AUTO and self._split(q, k, mask, self._launch(q, mask)) > 1:
+            return "the portable kernel splits the keys, and fills the GPU so"
         from numdev.kernels import hopper_host
 
         return hopper_host.refusal(q, k, v, mask, self)
 
+    def _launch(self, q: Tensor, mask: Mask) -> Launch:
+        """Of the portable kernel."""
+        device = Device(generation(q.device), shared_memory(q.device))
+        return choose(self.fmt, q.shape[-1], q.shape[2], mask, device, self.br, self.bc)
+
+    def _split(self, q: Tensor, k: Tensor, mask: Mask, launch: Launch) -> int:
+        """Ranges of keys of the portable kernel."""
+        if self.splits is not None or q.shape[2] > ROWS or mask.window is not None:
+            return self.splits or 1
+        return split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, multiprocessors(q.device))
+
     def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         from numdev.kernels import portable
 
-        launch = choose(self.fmt, q.shape[-1], mask, generation(q.device), self.br, self.bc)
-        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=self.splits)
+        launch = self._launch(q, mask)
+        splits = self._split(q, k, mask, launch)
+        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)
         tf32 = self.products is Products.TF32
         request = portable.Request(self.precision, tiling, self.softmax, tf32, warps=launch.warps, stages=launch.stages)
         native = self.format.dtype
@@ -149,4 +166,4 @@ class Triton:
         if out.dtype != native:
             out = self.precision.output.apply_(out).to(native)
         name = f"numdev portable br={launch.br} bc={launch.bc} warps={launch.warps} stages={launch.stages}"
-        return Output(out, lse, kernel=name)
+        return Output(out, lse, kernel=name if splits == 1 else f"{name} splits={splits} combined=lse")

@@ -125,19 +125,33 @@ def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, m, row_sum, sca
 
 
 @gluon.jit
+def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
+    """Columns of O from `column` on, through the group's buffer."""
+    buffer = shared.o.index(c)
+    tma.store_wait(0)
+    buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(setting.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(d_o, [b, h, row0 + c * ROWS, column], buffer)
+
+
+@gluon.jit
 def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum):
     """`O / l` through shared memory and the copy engine, which leaves out rows beyond the last; `(m + log2 l) ln 2`."""
     rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
-    seen = row_sum > 0.0
-    value = gl.where(seen, (m + gl.log2(row_sum)) * LN2, float("-inf"))
+    empty = row_sum == 0.0  # sees no key: of those it sees the largest adds 1
+    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum)) * LN2)
     gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
-    inverse = 1.0 / gl.where(seen, row_sum, 1.0)
-    out = acc * gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
-    buffer = shared.o.index(c)
-    tma.store_wait(0)
-    buffer.reshape((ROWS, setting.dim)).store(out.to(setting.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(d_o, [b, h, row0 + c * ROWS, 0], buffer)
+    inverse = gl.where(empty, 0.0, 1.0 / row_sum)
+    factor = gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
+    out = acc * factor
+    if setting.masked:
+        out = gl.where(factor == 0.0, 0.0, out)  # such a row has met keys of other rows, whose v may hold NaN
+    if setting.parts == 1:
+        store(c, setting, shared, d_o, row0, b, h, out, 0)
+    else:
+        left, right = out.reshape([ROWS, 2, setting.dim // 2]).permute([0, 2, 1]).split()
+        store(c, setting, shared, d_o, row0, b, h, left, 0)
+        store(c, setting, shared, d_o, row0, b, h, right, setting.dim // 2)
 
 
 @gluon.jit
@@ -165,18 +179,18 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     i += 1
     j = 0
     while n > 0:
-        q = (j & 1) * setting.groups + c
+        q = (j % setting.sets) * setting.groups + c
         i, p, acc, m, row_sum = rest_of_tile(c, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit)
         mbarrier.arrive(shared.q_empty.index(q), count=1)
         j += 1
-        q_next = (j & 1) * setting.groups + c
+        q_next = (j % setting.sets) * setting.groups + c
         n = n_next
         skip, whole = own(c, setting, work, row0_next, n)
         limit = limits(c, setting, work, row0_next, keys_next)
         i_v = i - 1
         if setting.causal:
             i = pass_over(c, setting, shared, i, skip)
-        mbarrier.wait(shared.q_full.index(q_next), (j >> 1) & 1)
+        mbarrier.wait(shared.q_full.index(q_next), (j // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         p_next, _, acc, m_next, row_sum_next = step(
             c, setting, shared, q_next, i, i_v, p, acc, m_0, row_sum_0, scale, key, limit, setting.masked
@@ -198,22 +212,25 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
 def attention(
     d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shift,
     BC: gl.constexpr, DIM: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-    CAUSAL: gl.constexpr, UNALIGNED: gl.constexpr, MASKED: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, UNALIGNED: gl.constexpr, MASKED: gl.constexpr, PADDED: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program: a loading warp group and GROUPS computing ones, over the program's list of tiles."""
-    setting = Setting(BC, DIM, GROUPS, STAGES, DTYPE, CAUSAL, UNALIGNED, MASKED)
+    # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group still holds.
+    gl.static_assert((GROUPS - 1) * ROWS <= BC)
+    setting = Setting(BC, DIM, GROUPS, STAGES, DTYPE, CAUSAL, UNALIGNED, MASKED, PADDED)
     work = Work(tiles, heads, group, queries, shift)
     shared = Shared(
-        gl.allocate_shared_memory(DTYPE, [2 * GROUPS, 1, 1, ROWS, DIM], d_q.layout),
+        gl.allocate_shared_memory(DTYPE, [setting.sets * GROUPS, 1, 1, ROWS, DIM], d_q.layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_k.layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_v.layout),
-        gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, DIM], d_o.layout),
-        barriers(2 * GROUPS, 1),
-        barriers(2 * GROUPS, 1),
+        gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, DIM // setting.parts], d_o.layout),
+        barriers(setting.sets * GROUPS, 1),
+        barriers(setting.sets * GROUPS, 1),
         barriers(STAGES, 1),
         barriers(STAGES, GROUPS),
         barriers(STAGES, 1),
         barriers(STAGES, GROUPS),
+        barriers(1, 1),
         barriers(GROUPS, 1),
     )
     mbarrier.arrive(shared.turn.index(0), count=1)

@@ -14,11 +14,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from numdev.kernels import hopper
+from numdev.kernels.launch import hopper_bc
+from numdev.kernels.runtime import multiprocessors
+from numdev.kernels.tables import Tables
 from numdev.mask import Mask
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.tiling import Order
 
-BC = 128
 _ROWS = 64  # of one warp group
 _L2_BYTES = 24e6  # half of the second-level cache of an H100: K and V of the heads that are worked on together
 _TILE_COST = 1.0  # of beginning and ending a tile, in blocks of keys: by hand; lists of whole tiles leave little to choose
@@ -27,29 +29,31 @@ _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 @dataclass(frozen=True)
 class Shape:
-    """Computing warp groups, buffers for K and V, and registers of a computing thread."""
+    """Computing warp groups, buffers for K and V, registers of a computing thread, and keys of a block."""
 
     groups: int
     stages: int
     registers: int
+    bc: int = 128
 
     @property
     def br(self) -> int:
         return _ROWS * self.groups
 
 
-# By head_dim and Br; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best,
+# By head_dim and Br, with Bc of `numdev.kernels.launch`; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best,
 # and do not fit into the registers at d = 128.
 SHAPES = {
     (64, 128): Shape(2, 2, 240),
     (64, 192): Shape(3, 2, 160),
     (128, 128): Shape(2, 2, 240),
+    (256, 128): Shape(2, 2, 240, hopper_bc(256)),
 }
 _SHORT = 4096  # keys: below this, causal tiles of 192 rows waste more on the diagonal than the third group gains
 
 
 def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
-    """`Br` where none is asked for: 192 at d = 64, but 128 for short or unaligned causal problems and at d = 128."""
+    """`Br` where none is asked for: 192 at d = 64, but 128 for short or unaligned causal problems and at larger d."""
     slow_causal = mask.causal and (keys < _SHORT or is_unaligned(queries, keys))
     return 192 if head_dim == 64 and not slow_causal else 128
 
@@ -68,12 +72,12 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
     head_dim = q.shape[-1]
     checks = (
         (q.dtype not in _DTYPES, f"it takes fp16 and bf16, not {settings.fmt.name}"),
-        (head_dim not in (64, 128), f"it takes head_dim 64 and 128, not {head_dim}"),
+        (head_dim not in (64, 128, 256), f"it takes head_dim 64, 128 and 256, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
         (settings.order is Order.FORWARD, "it visits keys from the last to the first; give order reverse or null"),
-        (settings.splits != 1, "it does not split keys"),
-        (settings.bc not in (None, BC), f"its Bc is {BC}, not {settings.bc}"),
+        (settings.splits not in (None, 1), "it does not split keys"),
+        (settings.bc not in (None, bc := hopper_bc(head_dim)), f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"),
         ((head_dim, settings.br or 128) not in SHAPES, f"its Br is 128, or 192 at d = 64, not {settings.br}"),
         (not _is_plain(settings.softmax), "its recurrence is exp2, normalised at the end, scale on scores, nothing else"),
     )
@@ -105,32 +109,38 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     group = heads // kv_heads
-    lengths = mask.key_lengths or (keys,) * batch
-    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    work = Work(heads, group, queries, keys, br, mask.causal, lengths, programs)
-    tiles, grid = schedule(work, head_dim, q.device)
-    masked = mask.causal or any(length % BC or not length for length in lengths)
+    lengths = mask.lengths(batch, keys)
+    work = Work(heads, group, queries, keys, br, mask.causal, lengths, multiprocessors(q.device), bc := shape.bc)
+    tiles = _TABLES.get((work, head_dim), q.device, lambda: schedule(work, head_dim))  # [rounds, programs, 5]
+    ragged = [length for length in lengths if length % bc or not length]
+    masked = mask.causal or bool(ragged)
+    padded = any(length < keys for length in ragged)
     unaligned = mask.causal and is_unaligned(queries, keys)
+    columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
+    sides = ((q, _ROWS, head_dim), (k, bc, head_dim), (v, bc, head_dim), (out, _ROWS, columns))
     with torch.cuda.device(q.device):
-        hopper.attention[(grid,)](
-            *(_descriptor(t, rows) for t, rows in ((q, _ROWS), (k, BC), (v, BC), (out, _ROWS))),
+        hopper.attention[(tiles.shape[1],)](
+            *(_descriptor(*side) for side in sides),
             lse, tiles, scale * math.log2(math.e), heads, group, queries, keys - queries,
-            BC, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, shape.registers,
+            bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers,
             num_warps=4,
         )  # fmt: skip
-    return out, lse, f"numdev hopper br={br} bc={BC} stages={shape.stages}"
+    return out, lse, f"numdev hopper br={br} bc={bc} stages={shape.stages}"
 
 
-def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    block = [1, 1, rows, tensor.shape[-1]]
+_TABLES = Tables(64)
+
+
+def _descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    block = [1, 1, rows, columns]
     # A dimension of size 1 may have any stride in torch; the copy engine wants a multiple of 16 bytes all the same.
     strides = [s if n > 1 else tensor.shape[-1] for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], block, _layout(rows, tensor.shape[-1], tensor.dtype))
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], block, _layout(rows, columns, tensor.dtype))
 
 
 @lru_cache(maxsize=32)
-def _layout(rows: int, head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, head_dim], _DTYPES[dtype])
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], _DTYPES[dtype])
 
 
 @dataclass(frozen=True)
@@ -145,19 +155,19 @@ class Work:
     causal: bool
     lengths: tuple[int, ...]
     programs: int
+    bc: int
 
     def blocks(self, row: int, length: int) -> int:
         """Blocks of keys that the tile whose first row is `row` visits: at least one, whose keys may all be masked."""
-        count = math.ceil(length / BC)
+        count = math.ceil(length / self.bc)
         if self.causal:
             last = row + self.br - 1 + self.keys - self.queries
-            count = min(count, last // BC + 1)
+            count = min(count, last // self.bc + 1)
         return max(count, 1)
 
 
-@lru_cache(maxsize=64)
-def schedule(work: Work, head_dim: int, device: torch.device) -> tuple[Tensor, int]:
-    """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`, and the number of programs.
+def schedule(work: Work, head_dim: int) -> Tensor:
+    """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`.
 
     Each tile goes to the program that is free first. Without a causal limit tiles of a head follow one another, so that its K and
     V stay in the second-level cache; with one, the longest go first within as many heads as fit into that cache.
@@ -182,4 +192,4 @@ def schedule(work: Work, head_dim: int, device: torch.device) -> tuple[Tensor, i
     table = torch.zeros(rounds, grid, 5, dtype=torch.int32)
     for program, tiles in enumerate(lists):
         table[: len(tiles), program] = torch.tensor(tiles, dtype=torch.int32)
-    return table.to(device), grid
+    return table

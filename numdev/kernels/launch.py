@@ -1,4 +1,4 @@
-"""Launch settings of the portable kernel, pinned: the same request runs the same code in every process."""
+"""Launch settings of our kernels, pinned: the same request runs the same code in every process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from numdev.errors import BadInput
 from numdev.formats import Format
+from numdev.kernels.splits import ROWS
 from numdev.mask import Mask
 
 TABLE = Path(__file__).resolve().parent.parent / "data" / "launch.json"
@@ -27,26 +28,85 @@ class Launch:
 
 
 _PLACE = {"format", "head_dim", "mask", "generation"}
-SAFE = Launch(64, 32, 4, 2)  # fits every GPU at every head_dim
+# Where the table has no entry that fits, the first of these that does. The last fits 64 KB at every head_dim and format.
+SAFE = (Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 16, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
+FEW_ROWS = (Launch(16, 64, 4, 3), Launch(16, 64, 4, 2), Launch(16, 32, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
 INTERPRETED = Launch(32, 32, 4, 1)
 
 
-def choose(fmt: Format, head_dim: int, mask: Mask, generation: str, br: int | None = None, bc: int | None = None) -> Launch:
+def hopper_bc(head_dim: int) -> int:
+    """Keys of a block of the Hopper kernel: what leaves registers for O and shared memory for two blocks of K and of V."""
+    return 64 if head_dim > 128 else 128
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a launch is chosen by.
+
+    Attributes:
+        generation: the key of the table.
+        shared: bytes of shared memory that a program may have; None where nothing limits it.
+    """
+
+    generation: str
+    shared: int | None = None
+
+
+def choose(
+    fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
+) -> Launch:
     """The entry of the table for a request; sides that are given replace its own.
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
-    requested one. Where there is none the launch is `SAFE`, and `INTERPRETED` without a GPU.
+    requested one. Where there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
+    `SAFE` that fits; of `FEW_ROWS` for so few queries that they fill one block of 16; and `INTERPRETED` without a GPU. With sides
+    that are given the stages are as many as fit.
     """
-    found = INTERPRETED if generation == "interpreter" else SAFE
-    rows = [row for row in table()["entries"] if _matches(row, fmt, mask, generation) and row["head_dim"] >= head_dim]
-    if rows:
-        row = min(rows, key=lambda row: row["head_dim"])
-        found = Launch(row["br"], row["bc"], row["warps"], row["stages"])
+    if br is None and bc is None:
+        return next((launch for launch in _launches(fmt, head_dim, queries, mask, device) if fits(launch, fmt, head_dim, device)), SAFE[-1])
+    found = _launches(fmt, head_dim, queries, mask, device)[0]
     sides = {name: side for name, side in (("br", br), ("bc", bc)) if side is not None}
-    if not sides:
-        return found
     given = replace(found, **sides)
-    return replace(given, warps=8 if given.br * given.bc >= 128 * 128 else 4, stages=2)
+    return with_stages(replace(given, warps=8 if given.br * given.bc >= 128 * 128 else 4, stages=2), fmt, head_dim, device)
+
+
+def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
+    """In the order of preference."""
+    if device.generation == "interpreter":
+        return (INTERPRETED,)
+    if queries <= ROWS:
+        return FEW_ROWS
+    rows = [row for row in table()["entries"] if _matches(row, fmt, mask, device.generation) and row["head_dim"] >= head_dim]
+    if not rows:
+        return SAFE
+    row = min(rows, key=lambda row: row["head_dim"])
+    return Launch(row["br"], row["bc"], row["warps"], row["stages"]), *SAFE
+
+
+def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
+    """A bound on the shared memory of a launch, from what the compiler keeps there.
+
+    Each stage holds a tile of K and one of V. Beside them stand Q or P, whichever is larger, a maximum and a sum per row and
+    warp, and for FP8 both tiles once more as the FP16 operands that are multiplied.
+    """
+    inner = max(16, 1 << (head_dim - 1).bit_length())
+    br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
+    stored = max(8, fmt.bits) // 8
+    operand = max(2, stored)
+    tiles = 2 * launch.stages * bc * inner * stored
+    converted = 2 * bc * inner * operand if stored < operand else 0
+    return tiles + converted + max(br * inner * operand, br * bc * 4) + 4 * br * launch.warps
+
+
+def fits(launch: Launch, fmt: Format, head_dim: int, device: Device) -> bool:
+    """Whether a launch fits into the shared memory of a device."""
+    return device.shared is None or shared_bytes(launch, fmt, head_dim) <= device.shared
+
+
+def with_stages(launch: Launch, fmt: Format, head_dim: int, device: Device) -> Launch:
+    """The launch with as many of its stages as fit, at least one."""
+    fewer = (replace(launch, stages=stages) for stages in range(launch.stages, 1, -1))
+    return next((each for each in fewer if fits(each, fmt, head_dim, device)), replace(launch, stages=1))
 
 
 def _matches(row: dict[str, Any], fmt: Format, mask: Mask, generation: str) -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
-from numdev.attention.combine import combine
 from numdev.errors import Unsupported
 from numdev.formats import BF16, FP16, FP32, TF32, Format
-from numdev.kernels import forward
+from numdev.kernels import combine, forward
 from numdev.kernels.casts import Spec, spec
 from numdev.kernels.runtime import interpreting
+from numdev.kernels.tables import Tables
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.quantise import Quantised
@@ -23,6 +25,7 @@ from numdev.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
+_COMBINED_ROWS = 4  # of a program, one for each of its warps
 _STEPS = ("scores", "exponential", "rescale", "row_sum", "probabilities", "values", "accumulator")
 
 
@@ -116,41 +119,74 @@ def _policy(precision: Precision) -> tuple[Spec, ...]:
     return tuple(spec(step.accumulate if isinstance(step, Dot) else step, f"precision.{name}") for name, step in steps)
 
 
-@lru_cache(maxsize=64)
+_TABLES = Tables(64)
+
+
 def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same tensor for the same numbers: no copy to the GPU at each launch, and none while a CUDA graph is captured."""
-    return torch.tensor(values, dtype=torch.int32, device=device)
+    return _TABLES.get(values, device, lambda: torch.tensor(values, dtype=torch.int32))
 
 
 def run(
     request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """`out` before its cast to the output's format, in `out_dtype` (FP32 if there are splits); LSE `[..., queries]` in FP32."""
-    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    """`out` before its cast to the output's format, in `out_dtype`; LSE `[..., queries]` in FP32.
+
+    Raises:
+        Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
+    """
+    dim = q.shape[-1]
     if dim > _MOST_DIM:
         raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
     if v.shape[-1] != dim:
         raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
-    tiling, soft, splits = request.tiling, request.softmax, request.tiling.splits
-    dtype = torch.float32 if splits > 1 else out_dtype
-    out = torch.empty(splits, batch, heads, queries, dim, dtype=dtype, device=q.device)
-    lse = torch.empty(splits, batch, heads, queries, dtype=torch.float32, device=q.device)
+    splits = request.tiling.splits
+    out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else out_dtype, device=q.device)
+    lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        try:
+            _attend(request, q, k, v, mask, scale, out, lse)
+        except OutOfResources as error:
+            tile = f"a tile of {request.tiling.br} x {request.tiling.bc} at head_dim {dim} in {request.stages} stages"
+            mend = "give a smaller tiling.br or tiling.bc"
+            why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}; {mend}"
+            raise Unsupported("tiling", why) from None
+        if splits == 1:
+            return out[0], lse[0]
+        return combined(request, out, lse, out_dtype)
+
+
+def _attend(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out: Tensor, lse: Tensor
+) -> None:
+    """Each split's `O` and LSE: out `[splits, batch, heads, queries, dim]`, lse without the last."""
+    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    tiling, soft = request.tiling, request.softmax
     lengths = _numbers(mask.key_lengths or (0,), q.device)
     bounds = _numbers(tuple(tiling.split_bounds(keys)), q.device)
     br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
     binary, lazy, each, fused = request.options
     options = (mask.causal, mask.window is not None, binary, lazy, each, fused, soft.p_scale != 1.0)
-    grid = (triton.cdiv(queries, tiling.br), batch * heads, splits)
-    with torch.cuda.device(q.device) if q.is_cuda else torch.no_grad():
-        forward.attention[grid](
-            q, k, v, out, lse, lengths, bounds, float(scale * soft.log_scale), soft.log_scale, soft.threshold, soft.p_scale,
-            heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
-            *q.stride(), *k.stride(), *v.stride(),
-            dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
-            request.policy, request.every, request.products, options,
-            num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
-        )  # fmt: skip
-    if splits == 1:
-        return out[0], lse[0]
-    combined, total = combine([(o, part[..., None]) for o, part in zip(out, lse, strict=True)], request.precision)
-    return combined, total.squeeze(-1)
+    grid = (triton.cdiv(queries, tiling.br), batch * heads, tiling.splits)
+    forward.attention[grid](
+        q, k, v, out, lse, lengths, bounds, float(scale * soft.log_scale), soft.log_scale, soft.threshold, soft.p_scale,
+        heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
+        *q.stride(), *k.stride(), *v.stride(),
+        dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
+        request.policy, request.every, request.products, options,
+        num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
+    )  # fmt: skip
+
+
+def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """One result from those of the splits, parts `[splits, batch, heads, queries, dim]`, in a second launch."""
+    splits, *shape, dim = parts.shape
+    out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
+    lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
+    steps = dict(zip(_STEPS, request.policy, strict=True))
+    combine.combine[(triton.cdiv(lse.numel(), _COMBINED_ROWS),)](
+        parts, part_lse, out, lse, splits, lse.numel(),
+        dim, max(16, triton.next_power_of_2(dim)), _COMBINED_ROWS, triton.next_power_of_2(splits),
+        steps["rescale"], steps["row_sum"], steps["accumulator"],
+        num_warps=_COMBINED_ROWS, enable_fp_fusion=not request.exactly,
+    )  # fmt: skip
+    return out, lse

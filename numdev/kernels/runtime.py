@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from numdev.errors import Unsupported
+from numdev.errors import BadInput, Unsupported
 
 
 def interpreting() -> bool:
@@ -24,9 +24,14 @@ def triton_version() -> str:
 
 
 def generation(device: torch.device) -> str:
-    """Compute capability as the key of launch settings: `sm_90`; `interpreter` where there is no GPU."""
+    """Compute capability as the key of launch settings: `sm_90`; `interpreter` where there is no GPU.
+
+    A GPU of AMD's is a CUDA device to torch, with capabilities like (9, 0): it is named by its architecture.
+    """
     if device.type != "cuda":
         return "interpreter"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName)
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -37,3 +42,26 @@ def require(device: torch.device, field: str = "attention") -> None:
         raise Unsupported(field, "the package triton is not installed; pip install 'numdev[kernels]'")
     if device.type != "cuda" and not interpreting():
         raise Unsupported(field, "Triton kernels need a CUDA device; use device=cuda, or TRITON_INTERPRET=1 to interpret them")
+
+
+def check_scale(scale: float) -> float:
+    """The scale of the scores, which kernels move behind the row maximum: `max(scale S)` is `scale max(S)` if it is positive.
+
+    Raises:
+        BadInput: unless it is positive and finite.
+    """
+    if not 0 < scale < float("inf"):
+        raise BadInput("problem.scale", scale, "give a positive finite factor, or null for 1/sqrt(head_dim)")
+    return scale
+
+
+@lru_cache(maxsize=8)
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 for the interpreter, which runs one program at a time."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@lru_cache(maxsize=8)
+def shared_memory(device: torch.device) -> int | None:
+    """Bytes of it that a program may have; None where nothing limits it."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) if device.type == "cuda" else None

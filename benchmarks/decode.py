@@ -1,0 +1,80 @@
+"""One query per sequence: our kernels against SDPA's, side by side on one GPU.
+
+    python -m benchmarks.decode [--quick]
+
+BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time of a call, in
+GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is that of
+`benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.kernels import environment, seconds
+from numdev.attention.triton import Kernel, Triton
+from numdev.mask import Mask
+
+HEADS, KV_HEADS, DIM = 32, 8, 128
+CACHE = 150e6  # bytes: more than twice the second-level cache of an H200
+
+Inputs = list[tuple[Tensor, Tensor, Tensor]]
+
+
+def inputs(batch: int, keys: int) -> tuple[Inputs, int]:
+    """Sets of q, k and v, and the bytes that a call on one of them must move."""
+    size = 2 * batch * DIM * (2 * HEADS + 2 * KV_HEADS * keys)
+    sets = []
+    for _ in range(max(1, math.ceil(CACHE / size))):
+        shapes = ((batch, HEADS, 1, DIM), (batch, KV_HEADS, keys, DIM), (batch, KV_HEADS, keys, DIM))
+        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+        sets.append((q, k, v))
+    return sets, size
+
+
+def contenders(sets: Inputs) -> dict[str, Callable[[], object]]:
+    def sdpa(backend: SDPBackend) -> Callable[[], object]:
+        def run() -> object:
+            with sdpa_kernel([backend]):
+                return [torch.nn.functional.scaled_dot_product_attention(*each, enable_gqa=True) for each in sets]
+
+        return run
+
+    def ours(attend: Triton) -> Callable[[], object]:
+        return lambda: [attend(*each, Mask()) for each in sets]
+
+    return {
+        "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+        "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
+        "numdev auto": ours(Triton()),
+        "unsplit hopper": ours(Triton(kernel=Kernel.HOPPER)),
+        "unsplit portable": ours(Triton(kernel=Kernel.PORTABLE, splits=1)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="batches 1 and 16 at 1,024 and 16,384 keys only")
+    quick = parser.parse_args().quick
+    print(environment(), "GB/s")
+    ratios = []
+    for batch in (1, 16) if quick else (1, 2, 4, 8, 16):
+        for keys in (1024, 16384) if quick else (1024, 4096, 16384, 65536):
+            sets, size = inputs(batch, keys)
+            found = {name: value / len(sets) for name, value in seconds(contenders(sets)).items()}
+            rates = "  ".join(f"{name} {size / value / 1e9:4.0f}" for name, value in found.items())
+            ratios.append(found["sdpa cudnn"] / found["numdev auto"])
+            kernel = Triton()(*sets[0], Mask()).kernel.removeprefix("numdev ")
+            print(f"batch {batch:2d} keys {keys:5d}  {rates}  auto/cudnn {ratios[-1]:.3f}  {kernel}", flush=True)
+    print(f"geometric mean of auto/cudnn {math.exp(statistics.mean(map(math.log, ratios))):.3f}, least {min(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Small tables that launches read on the GPU, kept for as long as anything may read them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from numdev.errors import Unsupported
+
+
+class Tables:
+    """The same tensor for the same key: no copy to the GPU at each launch, and none while a CUDA graph is captured.
+
+    A captured graph reads its tables at every replay, and tells nobody when it ends. So a table that a capture has used stays. Of
+    the others the least recently used goes once there are more than `capacity`, after the device has finished every launch.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._kept: OrderedDict[tuple[Hashable, torch.device], Tensor] = OrderedDict()
+        self._captured: set[tuple[Hashable, torch.device]] = set()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """The table of a key on a device; `make` makes it on the CPU.
+
+        Raises:
+            Unsupported: for a table that is not on the GPU yet while a CUDA graph is captured.
+        """
+        place = key, device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            if place not in self._kept:
+                if capturing:
+                    why = "a CUDA graph cannot capture the copy of its tables to the GPU; call it once with these shapes before the capture"
+                    raise Unsupported("attention", why)
+                self._kept[place] = make().to(device)
+                self._evict()
+            self._kept.move_to_end(place)
+            if capturing:
+                self._captured.add(place)
+            return self._kept[place]
+
+    def _evict(self) -> None:
+        free = [place for place in self._kept if place not in self._captured]
+        surplus = free[: max(0, len(free) - self.capacity)]
+        for _, device in surplus:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        for place in surplus:
+            del self._kept[place]

@@ -1,0 +1,132 @@
+"""Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: the tests' interprets kernels.
+
+    python -m tests.compiled portable|hopper
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SMALL = 101376  # bytes of shared memory of a program on GeForce RTX 30 and 40, L4, L40
+
+# Format, head_dim, queries, compute capability
+PORTABLE = (
+    ("fp32", 256, 512, 86),
+    ("fp32", 128, 512, 89),
+    ("bf16", 256, 512, 89),
+    ("fp16", 128, 512, 90),
+    ("e4m3fn", 256, 512, 89),
+    ("bf16", 128, 1, 89),
+    ("fp32", 256, 1, 86),
+)
+# head_dim, Br, causal, unaligned, masked, padded
+HOPPER = (
+    (64, 192, True, False, True, False),
+    (64, 192, False, False, False, False),
+    (64, 128, True, True, True, True),
+    (128, 128, True, True, True, False),
+    (128, 128, False, False, True, True),
+    (256, 128, False, False, False, False),
+    (256, 128, True, False, True, False),
+    (256, 128, True, True, True, True),
+)
+
+
+def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, str], capability: int, options: dict[str, Any]) -> Any:
+    """A kernel for a GPU that is not there: constants by name, types of the other arguments, all divisible by 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as source
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in values else types.get(name, "i32") for name in names}
+    constants = {(names.index(name),): value for name, value in values.items()}
+    divisible = [(i,) for i, name in enumerate(names) if signature[name][0] in "*i"]
+    made = source(kernel, signature, constants, {place: [["tt.divisibility", 16]] for place in divisible})
+    return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def portable() -> list[dict[str, Any]]:
+    from numdev.attention.triton import Triton
+    from numdev.formats import Format
+    from numdev.kernels import forward, launch
+    from numdev.kernels import portable as host
+    from numdev.mask import Mask
+    from numdev.tiling import Tiling
+
+    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
+    found = []
+    for name, dim, queries, capability in PORTABLE:
+        attend = Triton(Format.parse(name))
+        device = launch.Device(f"sm_{capability}", SMALL)
+        chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
+        tiling = Tiling(chosen.br, chosen.bc)
+        request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
+        binary, lazy, each, fused = request.options
+        values = {
+            "DIM": dim, "PAD": dim, "BR": chosen.br, "BC": chosen.bc, "REVERSE": False, "LENGTHS": False, "RAGGED": False,
+            "POLICY": request.policy, "EVERY": request.every, "PRODUCTS": request.products,
+            "OPTIONS": (False, False, binary, lazy, each, fused, False), "q_dim": 1, "k_dim": 1, "v_dim": 1,
+        }  # fmt: skip
+        types = dict.fromkeys(("q", "k", "v"), dtypes[name]) | dict.fromkeys(("lengths", "bounds"), "*i32")
+        types |= {"out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
+        types |= dict.fromkeys(("factor", "log_scale", "threshold", "p_scale"), "fp32")
+        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
+        kernel = compile_for(forward.attention, values, types, capability, options)
+        bound = launch.shared_bytes(chosen, attend.fmt, dim)
+        found.append({"format": name, "dim": dim, "shared": kernel.metadata.shared, "bound": bound})
+    return found
+
+
+def hopper() -> list[dict[str, Any]]:
+    from triton.experimental.gluon import language as gl
+
+    from numdev.kernels import hopper as device
+    from numdev.kernels.hopper_host import SHAPES
+
+    def descriptor(rows: int, columns: int) -> str:
+        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], gl.bfloat16)
+        return f"tensordesc<bf16[1, 1, {rows}, {columns}],{layout!r}>"
+
+    found = []
+    for dim, br, causal, unaligned, masked, padded in HOPPER:
+        shape = SHAPES[dim, br]
+        values = {
+            "BC": shape.bc, "DIM": dim, "GROUPS": shape.groups, "STAGES": shape.stages, "DTYPE": gl.bfloat16, "CAUSAL": causal,
+            "UNALIGNED": unaligned, "MASKED": masked, "PADDED": padded, "REGISTERS": shape.registers,
+        }  # fmt: skip
+        keys, rows = descriptor(shape.bc, dim), descriptor(64, dim)
+        out = descriptor(64, dim // 2 if dim > 128 else dim)
+        types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
+        kernel = compile_for(device.attention, values, types, 90, {"num_warps": 4})
+        stack, warnings = assembled(kernel)
+        found.append({"dim": dim, "br": br, "shared": kernel.metadata.shared, "stack": stack, "warnings": warnings})
+    return found
+
+
+def assembled(kernel: Any) -> tuple[int, list[str]]:
+    """Bytes of stack, which hold what registers do not, and what the assembler warns of: C75xx says that products wait."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(kernel.asm["ptx"])
+        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(file), "-o", str(file.with_suffix(".cubin"))]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    stack = max(int(size) for size in re.findall(r"(\d+) bytes stack frame", log))
+    return stack, re.findall(r"C75\d\d", log)
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    print(json.dumps({"portable": portable, "hopper": hopper}[sys.argv[1]]()))

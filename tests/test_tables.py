@@ -1,0 +1,69 @@
+"""Tables on the GPU live as long as anything may read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from numdev.errors import Unsupported
+from numdev.kernels.tables import Tables
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def numbers(value: int) -> torch.Tensor:
+    return torch.full((4,), value, dtype=torch.int32)
+
+
+def test_the_same_tensor_for_the_same_key() -> None:
+    tables = Tables(2)
+    first = tables.get("a", CPU, lambda: numbers(1))
+    assert tables.get("a", CPU, lambda: numbers(2)) is first
+
+
+def test_the_least_recently_used_goes() -> None:
+    tables = Tables(2)
+    first = tables.get("a", CPU, lambda: numbers(1))
+    tables.get("b", CPU, lambda: numbers(2))
+    assert tables.get("a", CPU, lambda: numbers(3)) is first
+    tables.get("c", CPU, lambda: numbers(4))
+    assert tables.get("a", CPU, lambda: numbers(5)) is first
+    assert tables.get("b", CPU, lambda: numbers(6))[0] == 6
+
+
+class Stub:
+    """A table whose copy to the GPU is itself."""
+
+    def to(self, device: torch.device) -> Stub:
+        return self
+
+
+class TestCapture:
+    @pytest.fixture
+    def capturing(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        state, self.waited = [False], []
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state[0])
+        monkeypatch.setattr(torch.cuda, "synchronize", self.waited.append)
+        return state
+
+    def test_a_table_that_a_capture_has_used_stays(self, capturing: list[bool]) -> None:
+        tables, first = Tables(1), Stub()
+        tables.get("a", GPU, lambda: first)  # type: ignore[arg-type,return-value]
+        capturing[0] = True
+        assert tables.get("a", GPU, Stub) is first  # type: ignore[arg-type]
+        capturing[0] = False
+        for key in range(20):
+            tables.get(key, GPU, Stub)  # type: ignore[arg-type]
+        assert tables.get("a", GPU, Stub) is first  # type: ignore[arg-type]
+
+    def test_every_launch_ends_before_a_table_goes(self, capturing: list[bool]) -> None:
+        tables = Tables(1)
+        tables.get("a", GPU, Stub)  # type: ignore[arg-type]
+        assert not self.waited
+        tables.get("b", GPU, Stub)  # type: ignore[arg-type]
+        assert self.waited == [GPU]
+
+    def test_a_capture_without_its_table_is_refused(self, capturing: list[bool]) -> None:
+        capturing[0] = True
+        with pytest.raises(Unsupported, match="call it once with these shapes before the capture"):
+            Tables(1).get("a", GPU, Stub)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ the median over rounds, without the host's share.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -44,7 +45,8 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
 
 def environment() -> str:
     """What the figures depend on."""
-    return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
+    versions = f"torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
+    return f"{torch.cuda.get_device_name()} {versions}"
 
 
 def seconds(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -87,10 +89,11 @@ def main() -> None:
                 ratio = found["sdpa cudnn"] / found["numdev hopper"]
                 ratios.setdefault(dim, []).append(ratio)
                 rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in found.items())
-                print(
-                    f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratio:.3f}", flush=True
-                )
-    for name, values in {**{f"d {dim}": each for dim, each in ratios.items()}, "all": sum(ratios.values(), [])}.items():
+                print(f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratio:.3f}", flush=True)
+    for name, values in {
+        **{f"d {dim}": each for dim, each in ratios.items()},
+        "all": list(itertools.chain(*ratios.values())),
+    }.items():
         mean = math.exp(statistics.mean(map(math.log, values)))
         print(f"hopper/cudnn, {name}: geometric mean {mean:.3f}, least {min(values):.3f}")
 

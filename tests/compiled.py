@@ -1,6 +1,6 @@
-"""Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: the tests' interprets kernels.
+"""Compiles our kernels without a GPU and prints, as JSON, what each needs of one; in the process of the tests they are interpreted.
 
-    python -m tests.compiled portable|hopper
+python -m tests.compiled portable|hopper
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, str], capa
     """A kernel for a GPU that is not there: constants by name, types of the other arguments, all divisible by 16."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    source = ASTSource
     if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as source
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
     names = kernel.arg_names
     signature = {name: "constexpr" if name in values else types.get(name, "i32") for name in names}
     constants = {(names.index(name),): value for name, value in values.items()}
     divisible = [(i,) for i, name in enumerate(names) if signature[name][0] in "*i"]
-    made = source(kernel, signature, constants, {place: [["tt.divisibility", 16]] for place in divisible})
+    made = Source(kernel, signature, constants, {place: [["tt.divisibility", 16]] for place in divisible})
     return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -17,6 +17,7 @@ from numdev.mask import Mask
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Order
 
+
 @st.composite
 def works(draw: st.DrawFn) -> Work:
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))

@@ -70,6 +70,8 @@ def test_sides_that_are_given_are_kept() -> None:
 @pytest.mark.usefixtures("table")
 def test_few_queries_take_a_tile_of_16_rows() -> None:
     assert choose(BF16, 64, 16, Mask(), H100) == FEW_ROWS[0]
+    assert choose(BF16, 128, 16, Mask(), H100) == FEW_ROWS[1]
+    assert choose(E5M2, 128, 16, Mask(), H100) == FEW_ROWS[0]
     assert choose(BF16, 64, 17, Mask(), H100) == Launch(16, 32, 8, 3)
     assert choose(BF16, 64, 1, Mask(), CPU) == INTERPRETED
 

@@ -96,7 +96,9 @@ def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, d
     assert float((out.cpu() - expected).abs().max()) <= 4 * splits * coarsest * float(parts.abs().max())
     assert torch.equal(got.cpu() == float("-inf"), total[..., 0] == float("-inf"))
     seen = total[..., 0] > float("-inf")
-    assert float((got.cpu() - total[..., 0])[seen].abs().max()) <= 4 * splits * coarsest * float(lse[lse > float("-inf")].abs().max() + 2)
+    assert float((got.cpu() - total[..., 0])[seen].abs().max()) <= 4 * splits * coarsest * float(
+        lse[lse > float("-inf")].abs().max() + 2
+    )
     assert bool((out[1, 1] == 0).all())
 
 
@@ -108,5 +110,3 @@ def test_an_emulation_asks_for_the_splits_that_only_the_gpu_knows() -> None:
     assert emulation_of(SMALL, Shape(queries=64, keys=512, head_dim=64)).tiling.splits == 1
     assert emulation_of(Triton(kernel=Kernel.HOPPER), few).tiling.splits == 1
     assert emulation_of(Triton(kernel=Kernel.HOPPER), Shape(queries=64, keys=512, head_dim=256)).tiling.bc == 64
-
-

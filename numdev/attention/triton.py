@@ -68,7 +68,9 @@ class Triton:
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
             raise BadInput("attention.format", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
-        Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits or 1)  # checks the sizes
+        Tiling(
+            64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits or 1
+        )  # checks the sizes
 
     @property
     def precision(self) -> Precision:

@@ -113,7 +113,7 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
         **sides,
         order=Order.FORWARD if settings["order"] is None else choice("tiling.order", Order, settings["order"]),
         loop=choice("tiling.loop", Loop, settings["loop"]),
-        splits=settings["splits"],
+        splits=1 if settings["splits"] is None else settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],
     )

@@ -83,7 +83,7 @@ class TilingConfig:
     stride: int = MISSING
     seed: int = MISSING
     loop: str = MISSING
-    splits: int = MISSING
+    splits: int | None = MISSING
 
 
 @dataclass

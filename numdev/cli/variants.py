@@ -130,7 +130,7 @@ def baseline(config: Settings, variant: Attention, problem: Problem) -> Attentio
         raise BadInput("baseline.kind", kind, one_of(kind, ("naive", "emulation")))
     if kind == "emulation":
         _, bc = _sides(config)
-        return emulation_of(variant, problem.shape, problem.mask, bc, _order(config), config["tiling"]["splits"])
+        return emulation_of(variant, problem.shape, problem.mask, bc, _order(config), config["tiling"]["splits"] or 1)
     normalise = choice("baseline.normalise", Normalise, settings["normalise"])
     if name == "none":
         return None

@@ -8,6 +8,30 @@ visited from the last to the first, which puts the masked ones in front of the l
 
 The policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.kernels.forward`; the tests hold the two together.
+
+Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+
+| barrier (one for each) | arrivals | who arrives | who waits |
+|---|---|---|---|
+| q_full (set and group) | 1 and bytes | the loader, which arms it for the copy of Q | group c, before a tile's first `Q K^T` |
+| q_empty (set and group) | 1 | group c, after a tile's last `Q K^T` | the loader, before the next Q there |
+| k_full, v_full (stage) | 1 and bytes | the loader, which arms it for the copy of K or V | every group, before it reads the block |
+| k_empty, v_empty (stage) | GROUPS | every group, done with the block or passing it over | the loader, before the next block there |
+| v_tail (one) | 1 and bytes | as v_full, where padding begins in the block | the loader: it clears the padding and arrives at v_full |
+| turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
+
+Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
+
+| | 64 | 64, three | 128 | 256 |
+|---|---|---|---|---|
+| KB of Q (2 sets, at d = 256 one) | 32 | 48 | 64 | 64 |
+| KB of K and V, 2 stages each | 64 | 64 | 128 | 128 |
+| KB of O on its way out (at d = 256 half of its columns) | 16 | 24 | 32 | 32 |
+| KB in all, of 227, without a few words for barriers | 112 | 136 | 224 | 224 |
+| registers of a thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
+| registers that it has | 240 | 160 | 240 | 240 |
+
+Together the threads have `128 (groups * registers + 24)` of the 65,536 registers of a multiprocessor; 24 are a loading thread's.
 """
 
 from triton.experimental import gluon
@@ -54,15 +78,15 @@ def pass_over(c: gl.constexpr, setting, shared, i, count):
 
 @gluon.jit
 def scores(setting, shared, q, i):
-    """`S = Q K^T` of block i of the stream, in flight."""
-    k = shared.k.index(i % setting.stages).reshape((setting.bc, setting.dim)).permute((1, 0))
+    """`S = Q K^T [ROWS, bc]` of block i of the stream, in flight."""
+    k = shared.k.index(i % setting.stages).reshape((setting.bc, setting.dim)).permute((1, 0))  # [dim, bc]
     zeros = gl.zeros([ROWS, setting.bc], gl.float32, setting.s)
     return warpgroup_mma(shared.q.index(q).reshape((ROWS, setting.dim)), k, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
-    """`P, alpha, m', l'` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
+    """`P [ROWS, bc]`, `alpha, m', l' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
     if MASK:
         # With registers to spare, columns of the block are compared with a limit moved to it: they are the same for every block,
         # and the compiler keeps them. Three groups have none, and compute them anew.
@@ -149,7 +173,7 @@ def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m,
     if setting.parts == 1:
         store(c, setting, shared, d_o, row0, b, h, out, 0)
     else:
-        left, right = out.reshape([ROWS, 2, setting.dim // 2]).permute([0, 2, 1]).split()
+        left, right = out.reshape([ROWS, 2, setting.dim // 2]).permute([0, 2, 1]).split()  # [ROWS, dim / 2] each
         store(c, setting, shared, d_o, row0, b, h, left, 0)
         store(c, setting, shared, d_o, row0, b, h, right, setting.dim // 2)
 
@@ -163,8 +187,8 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     limit = limits(c, setting, work, row0, keys)
     m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)
     row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)
-    acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
-    i = 0
+    acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
+    i = 0  # blocks of the stream so far
     if setting.causal:
         i = pass_over(c, setting, shared, i, skip)
         take_turn(c, shared, i)
@@ -177,7 +201,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, scale, (n - 1 - skip) * setting.bc, limit, setting.masked)
     p = as_operand(setting, p_next)
     i += 1
-    j = 0
+    j = 0  # tiles so far
     while n > 0:
         q = (j % setting.sets) * setting.groups + c
         i, p, acc, m, row_sum = rest_of_tile(c, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit)
@@ -215,7 +239,7 @@ def attention(
     CAUSAL: gl.constexpr, UNALIGNED: gl.constexpr, MASKED: gl.constexpr, PADDED: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program: a loading warp group and GROUPS computing ones, over the program's list of tiles."""
-    # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group still holds.
+    # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group holds.
     gl.static_assert((GROUPS - 1) * ROWS <= BC)
     setting = Setting(BC, DIM, GROUPS, STAGES, DTYPE, CAUSAL, UNALIGNED, MASKED, PADDED)
     work = Work(tiles, heads, group, queries, shift)

@@ -41,8 +41,8 @@ class Shape:
         return _ROWS * self.groups
 
 
-# By head_dim and Br, with Bc of `numdev.kernels.launch`; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best,
-# and do not fit into the registers at d = 128.
+# By head_dim and Br; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best, and
+# do not fit into the registers at d = 128. At d = 256, O takes 128 registers of a thread, and blocks of 64 keys the rest.
 SHAPES = {
     (64, 128): Shape(2, 2, 240),
     (64, 192): Shape(3, 2, 160),

@@ -30,7 +30,15 @@ class Launch:
 _PLACE = {"format", "head_dim", "mask", "generation"}
 # Where the table has no entry that fits, the first of these that does. The last fits 64 KB at every head_dim and format.
 SAFE = (Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 16, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
-FEW_ROWS = (Launch(16, 64, 4, 3), Launch(16, 64, 4, 2), Launch(16, 32, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
+_SHORT_ROW = 128  # bytes of a key, up to which it takes 128 of them to keep the memory busy
+FEW_ROWS = (
+    Launch(16, 128, 4, 3),
+    Launch(16, 64, 4, 3),
+    Launch(16, 64, 4, 2),
+    Launch(16, 32, 4, 2),
+    Launch(16, 16, 4, 2),
+    Launch(16, 16, 4, 1),
+)
 INTERPRETED = Launch(32, 32, 4, 1)
 
 
@@ -62,9 +70,10 @@ def choose(
     `SAFE` that fits; of `FEW_ROWS` for so few queries that they fill one block of 16; and `INTERPRETED` without a GPU. With sides
     that are given the stages are as many as fit.
     """
+    preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
-        return next((launch for launch in _launches(fmt, head_dim, queries, mask, device) if fits(launch, fmt, head_dim, device)), SAFE[-1])
-    found = _launches(fmt, head_dim, queries, mask, device)[0]
+        return next((launch for launch in preferred if fits(launch, fmt, head_dim, device)), preferred[-1])
+    found = preferred[0]
     sides = {name: side for name, side in (("br", br), ("bc", bc)) if side is not None}
     given = replace(found, **sides)
     return with_stages(replace(given, warps=8 if given.br * given.bc >= 128 * 128 else 4, stages=2), fmt, head_dim, device)
@@ -75,7 +84,7 @@ def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Devi
     if device.generation == "interpreter":
         return (INTERPRETED,)
     if queries <= ROWS:
-        return FEW_ROWS
+        return FEW_ROWS[1:] if head_dim * fmt.bits > 8 * _SHORT_ROW else FEW_ROWS
     rows = [row for row in table()["entries"] if _matches(row, fmt, mask, device.generation) and row["head_dim"] >= head_dim]
     if not rows:
         return SAFE

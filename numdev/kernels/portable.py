@@ -155,9 +155,7 @@ def run(
         return combined(request, out, lse, out_dtype)
 
 
-def _attend(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out: Tensor, lse: Tensor
-) -> None:
+def _attend(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out: Tensor, lse: Tensor) -> None:
     """Each split's `O` and LSE: out `[splits, batch, heads, queries, dim]`, lse without the last."""
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     tiling, soft = request.tiling, request.softmax

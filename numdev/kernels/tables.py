@@ -36,7 +36,8 @@ class Tables:
         with self._lock:
             if place not in self._kept:
                 if capturing:
-                    why = "a CUDA graph cannot capture the copy of its tables to the GPU; call it once with these shapes before the capture"
+                    mend = "call it once with these shapes before the capture"
+                    why = f"a CUDA graph cannot capture the copy of its tables to the GPU; {mend}"
                     raise Unsupported("attention", why)
                 self._kept[place] = make().to(device)
                 self._evict()

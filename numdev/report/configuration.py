@@ -95,7 +95,7 @@ ATTENTION = {
     "br": ("rows", "Br asked of a kernel, queries in one tile; empty for its own choice"),
     "bc": ("rows", "Bc asked of a kernel, keys in one tile; empty for its own choice"),
     "order": ("", "in which order a kernel is asked to meet the tiles of keys; empty for its own"),
-    "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp"),
+    "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp; none: the kernel's own rule"),
     "products": ("", "how a kernel multiplies FP32: `ieee`, or `tf32` with operands of 10 fraction bits"),
     "kernel": ("", "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"),
     "backend": ("", "which implementation of PyTorch is asked for: flash, cudnn, efficient or math"),

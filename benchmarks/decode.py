@@ -2,9 +2,9 @@
 
     python -m benchmarks.decode [--quick]
 
-BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time of a call,
-in GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is that of
-`benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program.
+BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time
+of a call, in GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is
+that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiles our kernels without a GPU and prints, as JSON, what each needs of one; in the process of the tests they are interpreted.
+"""Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: tests interpret kernels.
 
 python -m tests.compiled portable|hopper
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from numdev.attention import triton as fast
 from numdev.attention.combine import combine
@@ -64,8 +66,13 @@ def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(
 @pytest.mark.parametrize("splits", [1, 2, 5])
 def test_a_number_that_is_given_is_taken(splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, run = [], portable.run
+
+    def spied(request: portable.Request, *rest: Any) -> tuple[Tensor, Tensor]:
+        seen.append(request.tiling.splits)
+        return run(request, *rest)
+
     monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
-    monkeypatch.setattr(portable, "run", lambda request, *rest: seen.append(request.tiling.splits) or run(request, *rest))
+    monkeypatch.setattr(portable, "run", spied)
     Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*on(device, draw((1, 2, 1, 1, 150, 16))), Mask())
     assert seen == [splits]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -40,30 +42,37 @@ class Stub:
 
 class TestCapture:
     @pytest.fixture
-    def capturing(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-        state, self.waited = [False], []
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+        found: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+        return found
+
+    @pytest.fixture
+    def capturing(self, monkeypatch: pytest.MonkeyPatch, waited: list[torch.device]) -> list[bool]:
+        state = [False]
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state[0])
-        monkeypatch.setattr(torch.cuda, "synchronize", self.waited.append)
         return state
 
     def test_a_table_that_a_capture_has_used_stays(self, capturing: list[bool]) -> None:
-        tables, first = Tables(1), Stub()
-        tables.get("a", GPU, lambda: first)  # type: ignore[arg-type,return-value]
+        tables: Any = Tables(1)
+        first = tables.get("a", GPU, Stub)
         capturing[0] = True
-        assert tables.get("a", GPU, Stub) is first  # type: ignore[arg-type]
+        assert tables.get("a", GPU, Stub) is first
         capturing[0] = False
         for key in range(20):
-            tables.get(key, GPU, Stub)  # type: ignore[arg-type]
-        assert tables.get("a", GPU, Stub) is first  # type: ignore[arg-type]
+            tables.get(key, GPU, Stub)
+        assert tables.get("a", GPU, Stub) is first
 
-    def test_every_launch_ends_before_a_table_goes(self, capturing: list[bool]) -> None:
-        tables = Tables(1)
-        tables.get("a", GPU, Stub)  # type: ignore[arg-type]
-        assert not self.waited
-        tables.get("b", GPU, Stub)  # type: ignore[arg-type]
-        assert self.waited == [GPU]
+    @pytest.mark.usefixtures("capturing")
+    def test_every_launch_ends_before_a_table_goes(self, waited: list[torch.device]) -> None:
+        tables: Any = Tables(1)
+        tables.get("a", GPU, Stub)
+        assert not waited
+        tables.get("b", GPU, Stub)
+        assert waited == [GPU]
 
     def test_a_capture_without_its_table_is_refused(self, capturing: list[bool]) -> None:
+        tables: Any = Tables(1)
         capturing[0] = True
         with pytest.raises(Unsupported, match="call it once with these shapes before the capture"):
-            Tables(1).get("a", GPU, Stub)  # type: ignore[arg-type]
+            tables.get("a", GPU, Stub)

@@ -13,11 +13,11 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
-| q_full (set and group) | 1 and bytes | the loader, which arms it for the copy of Q | group c, before a tile's first `Q K^T` |
+| q_full (set and group) | 1 and bytes | the loader, arming it for the copy | group c, before a tile's first `Q K^T` |
 | q_empty (set and group) | 1 | group c, after a tile's last `Q K^T` | the loader, before the next Q there |
-| k_full, v_full (stage) | 1 and bytes | the loader, which arms it for the copy of K or V | every group, before it reads the block |
-| k_empty, v_empty (stage) | GROUPS | every group, done with the block or passing it over | the loader, before the next block there |
-| v_tail (one) | 1 and bytes | as v_full, where padding begins in the block | the loader: it clears the padding and arrives at v_full |
+| k_full, v_full (stage) | 1 and bytes | the loader, arming it for the copy | every group, before it reads the block |
+| k_empty, v_empty (stage) | GROUPS | every group, done with it or passing it over | the loader, before the next block there |
+| v_tail (one) | 1 and bytes | as v_full, where padding cuts a block | the loader: it clears that, then arrives at v_full |
 | turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
 
 Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:

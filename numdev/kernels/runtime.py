@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -64,4 +65,7 @@ def multiprocessors(device: torch.device) -> int:
 @lru_cache(maxsize=8)
 def shared_memory(device: torch.device) -> int | None:
     """Bytes of it that a program may have; None where nothing limits it."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)

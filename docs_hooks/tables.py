@@ -135,17 +135,32 @@ def launch_table() -> Iterator[str]:
 
 
 def kernel_speed() -> Iterator[str]:
-    """What `benchmarks/kernels.py` printed on one H100: TFLOP/s of each kernel, and ours over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h100" / "benchmarks" / "kernels.txt").read_text().splitlines()
+    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "kernels.txt").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("d ")]
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
     kernels = ("sdpa cudnn", "sdpa flash", "numdev portable", "numdev hopper")
     yield f"| d | mask | N | {' | '.join(kernels)} | hopper / cudnn |"
     yield "|---" * (len(kernels) + 4) + "|"
-    for line in lines[:-1]:
+    for line in rows:
         d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
         rates = dict(re.findall(r"((?:sdpa|numdev) \w+) +(\d+)", line))
         yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} | {line.split()[-1]} |"
-    yield from ("", f"{lines[-1][0].upper()}{lines[-1][1:]}.")
+    yield from ("", f"{'; '.join(lines[len(rows) :])}.")
+
+
+def decode_speed() -> Iterator[str]:
+    """What `benchmarks/decode.py` printed on one H200: GB/s of each kernel, and ours over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
+    kernels = ("sdpa cudnn", "sdpa flash", "numdev auto", "unsplit hopper", "unsplit portable")
+    yield f"| sequences | keys | {' | '.join(kernels)} | auto / cudnn | what auto ran |"
+    yield "|---" * (len(kernels) + 4) + "|"
+    for line in lines[:-1]:
+        batch, keys = re.findall(r"batch +(\d+) keys +(\d+)", line)[0]
+        rates = dict(re.findall(r"((?:sdpa|numdev|unsplit) \w+) +(\d+)", line))
+        ratio, kernel = re.findall(r"auto/cudnn ([\d.]+)  (.*)", line)[0]
+        yield f"| {batch} | {keys} | {' | '.join(rates[name] for name in kernels)} | {ratio} | {kernel} |"
 
 
 def _listed(versions: dict[str, str]) -> str:

@@ -36,6 +36,8 @@ SHAPES = (
     (2, 2, 2, 200, 200, 64, Mask(key_lengths=(200, 0))),
     (1, 2, 2, 129, 255, 128, Mask(causal=True)),
     (1, 1, 1, 320, 320, 64, Mask(causal=True)),
+    (2, 2, 1, 130, 200, 256, Mask(causal=True, key_lengths=(200, 77))),
+    (1, 8, 2, 1, 700, 128, Mask(key_lengths=(650,))),
     (1, 1, 1, 70, 70, 40, Mask(window=9)),
     (1, 1, 1, 1, 1, 16, Mask()),
 )

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SMALL = 101376  # bytes of shared memory of a program on GeForce RTX 30 and 40, L4, L40
+# Bytes of shared memory that a program may have, by compute capability: GeForce RTX 30, GeForce RTX 40 and L40, H100.
+SHARED = {86: 101376, 89: 101376, 90: 232448}
 
 # Format, head_dim, queries, compute capability
 PORTABLE = (
@@ -22,6 +23,7 @@ PORTABLE = (
     ("fp32", 128, 512, 89),
     ("bf16", 256, 512, 89),
     ("fp16", 128, 512, 90),
+    ("bf16", 256, 512, 90),
     ("e4m3fn", 256, 512, 89),
     ("bf16", 128, 1, 89),
     ("fp32", 256, 1, 86),
@@ -68,7 +70,7 @@ def portable() -> list[dict[str, Any]]:
     found = []
     for name, dim, queries, capability in PORTABLE:
         attend = Triton(Format.parse(name))
-        device = launch.Device(f"sm_{capability}", SMALL)
+        device = launch.Device(f"sm_{capability}", SHARED[capability])
         chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
         tiling = Tiling(chosen.br, chosen.bc)
         request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
@@ -84,7 +86,13 @@ def portable() -> list[dict[str, Any]]:
         options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
         kernel = compile_for(forward.attention, values, types, capability, options)
         bound = launch.shared_bytes(chosen, attend.fmt, dim)
-        found.append({"format": name, "dim": dim, "shared": kernel.metadata.shared, "bound": bound})
+        needs = {
+            "shared": kernel.metadata.shared,
+            "bound": bound,
+            "limit": device.shared,
+            "stack": assembled(kernel, capability)[0],
+        }
+        found.append({"format": name, "dim": dim, "capability": capability} | needs)
     return found
 
 
@@ -109,19 +117,20 @@ def hopper() -> list[dict[str, Any]]:
         out = descriptor(64, dim // 2 if dim > 128 else dim)
         types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
         kernel = compile_for(device.attention, values, types, 90, {"num_warps": 4})
-        stack, warnings = assembled(kernel)
+        stack, warnings = assembled(kernel, 90)
         found.append({"dim": dim, "br": br, "shared": kernel.metadata.shared, "stack": stack, "warnings": warnings})
     return found
 
 
-def assembled(kernel: Any) -> tuple[int, list[str]]:
+def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
     """Bytes of stack, which hold what registers do not, and what the assembler warns of: C75xx says that products wait."""
     from triton import knobs
 
+    target = "sm_90a" if capability == 90 else f"sm_{capability}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(kernel.asm["ptx"])
-        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(file), "-o", str(file.with_suffix(".cubin"))]
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file), "-o", str(file.with_suffix(".cubin"))]
         log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     stack = max(int(size) for size in re.findall(r"(\d+) bytes stack frame", log))
     return stack, re.findall(r"C75\d\d", log)

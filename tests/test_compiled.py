@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.compiled import SMALL
-
 pytestmark = pytest.mark.slow
 
 
@@ -26,10 +24,14 @@ def compiled(what: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_chosen_tile_fits_a_gpu_of_99_kilobytes() -> None:
-    """FP32 at d = 256 among them, whose 64 x 32 tile needs 139,520 bytes."""
+def test_the_chosen_tile_fits_the_gpu() -> None:
+    """FP32 at d = 256 on a GPU of 99 KB, where 64 x 32 needs 139,520 bytes; and without spills on an H100, where 128 x 64 in 4
+    warps had 14 KB of them at d = 256.
+    """
     for kernel in compiled("portable"):
-        assert kernel["shared"] <= kernel["bound"] <= SMALL, kernel
+        assert kernel["shared"] <= kernel["bound"] <= kernel["limit"], kernel
+        if kernel["capability"] == 90:
+            assert kernel["stack"] == 0, kernel
 
 
 def test_the_hopper_kernel_keeps_its_values_in_registers_and_its_products_in_flight() -> None:

@@ -16,7 +16,7 @@ from numdev.cli import tune
 from numdev.errors import BadInput
 from numdev.formats import BF16, E5M2, FP16, FP32, Format
 from numdev.kernels import launch
-from numdev.kernels.launch import FEW_ROWS, INTERPRETED, SAFE, Device, Launch, choose, fits, shared_bytes
+from numdev.kernels.launch import FEW_ROWS, INTERPRETED, SAFE, SAFE_WIDE, Device, Launch, choose, fits, shared_bytes
 from numdev.mask import Mask
 from tests.test_cli import Command, numdev
 
@@ -55,7 +55,7 @@ def test_the_row_of_format_mask_generation_and_the_next_head_dim() -> None:
 
 @pytest.mark.usefixtures("table")
 def test_what_is_not_in_the_table_is_safe() -> None:
-    assert choose(BF16, 129, 512, Mask(), H100) == SAFE[0]
+    assert choose(BF16, 129, 512, Mask(), H100) == SAFE_WIDE[0]
     assert choose(E5M2, 64, 512, Mask(), H100) == SAFE[0]
     assert choose(BF16, 64, 512, Mask(), CPU) == INTERPRETED
 
@@ -89,9 +89,14 @@ def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, queries
 
 def test_a_tile_of_the_table_that_does_not_fit_gives_way() -> None:
     launch.table.cache_clear()
-    wide = choose(BF16, 256, 512, Mask(), H100)
-    assert wide.br == 128
-    assert choose(BF16, 256, 512, Mask(), Device("sm_90", SMALL.shared)) in SAFE
+    assert choose(BF16, 128, 512, Mask(), H100) == Launch(128, 64, 8, 3)
+    assert choose(BF16, 128, 512, Mask(), Device("sm_90", SMALL.shared)) == SAFE[0]
+
+
+def test_wide_heads_have_the_registers_of_eight_warps() -> None:
+    launch.table.cache_clear()
+    assert choose(BF16, 256, 512, Mask(), H100) == SAFE_WIDE[0]
+    assert choose(FP32, 256, 512, Mask(), H100) == SAFE_WIDE[1]
 
 
 def test_sides_that_are_given_stay_and_stages_give_way() -> None:
@@ -217,7 +222,7 @@ def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, mon
     monkeypatch.setattr(tuning, "is_right", lambda *arguments: False)
     ran = numdev("tune", "formats=bf16", "head_dims=64", "masks=none")
     assert ran.code == 1
-    assert "head_dims: no candidate is of use for bf16, head_dim 64: 0 could not be launched, 8 were wrong" in ran.err
+    assert "head_dims: no candidate is of use for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
     assert table.read_bytes() == before
 
 

@@ -30,6 +30,8 @@ class Launch:
 _PLACE = {"format", "head_dim", "mask", "generation"}
 # Where the table has no entry that fits, the first of these that does. The last fits 64 KB at every head_dim and format.
 SAFE = (Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 16, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
+# Beyond d = 128, where O of 64 rows would take 128 or more registers of each thread of 4 warps.
+SAFE_WIDE = (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2), *SAFE[1:])
 _SHORT_ROW = 128  # bytes of a key, up to which it takes 128 of them to keep the memory busy
 FEW_ROWS = (
     Launch(16, 128, 4, 3),
@@ -67,8 +69,8 @@ def choose(
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
     requested one. Where there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
-    `SAFE` that fits; of `FEW_ROWS` for so few queries that they fill one block of 16; and `INTERPRETED` without a GPU. With sides
-    that are given the stages are as many as fit.
+    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` for so few queries that they fill one block of 16; and `INTERPRETED` without a
+    GPU. With sides that are given the stages are as many as fit.
     """
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
@@ -86,10 +88,11 @@ def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Devi
     if queries <= ROWS:
         return FEW_ROWS[1:] if head_dim * fmt.bits > 8 * _SHORT_ROW else FEW_ROWS
     rows = [row for row in table()["entries"] if _matches(row, fmt, mask, device.generation) and row["head_dim"] >= head_dim]
+    safe = SAFE_WIDE if head_dim > 128 else SAFE
     if not rows:
-        return SAFE
+        return safe
     row = min(rows, key=lambda row: row["head_dim"])
-    return Launch(row["br"], row["bc"], row["warps"], row["stages"]), *SAFE
+    return Launch(row["br"], row["bc"], row["warps"], row["stages"]), *safe
 
 
 def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:

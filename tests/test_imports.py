@@ -124,7 +124,9 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
 
 
-KERNELS = [name for name in of("kernels") if name.rpartition(".")[2] not in ("kernels", "runtime", "launch", "splits", "profiling")]
+KERNELS = [
+    name for name in of("kernels") if name.rpartition(".")[2] not in ("kernels", "runtime", "launch", "splits", "profiling")
+]
 
 
 def test_triton_nowhere_but_in_kernels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from numdev.formats import FP16
 from numdev.kernels import portable
 from numdev.kernels.splits import IDLE, split_count
 from numdev.mask import Mask
+from numdev.precision import Precision
 from numdev.problem import Shape
+from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax
 from numdev.tiling import Tiling
 from tests.budget import kernel_budget
@@ -107,6 +110,18 @@ def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, d
         lse[lse > float("-inf")].abs().max() + 2
     )
     assert bool((out[1, 1] == 0).all())
+
+
+@pytest.mark.parametrize("narrow", ["e4m3fn", "e4m3fn:saturate", "e5m2"])
+def test_a_split_without_a_sum_has_no_weight_in_any_format(narrow: str, device: str) -> None:
+    """Its minus infinity is never rounded: to a format without one it would be NaN or the least number."""
+    policy = replace(Precision.parse("kernel_bf16"), rescale=Cast.parse(narrow))
+    parts, lse = torch.randn(2, 1, 1, 5, 16), torch.zeros(2, 1, 1, 5)
+    parts[0], lse[0] = 0.0, float("-inf")
+    request = portable.Request(policy, Tiling(16, 16, splits=2), OnlineSoftmax(), exactly=True)
+    out, whole = portable.combined(request, parts.to(device), lse.to(device), torch.float32)
+    assert torch.equal(out.cpu(), parts[1])
+    assert torch.equal(whole.cpu(), lse[1])
 
 
 def test_an_emulation_asks_for_the_splits_that_only_the_gpu_knows() -> None:

@@ -9,6 +9,14 @@ from numdev.kernels.casts import cast
 
 
 @triton.jit
+def weight(value, reference, RESCALE: tl.constexpr):
+    """`exp(LSE_s - LSE)`; 0 where a split has no sum, whose minus infinity is no number to be rounded."""
+    base = tl.where(reference == float("-inf"), 0.0, reference)
+    found = cast(tl.exp(cast(value - base, RESCALE)), RESCALE)
+    return tl.where(value == float("-inf"), 0.0, found)
+
+
+@triton.jit
 def combine(
     parts, part_lse, out, lse, splits, rows,
     DIM: tl.constexpr, PAD: tl.constexpr, BR: tl.constexpr, SPLITS: tl.constexpr,
@@ -25,20 +33,19 @@ def combine(
     each = tl.arange(0, SPLITS)[:, None]  # [SPLITS, 1]
     every = tl.load(part_lse + each * rows + row[None, :], mask=(each < splits) & is_row[None, :], other=float("-inf"))
     largest = tl.max(every, 0)
-    base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.zeros([BR], tl.float32)
     for s in tl.range(0, splits, loop_unroll_factor=4):
         value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
-        total = cast(total + cast(tl.exp(cast(value - base, RESCALE)), RESCALE), ROW_SUM)
-    whole = cast(base + cast(tl.log(total), ROW_SUM), ROW_SUM)
-    reference = tl.where(whole == float("-inf"), 0.0, whole)
+        total = cast(total + weight(value, largest, RESCALE), ROW_SUM)
+    has_sum = total != 0.0
+    whole = cast(largest + cast(tl.log(tl.where(has_sum, total, 1.0)), ROW_SUM), ROW_SUM)
+    whole = tl.where(has_sum, whole, float("-inf"))
     o = tl.zeros([BR, PAD], tl.float32)
     offset = row.to(tl.int64)[:, None] * DIM + inner[None, :]  # [BR, PAD]
     stride = tl.cast(rows, tl.int64) * DIM
     for s in tl.range(0, splits, num_stages=8):
         value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
-        weight = cast(tl.exp(cast(value - reference, RESCALE)), RESCALE)
         part = tl.load(parts + s * stride + offset, mask=is_element, other=0.0)
-        o = cast(o + cast(part * weight[:, None], ACCUMULATOR), ACCUMULATOR)
+        o = cast(o + cast(part * weight(value, whole, RESCALE)[:, None], ACCUMULATOR), ACCUMULATOR)
     tl.store(lse + row, whole, mask=is_row)
     tl.store(out + offset, o.to(out.dtype.element_ty), mask=is_element)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +19,13 @@ class Normalise(Enum):
 
     EACH = "each"  # after every tile: FlashAttention-1, Algorithm 1, line 12
     END = "end"  # once: FlashAttention-2, section 3.1
+
+
+class Maximum(Enum):
+    """Which maximum the exponentials of a tile are taken from."""
+
+    RUNNING = "running"  # P = exp(S - m'), the maximum so far: FlashAttention-2, Algorithm 1, line 9
+    LOCAL = "local"  # P = exp(S - rowmax S), then times exp(rowmax S - m'): FlashAttention-1, Algorithm 1, lines 10 to 12
 
 
 class Exponential(Enum):
@@ -119,6 +127,7 @@ class OnlineSoftmax:
 
     Attributes:
         normalise: see `Normalise`.
+        maximum: see `Maximum`. FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
         exp: see `Exponential`.
         scale_on: see `ScaleOn`.
         rescale_threshold: keep the old maximum, and so skip the rescale, unless the new one exceeds it by more than this,
@@ -126,10 +135,12 @@ class OnlineSoftmax:
         p_scale: P is multiplied by this before its cast and the product divided by it: 256 uses more of E4M3's
             range (FA3), 127 is for INT8. Powers of two are exact.
         tie_shift: `beta`: where several scores of a row tie for a positive maximum, shift by `beta m` instead of `m`, and by
-            0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone.
+            0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone. The
+            product is rounded to the format of the scores.
     """
 
     normalise: Normalise = Normalise.END
+    maximum: Maximum = Maximum.RUNNING
     exp: Exponential = Exponential.EXP
     scale_on: ScaleOn = ScaleOn.SCORES
     rescale_threshold: float = 0.0
@@ -154,13 +165,17 @@ class OnlineSoftmax:
         """`rescale_threshold` in the units of the scores."""
         return self.rescale_threshold if self.exp.is_binary else self.rescale_threshold * math.log(2)
 
-    def maximum(self, m: Float[Tensor, "*rows 1"], scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows 1"]:
-        """`m' = max(m, rowmax S)`, with the tie shift and the lazy threshold where they are on."""
+    def largest(self, scores: Float[Tensor, "*rows keys"], times_beta: Callable[[Tensor], Tensor]) -> Float[Tensor, "*rows 1"]:
+        """`rowmax S` of one tile, shifted by `times_beta` where it is tied and the tie shift is on."""
         largest = scores.amax(-1, keepdim=True)
-        if self.tie_shift is not None:
-            tied = (scores == largest).sum(-1, keepdim=True) > 1
-            shifted = torch.where(largest > 0, largest * self.tie_shift, largest.clamp(min=0))
-            largest = torch.where(tied & largest.isfinite(), shifted, largest)
+        if self.tie_shift is None:
+            return largest
+        tied = (scores == largest).sum(-1, keepdim=True) > 1
+        shifted = torch.where(largest > 0, times_beta(largest.clone()), largest.clamp(min=0))
+        return torch.where(tied & largest.isfinite(), shifted, largest)
+
+    def running(self, m: Float[Tensor, "*rows 1"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
+        """`m' = max(m, rowmax S)`, with the lazy threshold where it is on."""
         if self.threshold == 0:
             return torch.maximum(m, largest)
         return torch.where(largest - m > self.threshold, largest, m)  # -inf - -inf is NaN: such a row keeps -inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from fractions import Fraction
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
-from numdev.precision import Dot, Precision, product
+from numdev.precision import Dot, Precision
+from numdev.products import product, row_sums, visible_product
 from numdev.quantise import Quantised
 from numdev.rounding import Cast, Rounding
 from tests.cases import POLICIES, draw
@@ -217,9 +219,47 @@ def test_eleven_bits_are_rounded_once_by_single_precision(fmt: Format) -> None:
         (a + b, a.double() + b.double()),
         (a * b, a.double() * b.double()),
         (a / b, a.double() / b.double()),
-        (a.abs().sqrt(), a.double().abs().sqrt()),
     ):
         assert torch.equal(cast(narrow).double(), cast(wide))
+
+
+def test_equal_columns_have_equal_products_in_single_precision() -> None:
+    """What ties between scores rest on: the place of a key changes nothing."""
+    for inner, columns in ((8, 7), (24, 40), (64, 64), (80, 23), (128, 17), (200, 100), (600, 33)):
+        a, column = torch.randn(37, inner), torch.randn(inner, 1)
+        result = product(a, column.expand(inner, columns))
+        assert torch.equal(result, result[:, :1].expand(37, columns))
+        b = torch.randn(inner, columns)
+        order = torch.randperm(columns)
+        assert torch.equal(product(a, b[:, order]), product(a, b)[:, order])
+
+
+def test_what_a_row_does_not_see_has_no_part_in_its_product() -> None:
+    p, v = torch.rand(2, 1, 3, 5, 7), torch.randn(2, 1, 1, 7, 4)
+    seen = torch.rand(2, 1, 1, 5, 7) < 0.5
+    p = p * seen
+    clean = visible_product(p, v, seen)
+    wild = v.clone()
+    wild[0, 0, 0, 2], wild[1, 0, 0, 5, 1] = math.nan, math.inf
+    got = visible_product(p, wild, seen)
+    touched = torch.zeros(2, 1, 1, 5, 4, dtype=torch.bool)
+    touched[0, 0, 0, :, :] = seen[0, 0, 0, :, 2, None]
+    touched[1, 0, 0, :, 1] = seen[1, 0, 0, :, 5]
+    touched = touched.expand(got.shape)
+    assert bool((~got[touched].isfinite()).all())
+    assert torch.allclose(got[~touched], clean[~touched], rtol=1e-6, atol=1e-6)  # the order of a sum may change with its terms
+    assert bool(got[~touched].isfinite().all())
+
+
+def test_a_long_row_is_summed_alike_alone_and_among_others() -> None:
+    rows = torch.rand(3, 300_000)
+    assert torch.equal(row_sums(rows[1:2]), row_sums(rows)[1:2])
+
+
+@pytest.mark.parametrize("text", ["fp64:toward_zero", "fp64:saturate", "e11m51", "fp64:stochastic"])
+def test_what_fp64_cannot_round_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="^precision: "):
+        replace(Precision.golden(), accumulator=Cast.parse(text))
 
 
 def test_twelve_bits_would_be_rounded_twice() -> None:

@@ -23,6 +23,7 @@ class Counters:
         self._limit = probabilities.to.max
         largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
         self._can_saturate = largest_p > self._limit
+        self._lost = 0
 
     def scores(self, s: Tensor, m: Tensor, first: int) -> None:
         """How often the largest score so far occurs, in any split; the count starts over when it rises."""
@@ -33,19 +34,26 @@ class Counters:
         ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
         before.copy_(largest)
 
-    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor) -> None:
+    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
         self._events[0] += ((alpha != 1) & begun).sum()
         self._events[1] += torch.count_nonzero(p == 1)
-        self._events[2] += ((row_sum == kept) & (tile_sum > 0) & begun).sum()
 
-    def before_cast(self, p: Tensor) -> None:
+    def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
+        """One addition to running row sums, within a tile or of a tile."""
+        self._events[2] += ((after == before) & (added > 0) & (before > 0)).sum()
+
+    def before_cast(self, p: Tensor, scale: float) -> None:
         if self._can_saturate:
-            self._events[3] += torch.count_nonzero(p > self._limit)
+            self._events[3] += torch.count_nonzero(p * scale > self._limit)
 
     def after_cast(self, p: Tensor, visible: Tensor | None) -> None:
         seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
         self._events[4] += seen - torch.count_nonzero(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
+
+    def ended(self, lse: Tensor, sees: Tensor) -> None:
+        """At the end: rows that see a key and have no sum, since every one of their scores or exponentials was lost."""
+        self._lost = int(((lse == float("-inf")).squeeze(-1) & sees).sum())
 
     def summary(self) -> dict[str, float]:
         """The columns of `numdev.events.COUNTERS`."""
@@ -58,4 +66,5 @@ class Counters:
             "p_flushed": flushed / max(entries, 1),
             "p_saturated": saturated / max(entries, 1),
             "stagnated_per_row": stagnated / rows,
+            "lost_rows": self._lost / rows,
         }

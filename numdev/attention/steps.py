@@ -1,0 +1,180 @@
+"""The steps of attention under a policy: each elementary operation is rounded once, to the format of its step.
+
+Minus infinity stands for "no number": the score of a key that is not seen, or the maximum of a row that has seen none. It is never
+rounded, saturated or subtracted, and its exponential is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from numdev.elementary import Operand, Operation, RoundedOnce
+from numdev.formats import Format
+from numdev.noise import Noise
+from numdev.precision import Precision, Watch
+from numdev.products import visible_product
+from numdev.rounding import Cast
+
+NEVER = float("-inf")
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What attention does to tensors of one carrier. A method works in the memory of its first argument where it can.
+
+    Attributes:
+        precision: the format of each step.
+        carrier: the dtype of all tensors.
+        noise: where stochastic rounding takes its random numbers; None without it.
+    """
+
+    precision: Precision
+    carrier: torch.dtype
+    noise: Noise | None = None
+
+    @staticmethod
+    def of(precision: Precision, total_rows: int) -> Steps:
+        """The steps of a run over so many rows of each head."""
+        return Steps(precision, precision.carrier, Noise(total_rows=total_rows) if precision.is_random else None)
+
+    def round(self, cast: Cast, x: Tensor) -> Tensor:
+        return cast.apply_(x, self.noise)
+
+    def at(self, split: int, tile: int, rows: int) -> None:
+        """Begin the rounding events of a tile, on a block of rows; see `Noise.at`."""
+        if self.noise is not None:
+            self.noise.at(split, tile, rows)
+
+    def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
+        """`S = factor Q K^T`."""
+        step = self.precision.scores
+        s = step(q, keys, self.noise)
+        return s if factor == 1.0 else self._times(step.accumulate, s, factor, step.accumulate.to, factor)
+
+    def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
+        """`P = exp(S - m)`, 0 where S or m is no number."""
+        cast, scores = self.precision.exponential, self.precision.scores.accumulate.to
+        never = None if cast.keeps_minus_infinity else s == NEVER
+        if never is not None:
+            s.masked_fill_(never, 0.0)
+        difference = self._once(Operation.SUBTRACT, cast, scores, scores)(s, m.masked_fill(m == NEVER, 0.0), self.noise)
+        p = cast.apply_(exp(difference), self.noise)
+        return p if never is None else p.masked_fill_(never, 0.0)
+
+    def rescale(self, m: Tensor, m_next: Tensor, exp: Function) -> Tensor:
+        """`exp(m - m')`, the factor of what was summed relative to m; 0 where m is no number."""
+        cast, scores = self.precision.rescale, self.precision.scores.accumulate.to
+        never = m == NEVER
+        difference = torch.where(never, 0.0, m)
+        self._once(Operation.SUBTRACT, cast, scores, scores)(difference, torch.where(never, 0.0, m_next), self.noise)
+        return cast.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
+
+    def shift_tied(self, beta: float | None) -> Function:
+        """`beta m`, in the format of the scores, for a tied maximum."""
+        cast = self.precision.scores.accumulate
+        return lambda m: m if beta is None else self._times(cast, m, beta, cast.to, beta)
+
+    def row_sum(self, p: Tensor, watch: Watch | None = None) -> Tensor:
+        """`sum P`."""
+        return self.precision.row_sum.sum(p, self.noise, watch)
+
+    def weigh_sum(self, row_sum: Tensor, factor: Tensor) -> Tensor:
+        """`alpha l`, in memory of its own."""
+        cast = self.precision.row_sum.accumulate
+        return self._times(cast, row_sum.clone(), factor, cast.to, self.precision.rescale.to)
+
+    def add_sums(self, row_sum: Tensor, more: Tensor) -> Tensor:
+        """`l + sum P`, in memory of its own."""
+        cast = self.precision.row_sum.accumulate
+        return self._once(Operation.ADD, cast, cast.to, cast.to)(row_sum.clone(), more, self.noise)
+
+    def probabilities(self, p: Tensor, scale: float = 1.0) -> Tensor:
+        """P times `scale` as it enters the second product."""
+        cast, entered = self.precision.probabilities, self.precision.exponential.to
+        if scale != 1.0:
+            return self._times(cast, p, scale, entered, scale)
+        return p if cast == self.precision.exponential else cast.apply_(p, self.noise)
+
+    def share(self, p: Tensor, row_sum: Tensor) -> Tensor:
+        """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""
+        cast, sums = self.precision.exponential, self.precision.row_sum.accumulate.to
+        return self.probabilities(self._once(Operation.DIVIDE, cast, cast.to, sums)(p, divisor(row_sum), self.noise))
+
+    def values(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        """`P V`, in which keys that a row does not see have no part."""
+        return visible_product(p, v, visible, lambda p, v: self.precision.values(p, v, self.noise))
+
+    def unscale_values(self, product: Tensor, scale: float) -> Tensor:
+        """`P V / scale`, which undoes the scale of P."""
+        cast = self.precision.values.accumulate
+        return self._once(Operation.DIVIDE, cast, cast.to, scale)(product, scale, self.noise)
+
+    def weigh(self, o: Tensor, factor: Tensor, of: Format, factor_of: Format) -> Tensor:
+        """`alpha O`; `of` and `factor_of` are the formats of both."""
+        return self._times(self.precision.accumulator, o, factor, of, factor_of)
+
+    def accumulate(self, o: Tensor, more: Tensor, of: Format) -> Tensor:
+        """`O + P V`; `of` is the format of what is added."""
+        cast = self.precision.accumulator
+        return self._once(Operation.ADD, cast, cast.to, of)(o, more, self.noise)
+
+    def normalise(self, o: Tensor, row_sum: Tensor) -> Tensor:
+        """`O / l`, 0 where l is 0."""
+        cast, sums = self.precision.accumulator, self.precision.row_sum.accumulate.to
+        return self._once(Operation.DIVIDE, cast, cast.to, sums)(o, divisor(row_sum), self.noise)
+
+    def output(self, out: Tensor) -> Tensor:
+        return self.precision.output.apply_(out, self.noise)
+
+    def lse(self, m: Tensor, row_sum: Tensor, of: Format, log_scale: float = 1.0) -> Tensor:
+        """`LSE = m / log_scale + log l`, in memory of its own; minus infinity where the row has no sum. `of` is the format of m."""
+        cast = self.precision.row_sum.accumulate
+        m = m.masked_fill(m == NEVER, 0.0)
+        if log_scale != 1.0:
+            m = self._once(Operation.DIVIDE, cast, of, log_scale)(m, log_scale, self.noise)
+            of = cast.to
+        empty = row_sum == 0
+        log = cast.apply_(row_sum.masked_fill(empty, 1.0).log_(), self.noise)
+        return self._once(Operation.ADD, cast, of, cast.to)(m, log, self.noise).masked_fill_(empty, NEVER)
+
+    def weight(self, lse: Tensor, of: Tensor) -> Tensor:
+        """`exp(LSE_s - LSE)`, the weight of a split; 0 of one without a sum."""
+        cast, sums = self.precision.rescale, self.precision.row_sum.accumulate.to
+        never = lse == NEVER
+        difference = torch.where(never, 0.0, lse)
+        self._once(Operation.SUBTRACT, cast, sums, sums)(difference, torch.where(never, 0.0, of), self.noise)
+        return cast.apply_(difference.exp_(), self.noise).masked_fill_(never, 0.0)
+
+    def add_weight(self, total: Tensor, weight: Tensor) -> Tensor:
+        """`l + w`, the sum of the weights of the splits."""
+        cast = self.precision.row_sum.accumulate
+        return self._once(Operation.ADD, cast, cast.to, self.precision.rescale.to)(total, weight, self.noise)
+
+    def add_part(self, combined: Tensor, out: Tensor, weight: Tensor) -> Tensor:
+        """`O + w O_s`."""
+        cast = self.precision.accumulator
+        return self.accumulate(combined, self.weigh(out.clone(), weight, cast.to, self.precision.rescale.to), cast.to)
+
+    def _times(self, cast: Cast, x: Tensor, y: Tensor | float, left: Format, right: Operand) -> Tensor:
+        return self._once(Operation.MULTIPLY, cast, left, right)(x, y, self.noise)
+
+    def _once(self, operation: Operation, cast: Cast, left: Operand, right: Operand) -> RoundedOnce:
+        key = operation, cast, left, right
+        if key not in self._known:
+            self._known[key] = RoundedOnce(operation, cast, left, right, self.carrier)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Operation, Cast, Operand, Operand], RoundedOnce]:
+        return {}
+
+
+def divisor(row_sum: Tensor) -> Tensor:
+    """`l`, and 1 for a row without a sum, whose result is 0 as that of every shipped kernel."""
+    return row_sum.masked_fill(row_sum == 0, 1.0)

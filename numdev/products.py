@@ -13,6 +13,7 @@ orders. On a GPU, where blocks would be slow, the order is the library's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -26,33 +27,21 @@ _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass, whatever the
 def product(
     a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
 ) -> Float[Tensor, "*batch rows columns"]:
-    """`a @ b` in the carrier."""
+    """`a @ b` in the carrier; the leading dimensions of `b` are those of `a`, the last of them 1 where matrices of `a` share one."""
     if not a.is_cpu:
         return a @ b
     rows, columns, inner = a.shape[-2], b.shape[-1], a.shape[-1]
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shared = len(lead) if b.ndim == 2 else _trailing_ones(b.shape[:-2], lead)  # dimensions of a that share one b: more rows
-    outer = lead[: len(lead) - shared]
-    right = torch.nn.functional.pad(b, (0, -columns % COLUMNS)).reshape(-1, inner, columns + -columns % COLUMNS).contiguous()
-    left = a.expand(*lead, rows, inner).reshape(right.shape[0] if outer else 1, -1, inner)
+    matrices = math.prod(b.shape[:-2])  # each for as many consecutive matrices of a, whose rows it multiplies together
+    left = a.reshape(matrices, -1, inner)
     height = left.shape[1]
-    if height % ROWS:
-        left = torch.nn.functional.pad(left, (0, 0, 0, -height % ROWS))
-    total = left.new_empty(left.shape[0], left.shape[1], right.shape[-1])
+    if missing := -height % ROWS:
+        left = torch.nn.functional.pad(left, (0, 0, 0, missing))
+    right = torch.nn.functional.pad(b, (0, extra)) if (extra := -columns % COLUMNS) else b
+    right = right.reshape(matrices, inner, columns + extra).contiguous()
+    total = left.new_empty(matrices, height + missing, columns + extra)
     for one, other, out in zip(left.unbind(0), right.unbind(0), total.unbind(0), strict=True):
         _blocks(one, other, out)
-    return total[:, :height, :columns].reshape(*lead, rows, columns)
-
-
-def _trailing_ones(own: torch.Size, lead: torch.Size) -> int:
-    """How many of the last dimensions of `lead` an operand has as 1, or not at all."""
-    padded = (1,) * (len(lead) - len(own)) + tuple(own)
-    count = 0
-    while count < len(lead) and padded[-1 - count] == 1:
-        count += 1
-    if any(size != whole for size, whole in zip(padded[: len(lead) - count], lead, strict=False)):
-        return 0
-    return count
+    return total[:, :height, :columns].reshape(*a.shape[:-1], columns)
 
 
 def _blocks(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], out: Float[Tensor, "rows columns"]) -> None:

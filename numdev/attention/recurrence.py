@@ -106,27 +106,24 @@ class Rows:
         With `Maximum.LOCAL` the product is weighed by `beta = exp(rowmax S - m')`.
         """
         steps = self._run.steps
-        step = steps.precision
         each = self._run.softmax.normalise is Normalise.EACH
         if each:
-            steps.weigh(o, kept, step.accumulator.to, step.row_sum.accumulate.to)
+            steps.weigh_output(o, kept)
         else:
             self._rescale_(o, alpha)
-        added = step.values.accumulate.to
-        if beta is not None:
-            product, added = steps.weigh(product, beta, added, step.rescale.to), step.accumulator.to
-        steps.accumulate(o, product, added)
+        if beta is None:
+            steps.accumulate(o, product)
+        else:
+            steps.accumulate_weighed(o, steps.weigh_values(product, beta))
         return steps.normalise(o, row_sum) if each else o
 
     def _rescale_(self, o: Tensor, alpha: Tensor) -> None:
         """`O <- alpha O`. On a CPU the rows whose alpha is 1, soon nearly all, are left alone: nothing about them changes."""
-        steps = self._run.steps
-        of, factor_of = steps.precision.accumulator.to, steps.precision.rescale.to
-        moved = (alpha != 1).squeeze(-1)
+        steps, moved = self._run.steps, (alpha != 1).squeeze(-1)
         if o.is_cpu and steps.noise is None and 4 * int(moved.sum()) < moved.numel():
-            o[moved] = steps.weigh(o[moved], alpha[moved], of, factor_of)
+            o[moved] = steps.rescale_output(o[moved], alpha[moved])
         else:
-            steps.weigh(o, alpha, of, factor_of)
+            steps.rescale_output(o, alpha)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The normalised rows, and their LSE."""

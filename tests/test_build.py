@@ -31,7 +31,7 @@ from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
@@ -172,10 +172,10 @@ class TestPrecision:
 
 class TestTiling:
     def test_fields(self) -> None:
-        changes = {"br": 16, "bc": 32, "order": "strided", "loop": "keys", "splits": 2, "stride": 4, "seed": 9}
+        changes = {"br": 16, "bc": 32, "order": "strided", "splits": 2, "stride": 4, "seed": 9}
         layer = {f"tiling.{name}": value for name, value in changes.items()}
         built = build.tiling(EXPANDER.config(layer)["tiling"], 64)
-        assert built == Tiling(16, 32, Order.STRIDED, Loop.KEYS, 2, 4, 9)
+        assert built == Tiling(16, 32, Order.STRIDED, 2, 4, 9)
 
     @pytest.mark.parametrize(
         ("shape", "sides"),
@@ -252,7 +252,6 @@ def test_point_carries_seeds_setting_and_labels() -> None:
     ("path", "value"),
     [
         ("tiling.order", "sideways"),
-        ("tiling.loop", "rows"),
         ("tiling.shape", "round"),
         ("softmax.normalise", "never"),
         ("softmax.exp", "exp3"),

@@ -20,7 +20,7 @@ from numdev.formats import BF16, FP16, Format
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.softmax import EXP2_MINIMAX, Exponential, Normalise, OnlineSoftmax, ScaleOn
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 
@@ -35,7 +35,6 @@ tilings = st.builds(
     br=st.integers(1, 70),
     bc=st.integers(1, 70),
     order=st.sampled_from(Order),
-    loop=st.sampled_from(Loop),
     splits=st.integers(1, 4),
     stride=st.integers(1, 4),
     seed=st.integers(0, 9),
@@ -134,14 +133,12 @@ def test_one_tile_is_naive(
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70), st.sampled_from(Loop))
-def test_query_tiles_and_loop_order_change_no_bit(
-    name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int, loop: Loop
-) -> None:
+@given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70))
+def test_query_tiles_change_no_bit(name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int) -> None:
     precision = POLICIES[name]()
     inputs = precision.round_inputs(*draw(BATCH_ONE))
     first = Tiled(precision, tiling, soft)(*inputs, mask)
-    assert_same(first, Tiled(precision, replace(tiling, br=br, loop=loop), soft)(*inputs, mask))
+    assert_same(first, Tiled(precision, replace(tiling, br=br), soft)(*inputs, mask))
 
 
 @pytest.mark.parametrize("name", ["kernel_bf16", "golden", "mixed"])
@@ -193,11 +190,11 @@ def test_batch_entries_and_heads_depend_on_no_other(name: str) -> None:
 
 LOOPS = [
     (Tiling(16, 16), OnlineSoftmax(), "none"),
-    (Tiling(16, 16, Order.REVERSE, Loop.KEYS), OnlineSoftmax(Normalise.EACH, Exponential.EXP2), "causal"),
+    (Tiling(16, 16, Order.REVERSE), OnlineSoftmax(Normalise.EACH, Exponential.EXP2), "causal"),
     (Tiling(32, 16, Order.RANDOM, splits=2), OnlineSoftmax(exp=Exponential.POLYNOMIAL_3, scale_on=ScaleOn.QUERIES), "window"),
-    (Tiling(20, 17, Order.OUTSIDE_IN, Loop.KEYS, 3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all"),
+    (Tiling(20, 17, Order.OUTSIDE_IN, 3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all"),
     (Tiling(64, 64, Order.STRIDED), OnlineSoftmax(p_scale=256.0, scale_on=ScaleOn.QUERIES), "causal window"),
-    (Tiling(16, 32, Order.STRIDED, Loop.KEYS), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths"),
+    (Tiling(16, 32, Order.STRIDED), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths"),
 ]
 
 
@@ -212,9 +209,8 @@ def test_the_double_loop_gives_the_same_bits(name: str, tiling: Tiling, soft: On
 
 
 @pytest.mark.parametrize("normalise", Normalise)
-@pytest.mark.parametrize("loop", Loop)
-def test_the_double_loop_over_batch_entries_and_grouped_heads(loop: Loop, normalise: Normalise) -> None:
-    precision, tiling = Precision.uniform(BF16), Tiling(16, 16, loop=loop)
+def test_the_double_loop_over_batch_entries_and_grouped_heads(normalise: Normalise) -> None:
+    precision, tiling = Precision.uniform(BF16), Tiling(16, 16)
     inputs = precision.round_inputs(*draw(SIZES))
     mask = Mask(causal=True, key_lengths=(53, 20))
     out, lse = DoubleLoop(precision, tiling, OnlineSoftmax(normalise))(*inputs, mask, 0.21)

@@ -30,7 +30,7 @@ class Tiled(UnderPolicy):
     """Tiled attention under a precision policy.
 
     A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query,
-    on k and v, on `bc`, the order and the splits; never on `br`, on the loop order or on other rows. (Under
+    on k and v, on `bc`, the order and the splits; never on `br` or on other rows. (Under
     stochastic rounding that holds of the row's distribution: the random bits follow the place of a number in its tensor.)
 
     Attributes:

@@ -18,7 +18,7 @@ from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.study import StudyPoint
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 Settings = Mapping[str, Any]
 E = TypeVar("E", bound=Enum)
@@ -112,7 +112,6 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
     given = Tiling(
         **sides,
         order=Order.FORWARD if settings["order"] is None else choice("tiling.order", Order, settings["order"]),
-        loop=choice("tiling.loop", Loop, settings["loop"]),
         splits=settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],

@@ -82,7 +82,6 @@ class TilingConfig:
     order: str | None = MISSING
     stride: int = MISSING
     seed: int = MISSING
-    loop: str = MISSING
     splits: int = MISSING
 
 

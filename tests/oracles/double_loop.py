@@ -1,13 +1,13 @@
 """Tiled attention as the papers draw it: a double loop over tiles of Q and tiles of K and V, one matmul per pair.
 
-One batch entry and one head at a time, every step a line of the recurrence in DESIGN section 3, in either loop order:
-queries outside (FlashAttention-2, Algorithm 1) or keys outside with the state of every Q tile kept (FlashAttention-1,
-Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts
+One batch entry and one head at a time, every step a line of the recurrence in DESIGN section 3, queries outside
+(FlashAttention-2, Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts
 and products are numdev's, which have oracles of their own.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
 from numdev.softmax import EXP2_MINIMAX, Exponential, Normalise, OnlineSoftmax, ScaleOn, exp2
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 NEVER = float("-inf")
 
@@ -157,11 +157,7 @@ class DoubleLoop:
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):
             states = [self._start(q[rows.start : rows.stop], v) for rows in q_tiles]
-            if self.tiling.loop is Loop.QUERIES:
-                pairs = [(i, keys) for i in range(len(q_tiles)) for keys in kv_tiles]
-            else:
-                pairs = [(i, keys) for keys in kv_tiles for i in range(len(q_tiles))]
-            for i, keys in pairs:
+            for i, keys in itertools.product(range(len(q_tiles)), kv_tiles):
                 rows, cut = q_tiles[i], slice(keys.start, keys.stop)
                 tile_seen = seen[rows.start : rows.stop, cut]
                 event = self._step(states[i], q[rows.start : rows.stop], k[cut], v[cut], tile_seen, factor)

@@ -180,6 +180,11 @@ class Precision:
                 yield step.accumulate if isinstance(step, Dot) else step
 
     @property
+    def idle(self) -> dict[str, str]:
+        """Settings of the inputs that are not read as the others are, and what reads them."""
+        return self.inputs.idle if isinstance(self.inputs, Quantised) else {}
+
+    @property
     def carrier(self) -> torch.dtype:
         """The dtype that the arithmetic runs in: FP32 if that leaves every rounding innocuous, else FP64.
 

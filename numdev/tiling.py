@@ -46,6 +46,12 @@ class Tiling:
             if getattr(self, field) < 1:
                 raise BadInput(f"tiling.{field}", getattr(self, field), "give a whole number of at least 1")
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that this order does not read, and the one that does."""
+        readers = {"stride": Order.STRIDED, "seed": Order.RANDOM}
+        return {f"tiling.{name}": f"tiling.order={order.value}" for name, order in readers.items() if self.order is not order}
+
     @staticmethod
     def from_sram(elements: int, head_dim: int) -> Tiling:
         """The paper's tile (section II.B): `Bc = ceil(M / 4d)`, `Br = min(ceil(M / 4d), d)`, with `M` in elements."""

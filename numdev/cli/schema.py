@@ -105,7 +105,6 @@ class AttentionConfig:
     count: bool = MISSING
     normalise: str = MISSING
     function: str | None = MISSING
-    format: str = MISSING
     backend: str = MISSING
     products: str = MISSING
     kernel: str = MISSING

@@ -1,17 +1,16 @@
 """Tiled attention as the papers draw it: a double loop over tiles of Q and tiles of K and V, one matmul per pair.
 
 One batch entry and one head at a time, every step a line of the recurrence in DESIGN section 3, queries outside
-(FlashAttention-2, Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts
-and products are numdev's, which have oracles of their own.
+(FlashAttention-2, Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by
+key; only casts and products are numdev's, which have oracles of their own.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -157,7 +156,7 @@ class DoubleLoop:
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):
             states = [self._start(q[rows.start : rows.stop], v) for rows in q_tiles]
-            for i, keys in itertools.product(range(len(q_tiles)), kv_tiles):
+            for i, keys in product(range(len(q_tiles)), kv_tiles):
                 rows, cut = q_tiles[i], slice(keys.start, keys.stop)
                 tile_seen = seen[rows.start : rows.stop, cut]
                 event = self._step(states[i], q[rows.start : rows.stop], k[cut], v[cut], tile_seen, factor)

@@ -31,9 +31,10 @@ from numdev.report.frames import Results, load
 from numdev.report.typed import flatten
 from numdev.speed.timing import Budget
 from numdev.store import Store
+from numdev.study import Refused
 
 FP8 = Precision.fp8()
-VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
+VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"), Refused("sdpa", "tiling.br=16"))
 CONFIGURATION = tuple(f"{part}." for part in configuration.PARTS)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.tiled import Tiled
 from numdev.captured import Captured
 from numdev.cli.expand import Expander
@@ -143,6 +144,7 @@ class TestPrecedence:
 
         from numdev.cli import build
         from numdev.cli.schema import register
+        from numdev.cli.settings import Request
 
         register()
         task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
@@ -150,7 +152,7 @@ class TestPrecedence:
             cfg = compose("config", [f"{key}={value}" for key, value in task.items()])
         plain = OmegaConf.to_container(cfg, resolve=True)
         assert isinstance(plain, dict)
-        by_hydra = build.point({str(key): value for key, value in plain.items()})
+        by_hydra = build.point(Request({str(key): value for key, value in plain.items()}, {}))
         ours = study(task).points[0]
         assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
 
@@ -223,11 +225,11 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.store import Store
     from numdev.study import run
 
-    task = {"seeds": 2, "problem.n": 32, "problem.keys": 32, "tiling.sram": None, "tiling.br": 16, "tiling.bc": 16}
-    made = Expander(LIBRARY, task).study(name, LIBRARY.study(name))
+    length = "problem.keys" if "problem.keys" in LIBRARY.study(name)["axes"] else "problem.n"
+    made = Expander(LIBRARY, {"seeds": 2, length: 32}).study(name, LIBRARY.study(name))
     by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
     assert all(by_setting.values())
-    ends = tuple(point for points in by_setting.values() for point in (points[0], points[-1]))
+    ends = tuple(with_small_tiles(point) for points in by_setting.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
     outcome = run(replace(made, points=ends), bench("cpu"), store)
     assert not outcome.has_errors
@@ -239,9 +241,18 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     assert store.studies()[name]["title"] == made.title
 
 
+def with_small_tiles(point: StudyPoint) -> StudyPoint:
+    """Several tiles to a toy problem, for the variants that are given a tiling."""
+    if not isinstance(point.variant, (Tiled, Instrumented)):
+        return point
+    return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))
+
+
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
-def test_every_study_can_be_built_at_full_size(name: str) -> None:
-    assert Expander(LIBRARY).study(name, LIBRARY.study(name)).points
+def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
+    made = Expander(LIBRARY).study(name, LIBRARY.study(name))
+    assert made.points
+    assert [point.refused for point in made.points if point.refused] == []
 
 
 def test_flat_names_every_setting() -> None:

@@ -140,10 +140,13 @@ def _format(config: Settings, kind: str) -> Format:
     honours, preset = MAKERS[kind].type.honours, config["precision"]["preset"]
     named("precision.preset", Precision.parse, preset)
     family, _, name = preset.rpartition("_")
-    known = {fmt.name: fmt for fmt in honours.formats}
-    if family not in ("", honours.family) or name not in known:
+    try:
+        fmt = Format.parse(name)
+    except BadInput:  # golden and others that no format is part of
+        fmt = None
+    if fmt not in honours.formats or family not in ("", honours.family):
         raise NotHonoured("precision.preset", preset, arithmetic_of(kind))
-    return known[name]
+    return fmt
 
 
 def _sides(config: Settings) -> tuple[int | None, int | None]:

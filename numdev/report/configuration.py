@@ -99,6 +99,8 @@ ATTENTION = {
     "kernel": ("", "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"),
     "backend": ("", "which implementation of PyTorch is asked for: flash, cudnn, efficient or math"),
     "function": ("", "where a function of one's own is imported from: `package.module:function`"),
+    "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
+    "stated": ("", "of such a point: every setting that is stated, as on the command line"),
 }
 
 TIMING = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -37,7 +38,7 @@ LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
 
 
-def config(**choices_and_values: Any) -> dict[str, Any]:
+def config(**choices_and_values: Any) -> Mapping[str, Any]:
     """The default configuration with changes; `tiling__bc=16` is `tiling.bc=16`."""
     return request(**choices_and_values).config
 

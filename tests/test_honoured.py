@@ -16,7 +16,7 @@ from numdev.cli import build, honoured
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.schema import GROUPS
-from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested
+from numdev.cli.settings import Flat, Request, Statement, Types, flat
 from numdev.cli.variants import MAKERS
 from numdev.errors import BadInput, NotHonoured
 from numdev.formats import BF16, E4M3FN, FP16, FP64, Format
@@ -31,8 +31,6 @@ EXPANDER = Expander(LIBRARY)
 NAMES = Types().names
 RUN = {"device", "results", "fresh"}
 FUNCTION = "numdev.attention.exact:rounded_once"
-BASELINES = ({"kind": "naive", "precision": None}, {"kind": "naive", "precision": "none"}, {"kind": "emulation", "precision": None})
-
 EMULATED = {"baseline.kind": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
 
 # Another value than the default's, and the settings beside which it is stated: where only some make it count, both with and
@@ -119,6 +117,14 @@ def built(request: Request) -> Any:
     return describe(made.problem), describe(made.variant), describe(made.baseline), made.seeds
 
 
+def outcome(request: Request) -> Any:
+    """What is built, or the refusal: an emulation asks for what it does not know."""
+    try:
+        return built(request)
+    except BadInput as error:
+        return error
+
+
 class TestTheLaw:
     def test_every_setting_has_a_case(self) -> None:
         assert set(NAMES) - RUN - set(CASES) == set()
@@ -132,15 +138,11 @@ class TestTheLaw:
         """Every variant and every setting; only the one is explicit, so that only it can be to blame."""
         if name == "attention.kind" and value == kind:
             return
-        try:
-            after = built(Request(config(kind, beside, {name: value}), {name: Statement(name, value)}))
-        except BadInput as error:
-            assert error.field == name
-            return
-        try:
-            assert after != built(Request(config(kind, beside), {}))
-        except BadInput as error:  # an emulation asks for what it does not know
-            assert error.field == name
+        after = outcome(Request(config(kind, beside, {name: value}), {name: Statement(name, value)}))
+        if isinstance(after, BadInput):
+            assert after.field == name
+        else:
+            assert after != outcome(Request(config(kind, beside), {}))
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_the_value_that_it_would_have_anyway_is_refused_too(self, kind: str) -> None:
@@ -174,7 +176,9 @@ class TestTheLaw:
 class TestDeclarations:
     def test_every_setting_is_honoured_by_something(self) -> None:
         declared = set().union(*(maker.type.honours.settings for maker in MAKERS.values()))
-        declared |= set().union(*map(honoured.of_baseline, BASELINES)) | honoured.of_problem(EXPANDER.request().config)
+        declared |= set().union(
+            *(honoured.of_baseline({"kind": kind, "precision": None}) for kind in ("naive", "emulation"))
+        ) | honoured.of_problem(EXPANDER.request().config)
         assert set(NAMES) - declared == RUN | {"attention.kind", "baseline.kind", "seeds"}
 
     @pytest.mark.parametrize("kind", MAKERS)
@@ -234,16 +238,16 @@ class TestWords:
     @pytest.mark.parametrize(
         ("layer", "words"),
         [
-            ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*or take attention=tiled, instrumented, triton or flex"),
-            ({"attention.backend": "cudnn"}, r"attention\.backend: 'cudnn' .*attention=tiled .*leave it out, or take attention=sdpa"),
-            ({"attention": "sdpa", "tiling.br": 1, "softmax": "fa1"}, r"softmax: 'fa1' .*softmax\.normalise.* nor tiling\.br; leave them"),
+            ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*take attention=tiled, instrumented, triton or flex"),
+            ({"attention.backend": "cudnn"}, r"attention\.backend: 'cudnn' .*attention=tiled .*, or take attention=sdpa"),
+            ({"attention": "sdpa", "tiling.br": 1, "softmax": "fa1"}, r"softmax: 'fa1' .*softmax\.normalise.* nor tiling\.br"),
             ({"tiling.stride": 5}, r"tiling\.stride: 5 .*with tiling\.order=strided alone"),
-            ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: 'ieee' .*with precision=fp32 alone"),
-            ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not honour"),
-            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read it"),
-            ({"baseline": "emulation", "baseline.precision": "fp16"}, r"baseline\.precision: 'fp16' .*baseline=emulation does not"),
-            ({"problem.n": 4, "problem.queries": 1, "problem.keys": 2}, r"problem\.n: 4 .*problem\.queries=1 and problem\.keys=2"),
-            ({"precision.inputs": "bf16", "precision.quantise.to": "e5m2"}, r"precision\.inputs: 'bf16' .*precision\.quantise\.to=e5m2"),
+            ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*with precision=fp32 alone"),
+            ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
+            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read"),
+            ({"baseline": "emulation", "baseline.precision": "fp16"}, r"baseline\.precision: .*baseline=emulation does not"),
+            ({"problem.n": 4, "problem.queries": 1, "problem.keys": 2}, r"problem\.n: 4 .*queries=1 and problem\.keys=2"),
+            ({"precision.inputs": "bf16", "precision.quantise.to": "e5m2"}, r"precision\.inputs: .*quantise\.to=e5m2"),
             ({"tiling.br": 16, "tiling.shape": "square_bc"}, r"tiling\.br: 16 .*tiling\.shape=square_bc"),
         ],
     )
@@ -252,7 +256,8 @@ class TestWords:
             build.point(EXPANDER.request(layer))
 
     def test_null_states_nothing(self) -> None:
-        asked = EXPANDER.request({"attention": "sdpa", "tiling.br": 16, "softmax.exp": "exp"}, {"tiling.br": None, "softmax.exp": None})
+        stated, taken_back = {"tiling.br": 16, "softmax.exp": "exp"}, {"tiling.br": None, "softmax.exp": None}
+        asked = EXPANDER.request({"attention": "sdpa"} | stated, taken_back)
         assert set(asked.said) == {"attention.kind"}
         assert built(asked) == built(EXPANDER.request({"attention": "sdpa"}))
 

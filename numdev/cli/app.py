@@ -58,7 +58,7 @@ def speed(cfg: DictConfig) -> Ended:
         ERRORS.print(f"note: {text}", markup=False)
 
     if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in _overrides()):
-        raise BadInput("out", cfg.out, "a study ends with a report, and one point with its figures; leave it out, or give study= too")
+        raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
     bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most), cfg.counters, note)
     if cfg.study is None:
         return _measure_point(cfg, bench, show_speed)

@@ -96,7 +96,7 @@ class Expander:
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
         """What states each setting that the layers give, where it is not null in the end."""
-        said = {}
+        said: dict[str, Statement] = {}
         for statements, option in self._stated(layers):
             said |= {key: option or Statement(key, value) for key, value in flat(statements)}
         return {key: statement for key, statement in said.items() if settings.get(key) is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from numdev.attention.honours import Declares
 from numdev.cli.build import Settings
@@ -43,12 +43,12 @@ def check(request: Request) -> None:
     always = _CHOICES | of_problem(config) | of_baseline(config["baseline"])
     honoured = always | MAKERS[kind].type.honours.settings
     if ignored := [name for name in said if name not in honoured]:
-        raise _refusal(ignored[0], said, lambda it: _why(it, ignored, request, kind))
+        raise _refusal(ignored[0], said, _why(ignored, request, kind))
     values = dict(flat(config))
     for name, others, value in _OVERRULED:
         if all(_is_stated(said, other) and value in (None, values[other]) for other in others) and _is_stated(said, name):
             stronger = " and ".join(str(said[other]) for other in others)
-            raise _refusal(name, said, lambda it: f"beside {stronger} nothing of {it} is left; leave it out")
+            raise _refusal(name, said, f"beside {stronger} nothing of it is left; leave it out")
 
 
 def check_built(request: Request, variant: Declares) -> None:
@@ -60,8 +60,8 @@ def check_built(request: Request, variant: Declares) -> None:
     kind = kind_of(request.config)
     for name, reader in variant.idle.items():
         if name in request.said:
-            mend = f"leave it out, or give {reader} too"
-            raise _refusal(name, request.said, lambda it: f"attention={kind} reads {it} with {reader} alone; {mend}")
+            reads = f"attention={kind} reads {_called(name, request.said)} with {reader} alone"
+            raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
 
 
 def _is_stated(said: Said, name: str) -> bool:
@@ -69,9 +69,9 @@ def _is_stated(said: Said, name: str) -> bool:
     return name in said and said[name].name == name
 
 
-def _why(it: str, ignored: list[str], request: Request, kind: str) -> str:
+def _why(ignored: list[str], request: Request, kind: str) -> str:
     first, *others = ignored
-    honours = MAKERS[kind].type.honours
+    it, honours = _called(first, request.said), MAKERS[kind].type.honours
     if first.startswith("precision.") and honours.family:
         return arithmetic_of(kind)
     if first.startswith("baseline."):
@@ -84,7 +84,10 @@ def _why(it: str, ignored: list[str], request: Request, kind: str) -> str:
     return f"attention={kind} does not honour {it}{also}; leave {'them' if others else 'it'} out{mend}"
 
 
-def _refusal(name: str, said: Said, why: Callable[[str], str]) -> NotHonoured:
-    """Of what states the setting; `why` gets what to call the setting."""
-    statement = said[name]
-    return NotHonoured(statement.name, statement.value, why("it" if statement.name == name else f"{name}, which it states"))
+def _called(name: str, said: Said) -> str:
+    """What a sentence on the statement calls the setting."""
+    return "it" if said[name].name == name else f"{name}, which it states"
+
+
+def _refusal(name: str, said: Said, why: str) -> NotHonoured:
+    return NotHonoured(said[name].name, said[name].value, why)

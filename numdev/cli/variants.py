@@ -142,9 +142,9 @@ def _format(config: Settings, kind: str) -> Format:
     family, _, name = preset.rpartition("_")
     try:
         fmt = Format.parse(name)
-    except BadInput:  # golden and others that no format is part of
+    except BadInput:  # of golden and others there is none
         fmt = None
-    if fmt not in honours.formats or family not in ("", honours.family):
+    if fmt is None or fmt not in honours.formats or family not in ("", honours.family):
         raise NotHonoured("precision.preset", preset, arithmetic_of(kind))
     return fmt
 

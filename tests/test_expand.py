@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.sdpa import Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.captured import Captured
 from numdev.cli.expand import Expander
@@ -131,9 +132,24 @@ class TestPrecedence:
         assert [point.labels for point in made.points] == [{"precision": "fp64", "tiling.bc": 8}]
         assert tiled(made.points[0]).precision.name == "fp64"
 
-    def test_the_command_line_stands_above_names_with_settings(self) -> None:
-        made = study({"tiling.bc": 8}, axes={"size": {"small": {"tiling.bc": 16}, "large": {"tiling.bc": 64, "tiling.br": 32}}})
-        assert [(tiled(p).tiling.bc, tiled(p).tiling.br) for p in made.points] == [(8, 64), (8, 32)]
+    def test_the_command_line_denies_no_name(self) -> None:
+        size = {"small": {"tiling.bc": 16}, "large": {"tiling.bc": 64, "tiling.br": 32}, "own": {"tiling.br": 8}}
+        made = study({"tiling.bc": 16}, axes={"size": size})
+        small, large, own = made.points
+        assert (tiled(small).tiling.bc, tiled(own).tiling.bc) == (16, 16)
+        assert large.refused.startswith("tiling.bc: 16 cannot be used; the points size=large stand for tiling.bc=64")
+        assert small.refused == own.refused == ""
+
+    @pytest.mark.parametrize("task", [{"attention": "sdpa"}, {"attention.kind": "sdpa"}])
+    def test_no_variant_goes_under_the_name_of_another(self, task: dict[str, Any]) -> None:
+        made = study(task, axes={"kernel": {"simple": {"attention": "vanilla"}, "theirs": {"attention": "sdpa"}}})
+        simple, theirs = made.points
+        assert "the points kernel=simple stand for attention" in simple.refused
+        assert (theirs.refused, theirs.variant) == ("", Sdpa())
+
+    def test_no_format_goes_under_the_name_of_another(self) -> None:
+        made = study({"precision.preset": "fp16"}, axes={"precision": ["bf16", "fp16"]})
+        assert [bool(point.refused) for point in made.points] == [True, False]
 
     def test_seeds_can_stand_anywhere(self) -> None:
         assert study(base={"seeds": 3}).points[0].seeds == 3
@@ -225,11 +241,10 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.store import Store
     from numdev.study import run
 
-    length = "problem.keys" if "problem.keys" in LIBRARY.study(name)["axes"] else "problem.n"
-    made = Expander(LIBRARY, {"seeds": 2, length: 32}).study(name, LIBRARY.study(name))
+    made = Expander(LIBRARY, {"seeds": 2}).study(name, LIBRARY.study(name))
     by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
     assert all(by_setting.values())
-    ends = tuple(with_small_tiles(point) for points in by_setting.values() for point in (points[0], points[-1]))
+    ends = tuple(small(point) for points in by_setting.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
     outcome = run(replace(made, points=ends), bench("cpu"), store)
     assert not outcome.has_errors
@@ -241,8 +256,11 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     assert store.studies()[name]["title"] == made.title
 
 
-def with_small_tiles(point: StudyPoint) -> StudyPoint:
-    """Several tiles to a toy problem, for the variants that are given a tiling."""
+def small(point: StudyPoint) -> StudyPoint:
+    """The point at 32 tokens, and of several tiles where its variant is given a tiling."""
+    shape = point.problem.shape
+    tokens = replace(shape, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
+    point = replace(point, problem=replace(point.problem, shape=tokens))
     if not isinstance(point.variant, (Tiled, Instrumented)):
         return point
     return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))

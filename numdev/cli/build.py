@@ -50,7 +50,8 @@ def point(request: Request, setting: str = "default", labels: Mapping[str, Any] 
 def refused_point(request: Request, setting: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
     """The place of a point that cannot be measured as it is stated."""
     config = request.config
-    stated = " ".join(dict.fromkeys(map(str, request.said.values())))
+    places = (f"{name}={label}" for name, label in labels.items())
+    stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *places]))
     variant = Refused(config["attention"]["kind"], stated)
     return StudyPoint(problem(config["problem"]), variant, None, _seeds(config), setting, dict(labels), reason)
 

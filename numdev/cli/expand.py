@@ -18,7 +18,8 @@
 The later of two statements holds: the defaults of `config.yaml`, `base`, the setting, options chosen on an axis or the command
 line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
 line says of an axis leaves that one value of it. All of these but the defaults are explicit, unless they are null: a point
-whose variant does not honour one of them is not measured, but recorded as unsupported.
+whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose label would not be
+true, because the command line states otherwise what an entry of an axis states.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class Expander:
         points: dict[str, StudyPoint] = {}
         for setting, own in (fields["settings"] or {"default": {}}).items():
             try:
-                for labels, request in self._grid(_mapping(f"study.settings.{setting}", own), fields):
+                for labels, request, denied in self._grid(_mapping(f"study.settings.{setting}", own), fields):
                     key = json.dumps([setting, labels, request.config], sort_keys=True)
-                    points.setdefault(key, _point(request, setting, labels))
+                    points.setdefault(key, _point(request, setting, labels, denied))
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, setting {setting})") from None
         if not points:
@@ -117,8 +118,8 @@ class Expander:
         folder = ["--config-dir", self.own] if self.own else []
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
-    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Request]]:
-        """Labels of each point of one setting, and what is asked for."""
+    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Request, NotHonoured | None]]:
+        """Labels of each point of one setting, what is asked for, and whether the command line denies what a label says."""
         merged = fields["axes"] | _mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key != "axes"}
         task_choices, task_values = _split(self.task)
@@ -126,7 +127,23 @@ class Expander:
         for combination in itertools.product(*axes.values()):
             labels = dict(zip(axes, (label for label, _ in combination), strict=True))
             choices, values = _split({key: value for _, statements in combination for key, value in statements.items()})
-            yield labels, self.request(fields["base"], layer, choices | task_choices, values, task_values)
+            found = (self._denied(axis, *entry) for axis, entry in zip(axes, combination, strict=True))
+            denied = next((error for error in found if error is not None), None)
+            yield labels, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
+
+    def _denied(self, axis: str, label: Any, statements: Statements) -> NotHonoured | None:
+        """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
+        choices, values = _split(statements)
+        stands_for = {key: value for group, option in choices.items() for key, value in flat({group: self._leaf(group, option)})}
+        stands_for |= choices | dict(flat(values))
+        for key, value in self.task.items():
+            if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
+                mend = f"the points {axis}={written(label)} stand for {key}={written(stands_for[key])}; leave it out"
+                return NotHonoured(key, value, mend)
+        return None
+
+    def _typed(self, key: str, value: Any) -> Any:
+        return value if key in GROUPS else self._types.check(key, value)
 
     def _axis(self, key: str, values: Any) -> Axis:
         """The values of an axis with what they state; only the command line's where it names the axis."""
@@ -155,9 +172,11 @@ class Expander:
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
 
 
-def _point(request: Request, setting: str, labels: Mapping[str, Any]) -> StudyPoint:
-    """The point; one that is recorded as unsupported where a setting is stated that its variant does not honour."""
+def _point(request: Request, setting: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
+    """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
     try:
+        if denied is not None:
+            raise denied
         return build.point(request, setting, labels)
     except NotHonoured as error:
         return build.refused_point(request, setting, labels, str(error))

@@ -55,6 +55,17 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
     assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
 
 
+def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(STUDY)
+    ran = numdev("speed", "--config-dir", "mine", "study=toy", "attention=vanilla", *POINT[2:], "out=shown")
+    assert ran.code == 0, ran.err
+    assert set(pd.read_csv("shown/speed.csv")["label.kernel"]) == {"vanilla"}
+    refused = pd.read_csv("shown/unsupported.csv")
+    assert sorted(refused["label.kernel"]) == ["math", "math", "none", "none"]
+    assert refused["reason"].str.startswith("attention: 'vanilla' cannot be used; the points kernel=").all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -71,11 +71,11 @@ class Bench:
     def environment(self) -> dict[str, str]:
         return environment(self.device)
 
-    def key(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> str:
+    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
         """The key under which `measure` files its record."""
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def config(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> dict[str, Any]:
+    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]:
         """The canonical configuration of a point."""
         parts = {"problem": problem, "variant": variant, "baseline": baseline, "seeds": seeds}
         return {name: describe(part) for name, part in parts.items()}

@@ -192,6 +192,11 @@ class Precision:
                 yield step.accumulate if isinstance(step, Dot) else step
 
     @property
+    def idle(self) -> dict[str, str]:
+        """Settings of the inputs that are not read as the others are, and what reads them."""
+        return self.inputs.idle if isinstance(self.inputs, Quantised) else {}
+
+    @property
     def carrier(self) -> torch.dtype:
         """The dtype that the arithmetic runs in: FP32 if every step is FP32's own or has at most 11 bits, else FP64.
 

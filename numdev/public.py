@@ -27,7 +27,7 @@ from numdev.record import Record, Status
 from numdev.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.store import Store
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 __all__ = [
     "Attention",
@@ -47,7 +47,6 @@ __all__ = [
     "Instrumented",
     "Kernel",
     "Kind",
-    "Loop",
     "Mask",
     "Naive",
     "Normalise",

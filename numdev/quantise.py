@@ -61,6 +61,12 @@ class Quantised:
         if self.block < 1:
             raise BadInput("precision.quantise.block", self.block, "give the number of rows per scale, at least 1")
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that are not read as the others are, and what reads them."""
+        found = {} if self.scale is Scale.BLOCK else {"precision.quantise.block": "precision.quantise.scale=block"}
+        return found if self.hadamard else found | {"precision.quantise.seed": "precision.quantise.hadamard=true"}
+
     def __str__(self) -> str:
         parts = [f"{self.to}", f"scale per {self.scale.value}"]
         if self.scale is Scale.BLOCK:

@@ -74,6 +74,8 @@ class Cast:
         for option in options:
             for field, kind in (("rounding", Rounding), ("overflow", Overflow), ("subnormals", Subnormals)):
                 if option in {member.value for member in kind}:
+                    if field in chosen:
+                        raise BadInput("cast", text, f"it names two ways of {field}; leave one")
                     chosen[field] = kind(option)
                     break
             else:
@@ -81,6 +83,8 @@ class Cast:
                     known = [member.value for kind in (Rounding, Overflow, Subnormals) for member in kind]
                     raise BadInput("cast", text, f"{option!r} is none of {', '.join(known)}, seed=n")
                 chosen["seed"] = int(option[5:])
+        if "seed" in chosen and chosen.get("rounding") is not Rounding.STOCHASTIC:
+            raise BadInput("seed", chosen["seed"], "only stochastic rounding takes a seed")
         return Cast(Format.parse(name), **chosen)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

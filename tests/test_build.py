@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +22,7 @@ from numdev.captured import Captured
 from numdev.cli import build, variants
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
-from numdev.cli.settings import nested
+from numdev.cli.settings import Request, nested
 from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
 from numdev.formats import BF16, E5M2, FP32
@@ -31,15 +32,19 @@ from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
 
 
-def config(**choices_and_values: Any) -> dict[str, Any]:
+def config(**choices_and_values: Any) -> Mapping[str, Any]:
     """The default configuration with changes; `tiling__bc=16` is `tiling.bc=16`."""
-    return EXPANDER.config({key.replace("__", "."): value for key, value in choices_and_values.items()})
+    return request(**choices_and_values).config
+
+
+def request(**choices_and_values: Any) -> Request:
+    return EXPANDER.request({key.replace("__", "."): value for key, value in choices_and_values.items()})
 
 
 def variant(**changes: Any) -> Any:
@@ -88,7 +93,8 @@ class TestLeavesAgreeWithPython:
     def test_attention(self, name: str) -> None:
         kinds = {"tiled": Tiled, "naive": Naive, "exact": Exact, "custom": Custom, "triton": Triton, "sdpa": Sdpa, "flex": Flex}
         kinds |= {"instrumented": Instrumented, "vanilla": Vanilla}
-        built = variant(attention=name, attention__function="tests.test_build:some_attention")
+        function = {"attention__function": "tests.test_build:some_attention"} if name == "custom" else {}
+        built = variant(attention=name, **function)
         assert type(built) is kinds[name]
 
     def test_settings_are_the_fields_of_the_objects(self) -> None:
@@ -116,21 +122,21 @@ class TestProblem:
 
     def test_mask_and_scale(self) -> None:
         changes = {"problem.causal": True, "problem.window": 8, "problem.key_lengths": [5, 7], "problem.batch": 2}
-        built = build.problem(EXPANDER.config(changes, {"problem.scale": 2})["problem"])
+        built = build.problem(EXPANDER.request(changes, {"problem.scale": 2}).config["problem"])
         assert (built.mask, built.scale) == (Mask(True, 8, (5, 7)), 2.0)
 
     def test_a_file_belongs_to_captured(self) -> None:
         with pytest.raises(BadInput, match=r"problem\.source\.path: 'x\.pt' .*only problem=captured"):
             build.problem(config(problem__source__path="x.pt")["problem"])
         with pytest.raises(BadInput, match=r"problem\.source\.parameter: 3\.0"):
-            build.problem(EXPANDER.config({"problem": "captured", "problem.source.parameter": 3})["problem"])
+            build.problem(EXPANDER.request({"problem": "captured", "problem.source.parameter": 3}).config["problem"])
 
 
 class TestPrecision:
     @pytest.mark.parametrize("step", [field.name for field in fields(Precision)])
     def test_every_step_can_be_overridden(self, step: str) -> None:
         text = "e4m3fn:toward_zero:saturate"
-        built = build.precision(EXPANDER.config({"precision": "kernel_bf16", f"precision.{step}": text})["precision"])
+        built = build.precision(EXPANDER.request({"precision": "kernel_bf16", f"precision.{step}": text}).config["precision"])
         base = Precision.parse("kernel_bf16")
         changed = {field.name for field in fields(Precision) if getattr(built, field.name) != getattr(base, field.name)}
         assert changed == {step}
@@ -143,7 +149,7 @@ class TestPrecision:
     @pytest.mark.parametrize("step", [field.name for field in fields(Precision)])
     def test_a_bad_cast_names_the_step(self, step: str) -> None:
         with pytest.raises(BadInput, match=rf"^precision\.{step}: 'bf17' cannot be used; use one of fp64") as error:
-            build.precision(EXPANDER.config({f"precision.{step}": "bf17"})["precision"])
+            build.precision(EXPANDER.request({f"precision.{step}": "bf17"}).config["precision"])
         assert error.value.field == f"precision.{step}"
 
     def test_any_format_is_a_preset(self) -> None:
@@ -152,30 +158,30 @@ class TestPrecision:
     def test_quantised_fields(self) -> None:
         changes = {"scale": "row", "block": 32, "hadamard": False, "smoothing": "qk", "values": "bf16", "seed": 7, "to": "e5m2"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
-        inputs = build.precision(EXPANDER.config({"precision": "fp8"} | layer)["precision"]).inputs
+        inputs = build.precision(EXPANDER.request({"precision": "fp8"} | layer).config["precision"]).inputs
         assert inputs == Quantised(Cast(E5M2), Scale.ROW, 32, False, Smoothing.QK, Cast(BF16), 7)
 
     def test_one_quantised_field_leaves_the_others(self) -> None:
-        built = build.precision(EXPANDER.config({"precision": "int8", "precision.quantise.values": "same"})["precision"])
+        built = build.precision(EXPANDER.request({"precision": "int8", "precision.quantise.values": "same"}).config["precision"])
         base = Precision.int8().inputs
         assert isinstance(base, Quantised)
         assert built.inputs == Quantised(base.to, base.scale, base.block, base.hadamard, base.smoothing, None, base.seed)
 
     def test_plain_inputs_become_quantised(self) -> None:
         layer = {"precision": "eager_fp16", "precision.inputs": "e4m3fn", "precision.quantise.scale": "tensor"}
-        assert build.precision(EXPANDER.config(layer)["precision"]).inputs == Quantised(Cast.parse("e4m3fn"))
+        assert build.precision(EXPANDER.request(layer).config["precision"]).inputs == Quantised(Cast.parse("e4m3fn"))
 
     def test_a_cast_takes_the_quantisation_away(self) -> None:
-        built = build.precision(EXPANDER.config({"precision": "fp8", "precision.inputs": "bf16"})["precision"])
+        built = build.precision(EXPANDER.request({"precision": "fp8", "precision.inputs": "bf16"}).config["precision"])
         assert built.inputs == Cast(BF16)
 
 
 class TestTiling:
     def test_fields(self) -> None:
-        changes = {"br": 16, "bc": 32, "order": "strided", "loop": "keys", "splits": 2, "stride": 4, "seed": 9}
+        changes = {"br": 16, "bc": 32, "order": "strided", "splits": 2, "stride": 4, "seed": 9}
         layer = {f"tiling.{name}": value for name, value in changes.items()}
-        built = build.tiling(EXPANDER.config(layer)["tiling"], 64)
-        assert built == Tiling(16, 32, Order.STRIDED, Loop.KEYS, 2, 4, 9)
+        built = build.tiling(EXPANDER.request(layer).config["tiling"], 64)
+        assert built == Tiling(16, 32, Order.STRIDED, 2, 4, 9)
 
     @pytest.mark.parametrize(
         ("shape", "sides"),
@@ -183,7 +189,7 @@ class TestTiling:
     )
     def test_sram_then_shape(self, shape: str, sides: tuple[int, int]) -> None:
         layer = {"tiling.sram": 128 * 4 * 64, "tiling.shape": shape, "tiling.order": "reverse"}
-        built = build.tiling(EXPANDER.config(layer)["tiling"], 64)
+        built = build.tiling(EXPANDER.request(layer).config["tiling"], 64)
         assert (built.br, built.bc) == sides
         assert built.order is Order.REVERSE
 
@@ -205,7 +211,7 @@ class TestAttention:
         assert built == Naive(Precision.parse("fp16"), Normalise.END)
 
     def test_custom(self) -> None:
-        built = variant(attention="custom", attention__function="tests.test_build:some_attention", attention__format="fp32")
+        built = variant(attention="custom", attention__function="tests.test_build:some_attention", precision="fp32")
         assert built == Custom("tests.test_build:some_attention", FP32)
 
     def test_custom_from_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,19 +238,19 @@ class TestBaseline:
         ],
     )
     def test_choices(self, layer: dict[str, str], expected: Naive | None) -> None:
-        assert build.point(EXPANDER.config(layer)).baseline == expected
+        assert build.point(EXPANDER.request(layer)).baseline == expected
 
     def test_follows_the_output_format(self) -> None:
-        point = build.point(EXPANDER.config({"precision": "kernel_bf16", "precision.output": "fp16", "baseline": "uniform"}))
+        point = build.point(EXPANDER.request({"precision": "kernel_bf16", "precision.output": "fp16", "baseline": "uniform"}))
         assert point.baseline == Naive(Precision.parse("fp16"))
 
     def test_unknown(self) -> None:
         with pytest.raises(BadInput, match=r"baseline\.precision: 'bf17' .*or uniform, none, null"):
-            build.point(EXPANDER.config({"baseline.precision": "bf17"}))
+            build.point(EXPANDER.request({"baseline.precision": "bf17"}))
 
 
 def test_point_carries_seeds_setting_and_labels() -> None:
-    point = build.point(config(seeds=3), "here", {"problem.n": 1024})
+    point = build.point(request(seeds=3), "here", {"problem.n": 1024})
     assert (point.seeds, point.setting, point.labels) == (3, "here", {"problem.n": 1024})
 
 
@@ -252,7 +258,6 @@ def test_point_carries_seeds_setting_and_labels() -> None:
     ("path", "value"),
     [
         ("tiling.order", "sideways"),
-        ("tiling.loop", "rows"),
         ("tiling.shape", "round"),
         ("softmax.normalise", "never"),
         ("softmax.exp", "exp3"),
@@ -266,13 +271,13 @@ def test_point_carries_seeds_setting_and_labels() -> None:
 def test_every_choice_names_its_setting_and_what_there_is(path: str, value: str) -> None:
     layer = {path: value}
     with pytest.raises(BadInput, match=rf"^{path}: '{value}' cannot be used; (did you mean|use one of) ") as error:
-        build.point(EXPANDER.config(layer))
+        build.point(EXPANDER.request(layer))
     assert error.value.field == path
 
 
 def test_building_changes_no_setting() -> None:
-    settings = config(precision="fp8", precision__quantise__scale="row")
-    before = deepcopy(settings)
-    build.point(settings)
-    assert settings == before
+    asked = request(precision="fp8", precision__quantise__scale="row")
+    before = deepcopy(asked)
+    build.point(asked)
+    assert asked == before
     assert nested({"a.b.c": 1, "a.d": 2}) == {"a": {"b": {"c": 1}, "d": 2}}

@@ -114,7 +114,7 @@ class TestHelp:
                 assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
         for group in ("problem", "tiling", "softmax"):
             for name in yaml.safe_load((config_folder() / "config.yaml").read_text())[group]:
-                assert name in ours or name in ("source", "loop"), f"{group}.{name}"
+                assert name in ours or name == "source", f"{group}.{name}"
 
     @pytest.mark.parametrize("command", ["paper", "report"])
     def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
@@ -182,6 +182,21 @@ BAD = [
     (["study=[fig3,fig4]"], "study", "-m study="),
     (["tiling.sram=4096", "tiling.bc=16"], "tiling.bc", "tiling.sram=4096"),
     (["shard=1"], "shard", "study="),
+    (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
+    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "attention=tiled does not honour it"),
+    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
+    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
+    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
+    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not honour softmax.normalise"),
+    (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
+    (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
+    (["tiling.loop=keys"], "tiling.loop", "no such setting"),
+    (["precision=fp8", "precision.quantise.scale=row", "precision.quantise.block=32"], "precision.quantise.block", "scale=block"),
+    (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
+    (["attention=vanilla", "precision=kernel_bf16"], "precision", "eager_bf16"),
+    (["attention=sdpa", "precision.values=fp32@16"], "precision.values", "cannot be set"),
+    (["precision.values='bf16:seed=0'"], "precision.values", "stochastic"),
+    (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=none"),
     (["--bogus"], "--bogus", "no such flag"),
     (["--config-dir", "nowhere"], "nowhere", "not found"),
     (["-cn", "nothing"], "nothing", "no such file"),
@@ -325,6 +340,18 @@ class TestSweep:
         ran = numdev("measure", *SMALL, "-m", "precision=bf16,bf17")
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
 
+    def test_formats_of_a_real_kernel_are_what_was_measured(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "attention=sdpa", "attention.backend=math", "precision=bf16,kernel_fp16")
+        assert (ran.code, ran.err) == (0, "")
+        configs = [record.config for record in Store(Path("results")).records()]
+        assert {config["variant"]["fmt"] for config in configs} == {"bf16", "fp16"}
+        assert {config["baseline"]["precision"]["output"] for config in configs} == {"bf16", "fp16"}
+
+    def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
+        assert (ran.code, len(ran.out.splitlines())) == (2, 1)
+        assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
+
     def test_flags_stand_anywhere(self, numdev: Command) -> None:
         assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
         assert numdev("measure", "-m", "tiling.bc=8,16", *SMALL).code == 0
@@ -405,6 +432,20 @@ class TestStudy:
         assert "3 measured" in ran.out
         assert "problem.n=512" in ran.out
         assert "256 tokens" in " ".join(ran.out.split())
+
+    def test_a_kernel_that_honours_none_of_it_is_judged_by_nothing(self, numdev: Command) -> None:
+        ran = numdev("measure", "study=fig4", "attention=sdpa", "seeds=1", "device=cpu")
+        assert ran.code == 0
+        assert "fig4: 44 points" in ran.out
+        assert "44 not ok" in ran.out
+        assert {record.status.value for record in Store(Path("results")).records()} == {"unsupported"}
+        assert numdev("report", "out=o", "format=csv").code == 0
+        points, claims = pd.read_csv("o/points.csv"), pd.read_csv("o/claims.csv")
+        assert set(points["attention"]) == {"sdpa"}
+        assert points[["format", "policy"]].isna().all(axis=None)
+        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not honour it").all()
+        assert set(claims["verdict"]) == {"undecided"}
+        assert set(claims["figure"]) == {"unknown"}
 
     def test_malformed_study_is_one_sentence(self, numdev: Command, toy_configs: Path) -> None:
         for text, words in (

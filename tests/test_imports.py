@@ -28,6 +28,7 @@ SHARED = (
     "base",
     "combine",
     "counters",
+    "honours",
     "recurrence",
     "vendor",
 )  # parts of several implementations of attention; the rest are implementations

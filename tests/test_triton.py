@@ -181,7 +181,7 @@ def test_a_head_dim_beyond_registers_is_refused(device: str) -> None:
 
 
 def test_a_format_without_a_kernel_is_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"attention\.format.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
+    with pytest.raises(BadInput, match=r"precision.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
         Triton(Format(5, 3))
     with pytest.raises(BadInput, match=r"tiling\.br"):
         Triton(br=0)

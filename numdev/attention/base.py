@@ -76,6 +76,11 @@ class UnderPolicy:
         """Equal where the rounding of the inputs is."""
         return self.precision.inputs, self.precision.carrier
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """See `numdev.attention.honours.Declares`."""
+        return self.precision.idle
+
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the policy's format, in the carrier."""
         return self.precision.round_inputs(q, k, v)

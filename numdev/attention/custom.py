@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.vendor import IN_TORCH
 from numdev.errors import BadInput
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -30,13 +33,19 @@ class Custom:
         fmt: the format of its inputs, and of its output's ulp.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
+
     function: str
     fmt: Format = BF16
 
     def __post_init__(self) -> None:
         if self.fmt.dtype is None:
-            raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
         self._load()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return {}
 
     @property
     def format(self) -> Format:

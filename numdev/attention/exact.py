@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.honours import Honours
 from numdev.formats import FP64, Format
 from numdev.mask import Mask
 from numdev.products import product, row_sums, visible_product
@@ -24,6 +26,12 @@ class Exact:
     can reach (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham 2021; derived in
     tests/cases.py). The tests hold it against 200-bit arithmetic.
     """
+
+    honours: ClassVar[Honours] = Honours()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return {}
 
     @property
     def format(self) -> Format:

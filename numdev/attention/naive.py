@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.honours import PRESET, STEPS, Honours
 from numdev.attention.steps import NEVER, Steps
 from numdev.mask import Mask
 from numdev.precision import Precision
@@ -26,8 +28,16 @@ class Naive(UnderPolicy):
             END divides O after it, which is exactly tiled attention with a single tile.
     """
 
+    honours: ClassVar[Honours] = Honours((PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"})
+
     precision: Precision
     normalise: Normalise = Normalise.EACH
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Where P is divided, the accumulator is not."""
+        divided = {} if self.normalise is Normalise.END else {"precision.accumulator": "attention.normalise=end"}
+        return super().idle | divided
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""

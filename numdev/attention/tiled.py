@@ -7,12 +7,14 @@ Rows are independent, so those of all heads and batch entries go through one KV 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.combine import combine
 from numdev.attention.counters import Counters
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.attention.recurrence import Rows, Run
 from numdev.attention.steps import Steps
 from numdev.mask import Mask
@@ -40,10 +42,16 @@ class Tiled(UnderPolicy):
         count: whether to fill `Output.counters`; counting reads every P twice more and changes no result.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE | {"attention.count"})
+
     precision: Precision
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
     count: bool = True
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return super().idle | self.tiling.idle
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.kernels.launch import choose
@@ -38,6 +40,10 @@ class Kernel(Enum):
     HOPPER = "hopper"
 
 
+_TILES = SIDES | {"tiling.order", "tiling.splits"}
+_OWN = {"attention.products", "attention.kernel"}
+
+
 @dataclass(frozen=True)
 class Triton:
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
@@ -55,6 +61,8 @@ class Triton:
         kernel: see `Kernel`. `Output.kernel` says which one ran.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
+
     fmt: Format = BF16
     br: int | None = None
     bc: int | None = None
@@ -66,7 +74,7 @@ class Triton:
 
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
-            raise BadInput("attention.format", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
+            raise BadInput("precision", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits)  # checks the sizes
 
     @property
@@ -74,6 +82,11 @@ class Triton:
         """The policy under which it computes."""
         policy = Precision.kernel(self.fmt)
         return policy if self.fmt.bits > 8 else replace(policy, output=Cast(FP16))
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Only FP32 has two ways to be multiplied."""
+        return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
 
     @property
     def format(self) -> Format:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from numdev.captured import Captured
 from numdev.cli.nearest import one_of
+from numdev.cli.settings import Request
 from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
 from numdev.mask import Mask
@@ -17,8 +18,8 @@ from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
-from numdev.study import StudyPoint
-from numdev.tiling import Loop, Order, Tiling
+from numdev.study import Refused, StudyPoint
+from numdev.tiling import Order, Tiling
 
 Settings = Mapping[str, Any]
 E = TypeVar("E", bound=Enum)
@@ -29,19 +30,37 @@ SHAPES = ("as_is", "swapped", "square", "square_bc")
 _DOTS = ("scores", "row_sum", "values")
 
 
-def point(config: Settings, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
+def point(request: Request, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
     """What a whole configuration asks for.
 
     Raises:
         BadInput: naming the setting as the command line does.
+        NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    seeds = config["seeds"]
-    if seeds < 1:
-        raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
+    from numdev.cli import honoured
     from numdev.cli.variants import attention, baseline
 
+    config = request.config
+    honoured.check(request)
     variant, posed = attention(config), problem(config["problem"])
-    return StudyPoint(posed, variant, baseline(config, variant, posed), seeds, setting, dict(labels or {}))
+    honoured.check_built(request, variant)
+    return StudyPoint(posed, variant, baseline(config, variant, posed), _seeds(config), setting, dict(labels or {}))
+
+
+def refused_point(request: Request, setting: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
+    """The place of a point that cannot be measured as it is stated."""
+    config = request.config
+    places = (f"{name}={label}" for name, label in labels.items())
+    stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *places]))
+    variant = Refused(config["attention"]["kind"], stated)
+    return StudyPoint(problem(config["problem"]), variant, None, _seeds(config), setting, dict(labels), reason)
+
+
+def _seeds(config: Settings) -> int:
+    seeds: int = config["seeds"]
+    if seeds < 1:
+        raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
+    return seeds
 
 
 def problem(settings: Settings) -> Problem:
@@ -112,7 +131,6 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
     given = Tiling(
         **sides,
         order=Order.FORWARD if settings["order"] is None else choice("tiling.order", Order, settings["order"]),
-        loop=choice("tiling.loop", Loop, settings["loop"]),
         splits=settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],

@@ -82,7 +82,6 @@ class TilingConfig:
     order: str | None = MISSING
     stride: int = MISSING
     seed: int = MISSING
-    loop: str = MISSING
     splits: int = MISSING
 
 
@@ -106,7 +105,6 @@ class AttentionConfig:
     count: bool = MISSING
     normalise: str = MISSING
     function: str | None = MISSING
-    format: str = MISSING
     backend: str = MISSING
     products: str = MISSING
     kernel: str = MISSING

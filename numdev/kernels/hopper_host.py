@@ -71,7 +71,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
         (head_dim not in (64, 128), f"it takes head_dim 64 and 128, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
-        (settings.order is Order.FORWARD, "it visits keys from the last to the first; give order reverse or null"),
+        (settings.order not in (None, Order.REVERSE), "it visits keys from the last to the first; give order reverse or null"),
         (settings.splits != 1, "it does not split keys"),
         (settings.bc not in (None, BC), f"its Bc is {BC}, not {settings.bc}"),
         ((head_dim, settings.br or 128) not in SHAPES, f"its Br is 128, or 192 at d = 64, not {settings.br}"),

@@ -65,7 +65,6 @@ _TILING = {
     "br": ("rows", "Br, queries in one tile"),
     "bc": ("rows", "Bc, keys in one tile"),
     "order": ("", "in which order a row of queries meets the tiles of keys: forward, reverse, outside_in, strided or random"),
-    "loop": ("", "what the outer loop runs over, queries or keys; it changes no bit"),
     "splits": ("count", "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp"),
     "stride": ("tiles", "from one tile to the next in the order `strided`"),
     "seed": ("", "what the order `random` is drawn with"),
@@ -100,6 +99,8 @@ ATTENTION = {
     "kernel": ("", "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"),
     "backend": ("", "which implementation of PyTorch is asked for: flash, cudnn, efficient or math"),
     "function": ("", "where a function of one's own is imported from: `package.module:function`"),
+    "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
+    "stated": ("", "of such a point: every setting that is stated, as on the command line"),
 }
 
 TIMING = {

@@ -171,7 +171,7 @@ def _policy(config: Mapping[str, Any]) -> str:
     if config.get("variant.type") in ("Triton", "Sdpa", "Flex"):
         return "kernel"
     name = str(config.get("variant.precision.name") or "")
-    if name == _format(config) or name.startswith("uniform_"):
+    if (name and name == _format(config)) or name.startswith("uniform_"):
         return "uniform"
     return "kernel" if name.startswith("kernel_") else name
 
@@ -179,7 +179,7 @@ def _policy(config: Mapping[str, Any]) -> str:
 def _attention(config: Mapping[str, Any]) -> str:
     """What was measured: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that was asked for, `triton hopper`."""
     which = config.get("variant.backend") or config.get("variant.kernel")
-    name = str(config.get("variant.type", "")).lower()
+    name = str(config.get("variant.kind") or config.get("variant.type", "")).lower()
     return f"{name} {which}" if which and which != "auto" else name
 
 

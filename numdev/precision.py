@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
+from numdev.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
+from numdev.microscale import BlockScale, Microscaled
 from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast
+from numdev.rounding import Cast, Overflow, Rounding
 
 # BLAS takes other kernels, with other orders of summation, below about 16 rows or columns, and cuts inner dimensions
 # beyond about 768 by the size of the whole product (seen with MKL 2024.2).
@@ -103,7 +104,7 @@ class Precision:
         exponential: `S - m`, then its exponential.
         rescale: `m_old - m_new`, then its exponential, `alpha`.
         row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones.
-        probabilities: `P` as it enters the second product.
+        probabilities: `P` as it enters the second product; microscaled, its blocks are runs of keys of a tile.
         values: the product `P V`.
         accumulator: `alpha * O`, then `+ P V`; and the division by `l`.
         output: what is returned.
@@ -114,7 +115,7 @@ class Precision:
     exponential: Cast
     rescale: Cast
     row_sum: Dot
-    probabilities: Cast
+    probabilities: Cast | Microscaled
     values: Dot
     accumulator: Cast
     output: Cast
@@ -138,46 +139,103 @@ class Precision:
 
     @staticmethod
     def kernel(fmt: Format) -> Precision:
-        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do."""
-        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
+        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do.
+
+        Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
+        """
+        low, high = saturating(fmt) if fmt.bits <= 8 else Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
         return Precision(low, Dot(high), high, high, Dot(high), low, Dot(high), high, low)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
         """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3)."""
-        high, low = Cast(FP32), Cast(E4M3FN)
+        low = saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
-        return Precision(inputs, Dot(high), high, high, Dot(high), low, Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs, probabilities=low)
+
+    @staticmethod
+    def fa4_fp8() -> Precision:
+        """FlashAttention-4 with E4M3: q, k and v with a scale each, P in E4M3, BF16 output (`flash_attn/cute`, FP8 forward).
+
+        The scales (descales of the call) are the caller's; here they are those of the largest numbers.
+        """
+        low = saturating(E4M3FN)
+        return replace(Precision.kernel(BF16), inputs=Quantised(low, scale=Scale.TENSOR), probabilities=low)
 
     @staticmethod
     def int8() -> Precision:
         """INT8 q and k by block with the mean of k taken out, P and V in FP16 (SageAttention, section 4)."""
-        high = Cast(FP32)
         inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
-        return Precision(inputs, Dot(high), high, high, Dot(high), Cast(FP16), Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs)
+
+    @staticmethod
+    def sage1() -> Precision:
+        """SageAttention's Triton kernel: blocks of 128 q and 64 k in INT8, P V accumulated in FP16 (arXiv 2410.02367).
+
+        As `attn_qk_int8_per_block.py` and `quant_per_block.py` of its code: the mean of k taken out, codes rounded half away
+        from zero, P and V in FP16. How a tensor core adds in FP16 is not published; here its sum is rounded after every 16
+        products, the depth of one instruction.
+        """
+        grid = Cast(INT8, Rounding.NEAREST_AWAY)
+        inputs = Quantised(grid, Scale.BLOCK, 64, 128, smoothing=Smoothing.K, values=Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs, values=Dot(Cast(FP16), 16))
+
+    @staticmethod
+    def sage2() -> Precision:
+        """SageAttention2 as it ships for Hopper: INT8 q and k by thread, E4M3 V by channel and P (arXiv 2411.10958).
+
+        As `sageattn_qk_int8_pv_fp8_cuda_sm90` of its code: the mean of k taken out, groups within 16 rows of q and 128 of k,
+        codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not published; it can
+        be stated, as in `values=e8m13:toward_zero@32`.
+        """
+        grid, low = Cast(INT8, Rounding.NEAREST_AWAY), saturating(E4M3FN)
+        inputs = Quantised(
+            grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL
+        )  # fmt: skip
+        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
+
+    @staticmethod
+    def sage2_int4() -> Precision:
+        """SageAttention2's 4-bit variant: INT4 q and k by thread, also q's mean of each 128 tokens taken out (arXiv 2411.10958).
+
+        Groups lie within 32 rows of q and 64 of k. The kernel is described in the paper and is not part of the released code.
+        """
+        grid, low = Cast(INT4, Rounding.NEAREST_AWAY), saturating(E4M3FN)
+        inputs = Quantised(
+            grid, Scale.THREAD, 64, 32, smoothing=Smoothing.QK, smoothing_block=128, values=low, values_scale=Scale.CHANNEL
+        )
+        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
+
+    @staticmethod
+    def sage3() -> Precision:
+        """SageAttention3: q, k, v and P in FP4 with an E4M3 scale for each 16, means of k and of 128 q taken out (arXiv 2505.11594).
+
+        As `sageattention3_blackwell` of its code, whose scales have no second level for the tensor. That of P is
+        `p_scale = 448 * 6`, relative to the row's maximum. The kernel divides P by the block's scale before that is rounded.
+        """
+        fp4 = Microscaled(Cast(E2M1), 16, BlockScale.E4M3)
+        inputs = Quantised(fp4, smoothing=Smoothing.QK, smoothing_block=128)
+        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=fp4)
 
     @staticmethod
     def parse(name: str) -> Precision:
-        """A preset by name: `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..., `fp8`, `int8`."""
-        fixed = {"golden": Precision.golden, "fp8": Precision.fp8, "int8": Precision.int8}
-        if name in fixed:
-            return fixed[name]()
+        """A preset by name: one of `SHIPPED`, `golden`, or a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..."""
+        if name in SHIPPED:
+            return SHIPPED[name]()
         kind, _, fmt = name.rpartition("_")
         policies = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
         try:
-            return policies[kind](Format.parse(fmt))
+            return Precision.golden() if name == "golden" else policies[kind](Format.parse(fmt))
         except (BadInput, KeyError):
-            mend = "use golden, fp8, int8, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+            mend = f"use golden, {', '.join(SHIPPED)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
             raise BadInput("precision", name, mend) from None
 
     def casts(self) -> Iterator[Cast]:
         """Every cast of the policy, in the order of execution."""
         for field in fields(self):
             step = getattr(self, field.name)
-            if isinstance(step, Quantised):
-                yield from (step.to, step.values or step.to)
-            else:
-                yield step.accumulate if isinstance(step, Dot) else step
+            for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
+                yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
 
     @property
     def carrier(self) -> torch.dtype:
@@ -220,9 +278,27 @@ class Precision:
         return "Precision(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
 
 
+def saturating(fmt: Format) -> Cast:
+    """The cast to `fmt` whose results beyond the largest number are the largest number."""
+    return Cast(fmt, overflow=Overflow.SATURATE)
+
+
+SHIPPED = {
+    "fp8": Precision.fp8,
+    "fa3_fp8": Precision.fp8,
+    "fa4_fp8": Precision.fa4_fp8,
+    "int8": Precision.int8,
+    "sage1": Precision.sage1,
+    "sage2": Precision.sage2,
+    "sage2_int4": Precision.sage2_int4,
+    "sage3": Precision.sage3,
+}
+"""The policies of quantised kernels; `fa3_fp8` is another name of `fp8`."""
+
+
 @lru_cache(maxsize=1)
 def _preset_names() -> dict[Precision, str]:
-    names = {Precision.fp8(): "fp8", Precision.int8(): "int8"}
+    names = {preset(): name for name, preset in reversed(SHIPPED.items())}
     for fmt in (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64):
         names |= {
             Precision.eager(fmt): f"eager_{fmt}",

@@ -11,7 +11,7 @@ from torch import Tensor
 from numdev.attention.counters import Counters
 from numdev.mask import Mask
 from numdev.precision import Precision
-from numdev.softmax import Normalise, OnlineSoftmax
+from numdev.softmax import Normalise, OnlineSoftmax, SumOver
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,13 @@ class Rows:
         p = step.exponential.apply_(soft.exp(step.exponential.apply_(s.sub_(shift))))
         # alpha is no entry of P: kernels compute it by the exact exponential also where P is by a polynomial (FA4, section 3).
         alpha = step.rescale.apply_(soft.exp.exact(step.rescale.apply_(m_old - shift)))
-        tile_sum = step.row_sum.sum(p)
+        rounded = self._round(p.clone(), visible) if soft.sum_over is SumOver.PROBABILITIES else None
+        tile_sum = step.row_sum.sum(p) if rounded is None else self._unscaled_sum(rounded)
         kept = step.row_sum.accumulate.apply_(alpha * l_old)
         row_sum = step.row_sum.accumulate.apply_(kept + tile_sum)
         if counters is not None:
             counters.row_sums(p, alpha, l_old > 0, kept, row_sum, tile_sum)
-        product = self._product(p, v, visible)
+        product = self._product(self._round(p, visible) if rounded is None else rounded, v)
         if visible is None or bool((seen := visible.any(-1, keepdim=True)).all()):
             self._accumulate_(self.o[..., here, :], alpha, kept, row_sum, product)
         else:
@@ -86,8 +87,8 @@ class Rows:
         m_old.copy_(m)
         l_old.copy_(row_sum)
 
-    def _product(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """`P V` with P in the format that enters the second product."""
+    def _round(self, p: Tensor, visible: Tensor | None) -> Tensor:
+        """P times its scale in the format that enters the second product, in place."""
         step, scale, counters = self._setting.precision, self._setting.softmax.p_scale, self._setting.counters
         if scale != 1.0:
             p.mul_(scale)
@@ -97,6 +98,17 @@ class Rows:
             p = step.probabilities.apply_(p)
         if counters is not None:
             counters.after_cast(p, visible)
+        return p
+
+    def _unscaled_sum(self, p: Tensor) -> Tensor:
+        """`rowsum P` from the rounded and scaled P, the scale taken out of it as out of the product."""
+        step, scale = self._setting.precision.row_sum, self._setting.softmax.p_scale
+        total = step.sum(p)
+        return total if scale == 1.0 else step.accumulate.apply_(total.div_(scale))
+
+    def _product(self, p: Tensor, v: Tensor) -> Tensor:
+        """`P V`, the scale of P taken out of it."""
+        step, scale = self._setting.precision, self._setting.softmax.p_scale
         product = step.values(p, v)
         return product if scale == 1.0 else step.values.accumulate.apply_(product.div_(scale))
 

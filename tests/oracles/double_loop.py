@@ -19,7 +19,7 @@ from torch import Tensor
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
-from numdev.softmax import EXP2_MINIMAX, Exponential, Normalise, OnlineSoftmax, ScaleOn, exp2
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
 from numdev.tiling import Loop, Order, Tiling
 
 NEVER = float("-inf")
@@ -96,21 +96,24 @@ def reordered(tiles: list[range], tiling: Tiling) -> list[range]:
 
 
 def exponential(x: Tensor, kind: Exponential) -> Tensor:
-    if kind is Exponential.EXP:
-        return torch.exp(x)
-    if kind is Exponential.EXP2:
-        return exp2(x)
+    """Column by column of the tile, each by the polynomial or exactly."""
+    exact = exp2 if kind.binary else torch.exp
+    columns = [by_polynomial(x[:, c], kind) if c % kind.period in kind.columns else exact(x[:, c]) for c in range(x.shape[1])]
+    return torch.stack(columns, 1)
+
+
+def by_polynomial(x: Tensor, kind: Exponential) -> Tensor:
     whole = torch.floor(x)
     fraction = torch.where(torch.isneginf(x), torch.zeros_like(x), x - whole)
     value = torch.zeros_like(x)
-    for coefficient in reversed(EXP2_MINIMAX[int(kind.value[-1])].coefficients):
+    for coefficient in reversed(kind.coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
 
 
 def exact_twin(kind: Exponential) -> Exponential:
     """The exponential of alpha: the polynomials stand in for exp2 in P only (FlashAttention-4, section 3)."""
-    return Exponential.EXP if kind is Exponential.EXP else Exponential.EXP2
+    return Exponential(kind.binary)
 
 
 def new_maximum(m: float, scores: list[float], soft: OnlineSoftmax) -> float:
@@ -186,12 +189,14 @@ class DoubleLoop:
         m = torch.tensor([[new_maximum(old, scores, soft)] for (old,), scores in rows], dtype=s.dtype)
         shift = torch.where(m == NEVER, 0.0, m)  # a row that has seen nothing has no maximum to subtract
         p = step.exponential(exponential(step.exponential(s - shift), soft.exp))
-        base = Exponential.EXP2 if soft.exp.is_binary else Exponential.EXP
-        alpha = step.rescale(exponential(step.rescale(state.m - shift), base))
+        alpha = step.rescale(exponential(step.rescale(state.m - shift), exact_twin(soft.exp)))
         kept = accumulate_l(alpha * state.l)
-        new_l = accumulate_l(kept + step.row_sum.sum(p))
         p_scaled = p * soft.p_scale
         p_cast = step.probabilities(p_scaled)
+        summed = step.row_sum.sum(p)
+        if soft.sum_over is SumOver.PROBABILITIES:
+            summed = accumulate_l(step.row_sum.sum(p_cast) / soft.p_scale)
+        new_l = accumulate_l(kept + summed)
         product = accumulate_v(step.values(p_cast, v) / soft.p_scale)
         if soft.normalise is Normalise.END:
             new_o = step.accumulator(step.accumulator(alpha * state.o) + product)

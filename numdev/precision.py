@@ -120,6 +120,11 @@ class Precision:
     accumulator: Cast
     output: Cast
 
+    def __post_init__(self) -> None:
+        if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
+            mend = "no kernel knows the largest P of all rows before it multiplies; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            raise BadInput("precision.probabilities", str(self.probabilities), mend)
+
     @staticmethod
     def golden() -> Precision:
         """Every step in FP64."""

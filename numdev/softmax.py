@@ -138,8 +138,10 @@ class Exponential:
         With `share = a / b` in lowest terms column `c` of each `b` is one where `floor((c + 1) a / b) > floor(c a / b)`.
 
         Raises:
-            BadInput: for a share outside (0, 1], or one that is no fraction of `b <= 256`.
+            BadInput: for no coefficients, a share outside (0, 1], or one that is no fraction of `b <= 256`.
         """
+        if not coefficients:
+            raise BadInput("softmax.exp_coefficients", [], "give at least one number")
         fraction = Fraction(share).limit_denominator(_LONGEST_PERIOD) if math.isfinite(share) else Fraction(0)
         if not (0 < fraction <= 1 and abs(float(fraction) - share) < 1e-9):
             mend = f"give a fraction above 0 and up to 1 whose denominator is at most {_LONGEST_PERIOD}, such as 0.25"
@@ -194,9 +196,10 @@ EXPONENTIALS = {
     "exp": Exponential.EXP,
     "exp2": Exponential.EXP2,
     **{f"exp2_poly{degree}": Exponential.polynomial(found.coefficients) for degree, found in EXP2_MINIMAX.items()},
-    # flash_attn/cute/flash_fwd_sm100.py and softmax.py, apply_exp2_convert: of each 16 columns the last 4, in the two middle ones of
-    # the four fragments of 32 of a tile of 128 (head_dim 128, causal, 16-bit formats, B200).
+    # flash_fwd_sm100.py, the tuning tables, and softmax.py, apply_exp2_convert, at the same revision: in the two middle ones of the
+    # four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
     "exp2_fa4": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 16 >= 12)),
+    "exp2_fa4_fp8": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 8 >= 4)),
 }
 """The exponentials that have names."""
 _EXPONENTIAL_NAMES = {exponential: name for name, exponential in EXPONENTIALS.items()}

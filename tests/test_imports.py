@@ -16,6 +16,7 @@ VALUE_OBJECTS = (
     "errors",
     "formats",
     "mask",
+    "microscale",
     "precision",
     "problem",
     "quantise",

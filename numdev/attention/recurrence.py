@@ -22,7 +22,7 @@ class Setting:
     softmax: OnlineSoftmax
     q: Float[Tensor, "batch kv_heads group queries dim"]
     k: Float[Tensor, "batch kv_heads 1 keys dim"]
-    v: Float[Tensor, "batch kv_heads 1 keys dim"]
+    v: Float[Tensor, "batch kv_heads 1 keys values"]
     mask: Mask
     factor: float
     counters: Counters | None

@@ -122,7 +122,7 @@ class Precision:
 
     def __post_init__(self) -> None:
         if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
-            mend = "no kernel knows the largest P of all rows before it multiplies; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            mend = "no tile knows the largest P of all rows; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
             raise BadInput("precision.probabilities", str(self.probabilities), mend)
 
     @staticmethod
@@ -194,9 +194,7 @@ class Precision:
         be stated, as in `values=e8m13:toward_zero@32`.
         """
         grid, low = Cast(INT8, Rounding.NEAREST_AWAY), saturating(E4M3FN)
-        inputs = Quantised(
-            grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL
-        )  # fmt: skip
+        inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)
         return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
 
     @staticmethod
@@ -213,10 +211,11 @@ class Precision:
 
     @staticmethod
     def sage3() -> Precision:
-        """SageAttention3: q, k, v and P in FP4 with an E4M3 scale for each 16, means of k and of 128 q taken out (arXiv 2505.11594).
+        """SageAttention3: q, k, v and P in FP4 with an E4M3 scale for each 16 (arXiv 2505.11594).
 
-        As `sageattention3_blackwell` of its code, whose scales have no second level for the tensor. That of P is
-        `p_scale = 448 * 6`, relative to the row's maximum. The kernel divides P by the block's scale before that is rounded.
+        Means of k, and of each 128 tokens of q, are taken out. As `sageattention3_blackwell` of its code, whose scales have no
+        second level for the tensor. That of P is `p_scale = 448 * 6`, relative to the row's maximum. The kernel divides P by the
+        block's scale before that is rounded.
         """
         fp4 = Microscaled(Cast(E2M1), 16, BlockScale.E4M3)
         inputs = Quantised(fp4, smoothing=Smoothing.QK, smoothing_block=128)
@@ -232,7 +231,8 @@ class Precision:
         try:
             return Precision.golden() if name == "golden" else policies[kind](Format.parse(fmt))
         except (BadInput, KeyError):
-            mend = f"use golden, {', '.join(SHIPPED)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+            shipped = ", ".join(SHIPPED)
+            mend = f"use golden, {shipped}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
             raise BadInput("precision", name, mend) from None
 
     def casts(self) -> Iterator[Cast]:

@@ -20,12 +20,13 @@ from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.formats import Format, Specials
 from numdev.mask import Mask
 from numdev.measure import Bench
+from numdev.microscale import BlockScale, Microscaled
 from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.record import Record, Status
 from numdev.rounding import Cast, Overflow, Rounding, Subnormals
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.store import Store
 from numdev.tiling import Loop, Order, Tiling
 
@@ -34,6 +35,7 @@ __all__ = [
     "Backend",
     "BadInput",
     "Bench",
+    "BlockScale",
     "Captured",
     "Cast",
     "Custom",
@@ -49,6 +51,7 @@ __all__ = [
     "Kind",
     "Loop",
     "Mask",
+    "Microscaled",
     "Naive",
     "Normalise",
     "NumdevError",
@@ -71,6 +74,7 @@ __all__ = [
     "Status",
     "Store",
     "Subnormals",
+    "SumOver",
     "Tiled",
     "Tiling",
     "Triton",

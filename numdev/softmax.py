@@ -115,12 +115,13 @@ class Exponential:
     columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(c) for c in self.coefficients):
-            raise BadInput("softmax.exp_coefficients", list(self.coefficients), "give finite numbers, lowest power first")
-        if self.coefficients and not self.binary:
-            raise BadInput("softmax.exp_coefficients", list(self.coefficients), "the polynomial is one of 2^f; give softmax.exp=exp2")
+        given = list(self.coefficients)
+        if not all(map(math.isfinite, given)):
+            raise BadInput("softmax.exp_coefficients", given, "give finite numbers, lowest power first")
+        if given and not self.binary:
+            raise BadInput("softmax.exp_coefficients", given, "it is a polynomial of 2^f; give softmax.exp=exp2")
         inside = all(0 <= column < self.period for column in self.columns)
-        if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(self.coefficients)):
+        if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(given)):
             mend = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
             raise BadInput("softmax.exp", str(self.columns), mend)
 
@@ -196,8 +197,8 @@ EXPONENTIALS = {
     "exp": Exponential.EXP,
     "exp2": Exponential.EXP2,
     **{f"exp2_poly{degree}": Exponential.polynomial(found.coefficients) for degree, found in EXP2_MINIMAX.items()},
-    # flash_fwd_sm100.py, the tuning tables, and softmax.py, apply_exp2_convert, at the same revision: in the two middle ones of the
-    # four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
+    # The tuning tables of flash_fwd_sm100.py and apply_exp2_convert of softmax.py, at the same revision: in the two middle ones
+    # of the four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
     "exp2_fa4": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 16 >= 12)),
     "exp2_fa4_fp8": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 8 >= 4)),
 }

@@ -186,9 +186,7 @@ class TestPrecision:
         changes |= {"block_q": 16, "smoothing_block": 64, "values_scale": "channel"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
         inputs = build.precision(EXPANDER.config({"precision": "fp8"} | layer)["precision"]).inputs
-        assert inputs == Quantised(
-            Cast(E5M2), Scale.ROW, 32, 16, False, Smoothing.QK, 64, Cast(BF16), Scale.CHANNEL, 7
-        )
+        assert inputs == Quantised(Cast(E5M2), Scale.ROW, 32, 16, False, Smoothing.QK, 64, Cast(BF16), Scale.CHANNEL, 7)
 
     def test_one_quantised_field_leaves_the_others(self) -> None:
         built = build.precision(EXPANDER.config({"precision": "int8", "precision.quantise.values": "same"})["precision"])

@@ -77,7 +77,7 @@ def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
     events: list[Event] = []
     DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
     counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
-    assert counted == pytest.approx(count(events, precision.probabilities.to.max, 2 * 2 * 16), abs=1e-12)
+    assert counted == pytest.approx(count(events, precision.probabilities.largest, 2 * 2 * 16), abs=1e-12)
 
 
 @pytest.mark.parametrize(

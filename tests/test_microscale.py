@@ -29,8 +29,8 @@ from tests.cases import draw
 POWERS = [name for name in MICROSCALED if name.startswith("mx")]
 BLOCK_ONLY = "e2m1finite/16/e4m3"
 
-# Element formats as the standard tabulates them (OCP MX v1.0, tables 2 to 5): exponent bits, mantissa bits, largest, exponent of that.
-ELEMENTS = {
+# Element formats as the standard tabulates them (OCP MX v1.0, tables 2 to 5): exponent and mantissa bits, largest, its exponent.
+ELEMENTS: dict[str, tuple[int, int, int | Fraction, int]] = {
     "mxfp8_e4m3": (4, 3, 448, 8),
     "mxfp8_e5m2": (5, 2, 57344, 15),
     "mxfp6_e3m2": (3, 2, 28, 4),
@@ -123,7 +123,7 @@ def test_agrees_with_gfloat(name: str, carrier: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", POWERS)
 def test_the_error_is_that_of_an_element_or_of_its_saturation(name: str) -> None:
-    """Within `X max(u |x / X|, q / 2)`, q the spacing of the smallest numbers, or less than a factor `2^(emax + 1) / max` too small where the largest saturates."""
+    """Within `X max(u |x / X|, q / 2)`, q the spacing of the smallest numbers; beyond `max X` the result is that."""
     fmt = Microscaled.parse(name)
     x = torch.randn(50, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rounded, element = fmt(x), fmt.element.to
@@ -167,7 +167,7 @@ def test_what_is_no_number_spoils_its_block_alone(name: str, bad: float) -> None
 @settings(max_examples=30)
 @given(st.sampled_from([*POWERS, BLOCK_ONLY]), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
 def test_blocks_are_alone(name: str, width: int, block: int, seed: int) -> None:
-    """A block's numbers depend on no other, a whole row is its blocks in turn, and rounding twice changes nothing but saturation."""
+    """A block's numbers depend on no other: a whole row is its blocks in turn, along any dimension."""
     named = Microscaled.parse(name)
     fmt = Microscaled(named.element, block, named.scale)
     x = torch.randn(2, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -200,7 +200,7 @@ def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
         replace(Precision.kernel(BF16), probabilities=MICROSCALED["nvfp4"])
 
 
-@pytest.mark.parametrize("name", ["golden", "fp8", "int8", "sage1", "sage2", "sage2_int4", "sage3", "fa4_fp8", "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
+@pytest.mark.parametrize("name", ["golden", *SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
 def test_presets_by_name(name: str) -> None:
     precision = Precision.parse(name)
     assert Precision.parse(name) == precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,7 @@ def scales(name: str, x: Tensor, quantised: Quantised) -> Tensor:
     scale = quantised.values_scale if name == "v" and quantised.values_scale else quantised.scale
     assert scale is not None
     largest: dict[tuple[int, ...], float] = {}
-    places = [(b, h, t, c) for b in range(x.shape[0]) for h in range(x.shape[1]) for t in range(x.shape[2]) for c in range(x.shape[3])]
+    places = list(itertools.product(*map(range, x.shape)))
     keys = {place: (() if scale is Scale.TENSOR else place[:2]) + shares(name, scale, *place[2:]) for place in places}
     for place, key in keys.items():
         largest[key] = max(largest.get(key, 0.0), abs(float(x[place])))
@@ -210,8 +211,8 @@ FINE_CASES = [
 def test_on_a_fine_grid_softmax_is_unchanged(quantised: Quantised) -> None:
     """Only FP64 roundoff is left: two rotations of d terms and two additions of the mean, `(2 d + 6) u` of `2 max |x|`.
 
-    The grid of 49 bits adds 16 u. A mean of q and its product with k add no more terms than that. A score is then off by `d max|q| max|k|` times twice that and its scale, exp makes it
-    relative, and the rest is Exact's.
+    The grid of 49 bits adds 16 u. A mean of q and its product with k add no more terms than that. A score is then off by
+    `d max|q| max|k|` times twice that and its scale, exp makes it relative, and the rest is Exact's.
     """
     q, k, v = draw((1, 2, 2, 9, 13, 8))
     k += 3.0

@@ -58,7 +58,7 @@ def test_overflow_to_nan_is_a_choice(run: Any) -> None:
 
 
 def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
-    """The wider the logits, the more often the maximum lags behind and the more P saturates; never without a lag."""
+    """P of 2^8 times what the maximum lags behind saturates beyond 448; without a lag none does."""
     arguments = ("-m", "problem=normal_logits", "problem.source.parameter=1,4,16", "softmax.rescale_threshold=0,4,8")
     records = run(*arguments, "precision=fa4_fp8", "softmax=fa4_fp8", "tiling.bc=16")
     assert [record.status for record in records] == [Status.OK] * 9
@@ -69,9 +69,7 @@ def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
         for record in records
     }
     assert [saturated[0.0, spread] for spread in (1.0, 4.0, 16.0)] == [0.0] * 3
-    for threshold in (4.0, 8.0):
-        assert saturated[threshold, 1.0] < saturated[threshold, 4.0]
-        assert saturated[threshold, 16.0] > 0
+    assert all(saturated[threshold, spread] > 0 for threshold in (4.0, 8.0) for spread in (1.0, 4.0, 16.0))
 
 
 def test_a_sink_of_a_fixed_gap(run: Any) -> None:
@@ -129,15 +127,17 @@ def test_quantised_inputs_in_one_command(run: Any, arguments: tuple[str, ...], q
 def test_smoothing_pays_where_q_has_a_mean(run: Any, smoothing: str) -> None:
     """Uniform inputs have the mean 1/2 in each channel: taken out, INT4 has a step half as wide for what is left."""
     arguments = ("-m", "precision=sage2_int4", f"precision.quantise.smoothing=none,{smoothing}", "problem=uniform")
-    plain, smooth = sorted(run(*arguments), key=lambda record: record.config["variant"]["precision"]["quantise"]["smoothing"] != "none")
-    total = [next(r["rmse"] for r in record.rows if (r["output"], r["reference"]) == ("lse", "golden")) for record in (plain, smooth)]
-    assert total[1] < total[0]
+    total = {}
+    for record in run(*arguments):
+        (row,) = (row for row in record.rows if (row["output"], row["reference"]) == ("lse", "golden"))
+        total[record.config["variant"]["precision"]["quantise"]["smoothing"]] = row["rmse"]
+    assert total[smoothing] < total["none"]
 
 
 def test_l_of_the_rounded_p(run: Any) -> None:
     """With V = 1 the result is 1 but for the output's rounding; with l of the unrounded P it is off by P's."""
     arguments = ("-m", "softmax.sum_over=exponentials,probabilities", "problem=constant", "precision=kernel_e5m2")
-    records = run(*arguments, "precision.inputs=bf16", "precision.output=fp32", "precision.exponential=fp32", "problem.scale=0.013")
+    records = run(*arguments, "precision.inputs=bf16", "precision.output=fp32", "problem.scale=0.013")
     worst = {record.config["variant"]["softmax"]["sum_over"]: variant_row(record)["max_difference"] for record in records}
     assert set(worst) == {"exponentials", "probabilities"}
     assert worst["probabilities"] == 0.0

@@ -197,7 +197,7 @@ def test_batch_entries_and_heads_depend_on_no_other(name: str) -> None:
 LOOPS = [
     (Tiling(16, 16), OnlineSoftmax(), "none"),
     (Tiling(16, 16, Order.REVERSE, Loop.KEYS), OnlineSoftmax(Normalise.EACH, Exponential.EXP2), "causal"),
-    (Tiling(32, 16, Order.RANDOM, splits=2), OnlineSoftmax(exp=Exponential.parse("exp2_poly3"), scale_on=ScaleOn.QUERIES), "window"),
+    (Tiling(32, 16, Order.RANDOM, splits=2), OnlineSoftmax(exp=EXPONENTIALS["exp2_poly3"], scale_on=ScaleOn.QUERIES), "window"),
     (Tiling(20, 17, Order.OUTSIDE_IN, Loop.KEYS, 3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all"),
     (Tiling(64, 64, Order.STRIDED), OnlineSoftmax(p_scale=256.0, scale_on=ScaleOn.QUERIES), "causal window"),
     (Tiling(16, 32, Order.STRIDED, Loop.KEYS), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths"),

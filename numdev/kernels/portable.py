@@ -58,9 +58,10 @@ class Request:
         if soft.tie_shift is not None:
             raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
         if isinstance(self.precision.probabilities, Microscaled):
-            raise Unsupported("precision.probabilities", f"the kernel has no blocks of P with scales; use attention=tiled for {self.precision.probabilities}")
+            raise Unsupported("precision.probabilities", "the kernel has no blocks of P with scales; use attention=tiled")
         if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
-            raise Unsupported("precision.quantise.smoothing", "the kernel has one head_dim, and a mean of q doubles that of q and k; use attention=tiled")
+            mend = "the kernel has one head_dim, and a mean of q doubles that of q and k; use attention=tiled"
+            raise Unsupported("precision.quantise.smoothing", mend)
         if tiling.order not in (Order.FORWARD, Order.REVERSE):
             raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
         if tiling.bc > _MOST_KEYS:

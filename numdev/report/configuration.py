@@ -54,7 +54,7 @@ _PRECISION = {
     "quantise.to": ("format", "grid that q, k and v are rounded to after division by their scale"),
     "quantise.scale": (
         "",
-        "numbers of q, k and v that share one scale: those of a tensor, block of rows, row, channel or thread; empty if microscaled",
+        "numbers of q, k and v that share one scale: of a tensor, block of rows, row, channel or thread; empty if microscaled",
     ),
     "quantise.block": ("rows", "rows of a head that share one scale, with a scale per block"),
     "quantise.block_q": ("rows", "the same for q alone; empty where it is that of k"),

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
 from numdev.microscale import BlockScale, Microscaled
 from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast, Overflow, Rounding
+from numdev.rounding import Cast, Overflow
 
 # BLAS takes other kernels, with other orders of summation, below about 16 rows or columns, and cuts inner dimensions
 # beyond about 768 by the size of the whole product (seen with MKL 2024.2).
@@ -153,19 +153,14 @@ class Precision:
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
-        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3)."""
+        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3).
+
+        As the paper has it. The released kernel leaves rotation and quantisation to its caller, from whom it takes one scale for
+        each batch entry and head.
+        """
         low = saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
         return replace(Precision.kernel(FP16), inputs=inputs, probabilities=low)
-
-    @staticmethod
-    def fa4_fp8() -> Precision:
-        """FlashAttention-4 with E4M3: q, k and v with a scale each, P in E4M3, BF16 output (`flash_attn/cute`, FP8 forward).
-
-        The scales (descales of the call) are the caller's; here they are those of the largest numbers.
-        """
-        low = saturating(E4M3FN)
-        return replace(Precision.kernel(BF16), inputs=Quantised(low, scale=Scale.TENSOR), probabilities=low)
 
     @staticmethod
     def int8() -> Precision:
@@ -174,56 +169,10 @@ class Precision:
         return replace(Precision.kernel(FP16), inputs=inputs)
 
     @staticmethod
-    def sage1() -> Precision:
-        """SageAttention's Triton kernel: blocks of 128 q and 64 k in INT8, P V accumulated in FP16 (arXiv 2410.02367).
-
-        As `attn_qk_int8_per_block.py` and `quant_per_block.py` of its code: the mean of k taken out, codes rounded half away
-        from zero, P and V in FP16. How a tensor core adds in FP16 is not published; here its sum is rounded after every 16
-        products, the depth of one instruction.
-        """
-        grid = Cast(INT8, Rounding.NEAREST_AWAY)
-        inputs = Quantised(grid, Scale.BLOCK, 64, 128, smoothing=Smoothing.K, values=Cast(FP16))
-        return replace(Precision.kernel(FP16), inputs=inputs, values=Dot(Cast(FP16), 16))
-
-    @staticmethod
-    def sage2() -> Precision:
-        """SageAttention2 as it ships for Hopper: INT8 q and k by thread, E4M3 V by channel and P (arXiv 2411.10958).
-
-        As `sageattn_qk_int8_pv_fp8_cuda_sm90` of its code: the mean of k taken out, groups within 16 rows of q and 128 of k,
-        codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not published; it can
-        be stated, as in `values=e8m13:toward_zero@32`.
-        """
-        grid, low = Cast(INT8, Rounding.NEAREST_AWAY), saturating(E4M3FN)
-        inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)
-        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
-
-    @staticmethod
-    def sage2_int4() -> Precision:
-        """SageAttention2's 4-bit variant: INT4 q and k by thread, also q's mean of each 128 tokens taken out (arXiv 2411.10958).
-
-        Groups lie within 32 rows of q and 64 of k. The kernel is described in the paper and is not part of the released code.
-        """
-        grid, low = Cast(INT4, Rounding.NEAREST_AWAY), saturating(E4M3FN)
-        inputs = Quantised(
-            grid, Scale.THREAD, 64, 32, smoothing=Smoothing.QK, smoothing_block=128, values=low, values_scale=Scale.CHANNEL
-        )
-        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
-
-    @staticmethod
-    def sage3() -> Precision:
-        """SageAttention3: q, k, v and P in FP4 with an E4M3 scale for each 16 (arXiv 2505.11594).
-
-        Means of k, and of each 128 tokens of q, are taken out. As `sageattention3_blackwell` of its code, whose scales have no
-        second level for the tensor. That of P is `p_scale = 448 * 6`, relative to the row's maximum. The kernel divides P by the
-        block's scale before that is rounded.
-        """
-        fp4 = Microscaled(Cast(E2M1), 16, BlockScale.E4M3)
-        inputs = Quantised(fp4, smoothing=Smoothing.QK, smoothing_block=128)
-        return replace(Precision.kernel(BF16), inputs=inputs, probabilities=fp4)
-
-    @staticmethod
     def parse(name: str) -> Precision:
-        """A preset by name: one of `SHIPPED`, `golden`, or a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..."""
+        """A preset by name: one of `numdev.shipped`, `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..."""
+        from numdev.shipped import SHIPPED  # its policies are policies of this module
+
         if name in SHIPPED:
             return SHIPPED[name]()
         kind, _, fmt = name.rpartition("_")
@@ -288,21 +237,10 @@ def saturating(fmt: Format) -> Cast:
     return Cast(fmt, overflow=Overflow.SATURATE)
 
 
-SHIPPED = {
-    "fp8": Precision.fp8,
-    "fa3_fp8": Precision.fp8,
-    "fa4_fp8": Precision.fa4_fp8,
-    "int8": Precision.int8,
-    "sage1": Precision.sage1,
-    "sage2": Precision.sage2,
-    "sage2_int4": Precision.sage2_int4,
-    "sage3": Precision.sage3,
-}
-"""The policies of quantised kernels; `fa3_fp8` is another name of `fp8`."""
-
-
 @lru_cache(maxsize=1)
 def _preset_names() -> dict[Precision, str]:
+    from numdev.shipped import SHIPPED
+
     names = {preset(): name for name, preset in reversed(SHIPPED.items())}
     for fmt in (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64):
         names |= {

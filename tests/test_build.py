@@ -27,10 +27,11 @@ from numdev.errors import BadInput
 from numdev.formats import BF16, E5M2, FP32
 from numdev.mask import Mask
 from numdev.microscale import MICROSCALED, Microscaled
-from numdev.precision import SHIPPED, Dot, Precision
+from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
+from numdev.shipped import SHIPPED
 from numdev.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Loop, Order, Tiling
 

@@ -21,6 +21,7 @@ VALUE_OBJECTS = (
     "problem",
     "quantise",
     "rounding",
+    "shipped",
     "softmax",
     "tiling",
     "version",

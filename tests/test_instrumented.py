@@ -118,7 +118,7 @@ def test_the_kernel_is_named(device: str) -> None:
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_poly4")), "softmax.exp"),
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_fa4")), "softmax.exp"),
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(sum_over=SumOver.PROBABILITIES), "softmax.sum_over"),
-        (Precision.sage3(), Tiling(), OnlineSoftmax(), "precision.probabilities"),
+        (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
         (
             replace(Precision.int8(), inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
             Tiling(),

@@ -205,7 +205,7 @@ def test_blocks_of_inputs_lie_along_what_is_summed_over(name: str) -> None:
 
 def test_p_of_a_tile_is_microscaled_by_runs_of_keys() -> None:
     """With V the unit matrix the output is P~ itself: SageAttention3's, for scores that make known P."""
-    precision = Precision.sage3()
+    precision = Precision.parse("sage3")
     scores = torch.tensor([0.0, -1.0, -2.0, -3.0] * 8, dtype=torch.float64)
     q, k = torch.ones(1, 1, 1, 1), scores.reshape(1, 1, 32, 1)
     v = torch.eye(32, dtype=torch.float64).reshape(1, 1, 32, 32)

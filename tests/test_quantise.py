@@ -307,11 +307,11 @@ def test_text_names_every_choice() -> None:
     text = str(Quantised(Cast.parse("int8"), Scale.BLOCK, 64, 128, True, Smoothing.K, None, Cast(FP16)))
     assert text == "int8, scale per block of 64 rows, 128 of q, Hadamard, mean of k removed, values fp16"
     assert str(Quantised(Cast.parse("e4m3fn"))) == "e4m3fn, scale per tensor"
-    assert str(Precision.sage2_int4().inputs) == (
+    assert str(Precision.parse("sage2_int4").inputs) == (
         "int4:nearest_away, scale per thread of 64 rows, 32 of q, mean of qk removed per 128 of q, values e4m3fn:saturate, "
         "scale per channel"
     )
-    assert str(Precision.sage3().inputs) == "e2m1finite/16/e4m3, mean of qk removed per 128 of q"
+    assert str(Precision.parse("sage3").inputs) == "e2m1finite/16/e4m3, mean of qk removed per 128 of q"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from numdev.cli.main import main
 from numdev.microscale import MICROSCALED
-from numdev.precision import SHIPPED
 from numdev.record import Record, Status
+from numdev.shipped import SHIPPED
 from numdev.store import Store
 
 SMALL = ("problem.n=96", "problem.head_dim=32", "problem.heads=2", "seeds=1", "device=cpu", "baseline=none")

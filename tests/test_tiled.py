@@ -18,8 +18,9 @@ from numdev.attention.naive import Naive
 from numdev.attention.tiled import Tiled
 from numdev.formats import BF16, FP16, FP32, Format
 from numdev.mask import Mask
-from numdev.precision import SHIPPED, Precision
+from numdev.precision import Precision
 from numdev.rounding import Cast
+from numdev.shipped import SHIPPED
 from numdev.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Loop, Order, Tiling
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error

@@ -170,7 +170,7 @@ class Precision:
 
     @staticmethod
     def parse(name: str) -> Precision:
-        """A preset by name: one of `numdev.shipped`, `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..."""
+        """A preset by name: `golden`, one of `numdev.shipped`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
         from numdev.shipped import SHIPPED  # its policies are policies of this module
 
         if name in SHIPPED:

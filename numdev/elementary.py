@@ -46,6 +46,7 @@ class Operation(Enum):
 
 Operand = Format | float  # a number of a format, or a constant
 
+
 @dataclass(frozen=True)
 class RoundedOnce:
     """`cast(x o y)` with one rounding of the exact result.
@@ -81,6 +82,8 @@ class RoundedOnce:
 
     def __call__(self, x: Tensor, y: Tensor | float, noise: Noise | None = None) -> Tensor:
         """The result, in the memory of `x`, whose shape it has."""
+        if self.operation is Operation.DIVIDE:  # CUDA divides by a number as it multiplies by its rounded reciprocal
+            y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
         if self.is_harmless:
             return self.cast.apply_(_NATIVE[self.operation](x, y), noise)
         noise = noise or Noise()  # one for both draws of a stochastic rounding, which must differ

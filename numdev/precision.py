@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
@@ -14,10 +14,11 @@ from numdev.bits import LAYOUTS, Rounding
 from numdev.elementary import Operation, RoundedOnce
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
+from numdev.microscale import BlockScale, Microscaled
 from numdev.noise import Noise
 from numdev.products import product, row_sums
 from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast
+from numdev.rounding import Cast, Overflow
 
 Watch = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -109,7 +110,7 @@ class Precision:
         exponential: `S - m`, then its exponential.
         rescale: `m_old - m_new`, then its exponential, `alpha`.
         row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones.
-        probabilities: `P` as it enters the second product.
+        probabilities: `P` as it enters the second product; microscaled, its blocks are runs of keys of a tile.
         values: the product `P V`.
         accumulator: `alpha * O`, then `+ P V`; and the division by `l`.
         output: what is returned.
@@ -120,10 +121,19 @@ class Precision:
     exponential: Cast
     rescale: Cast
     row_sum: Dot
-    probabilities: Cast
+    probabilities: Cast | Microscaled
     values: Dot
     accumulator: Cast
     output: Cast
+
+    def __post_init__(self) -> None:
+        if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
+            mend = "no tile knows the largest P of all rows; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            raise BadInput("precision.probabilities", str(self.probabilities), mend)
+        for cast in self.casts():
+            if cast.to.precision >= 52 and cast != Cast(FP64):
+                mend = "FP64 arithmetic rounds to nearest even and cannot round its 53 bits to 52; give fp64, or at most 50 mantissa bits"
+                raise BadInput("precision", str(cast), mend)
 
     @staticmethod
     def golden() -> Precision:
@@ -144,52 +154,52 @@ class Precision:
 
     @staticmethod
     def kernel(fmt: Format) -> Precision:
-        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do."""
-        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
+        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do.
+
+        Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
+        """
+        low, high = saturating(fmt) if fmt.bits <= 8 else Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
         return Precision(low, Dot(high), high, high, Dot(high), low, Dot(high), high, low)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
-        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3)."""
-        high, low = Cast(FP32), Cast(E4M3FN)
+        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3).
+
+        As the paper has it. The released kernel leaves rotation and quantisation to its caller, from whom it takes one scale for
+        each batch entry and head.
+        """
+        low = saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
-        return Precision(inputs, Dot(high), high, high, Dot(high), low, Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs, probabilities=low)
 
     @staticmethod
     def int8() -> Precision:
         """INT8 q and k by block with the mean of k taken out, P and V in FP16 (SageAttention, section 4)."""
-        high = Cast(FP32)
         inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
-        return Precision(inputs, Dot(high), high, high, Dot(high), Cast(FP16), Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs)
 
     @staticmethod
     def parse(name: str) -> Precision:
-        """A preset by name: `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..., `fp8`, `int8`."""
-        fixed = {"golden": Precision.golden, "fp8": Precision.fp8, "int8": Precision.int8}
-        if name in fixed:
-            return fixed[name]()
+        """A preset by name: `golden`, one of `numdev.shipped`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
+        from numdev.shipped import SHIPPED  # its policies are policies of this module
+
+        if name in SHIPPED:
+            return SHIPPED[name]()
         kind, _, fmt = name.rpartition("_")
         policies = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
         try:
-            return policies[kind](Format.parse(fmt))
+            return Precision.golden() if name == "golden" else policies[kind](Format.parse(fmt))
         except (BadInput, KeyError):
-            mend = "use golden, fp8, int8, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+            shipped = ", ".join(SHIPPED)
+            mend = f"use golden, {shipped}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
             raise BadInput("precision", name, mend) from None
-
-    def __post_init__(self) -> None:
-        for cast in self.casts():
-            if cast.to.precision >= 52 and cast != Cast(FP64):
-                mend = "FP64 arithmetic rounds to nearest even, and leaves no bits to round 52 of its 53 with; use fp64 or at most 50"
-                raise BadInput("precision", str(cast), f"{mend} mantissa bits")
 
     def casts(self) -> Iterator[Cast]:
         """Every cast of the policy, in the order of execution."""
         for field in fields(self):
             step = getattr(self, field.name)
-            if isinstance(step, Quantised):
-                yield from (step.to, step.values or step.to)
-            else:
-                yield step.accumulate if isinstance(step, Dot) else step
+            for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
+                yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
 
     @property
     def idle(self) -> dict[str, str]:
@@ -243,9 +253,16 @@ class Precision:
         return "Precision(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
 
 
+def saturating(fmt: Format) -> Cast:
+    """The cast to `fmt` whose results beyond the largest number are the largest number."""
+    return Cast(fmt, overflow=Overflow.SATURATE)
+
+
 @lru_cache(maxsize=1)
 def _preset_names() -> dict[Precision, str]:
-    names = {Precision.fp8(): "fp8", Precision.int8(): "int8"}
+    from numdev.shipped import SHIPPED
+
+    names = {preset(): name for name, preset in reversed(SHIPPED.items())}
     for fmt in (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64):
         names |= {
             Precision.eager(fmt): f"eager_{fmt}",

@@ -30,7 +30,7 @@ def product(
     """`a @ b` in the carrier; the leading dimensions of `b` are those of `a`, the last of them 1 where matrices of `a` share one."""
     if not a.is_cpu:
         return a @ b
-    rows, columns, inner = a.shape[-2], b.shape[-1], a.shape[-1]
+    columns, inner = b.shape[-1], a.shape[-1]
     matrices = math.prod(b.shape[:-2])  # each for as many consecutive matrices of a, whose rows it multiplies together
     left = a.reshape(matrices, -1, inner)
     height = left.shape[1]

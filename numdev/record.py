@@ -12,9 +12,11 @@ from enum import Enum
 from typing import Any
 
 from numdev.formats import Format
+from numdev.microscale import Microscaled
 from numdev.precision import Dot, Precision
 from numdev.quantise import Quantised
 from numdev.rounding import Cast
+from numdev.softmax import Exponential
 
 
 class Status(Enum):
@@ -35,7 +37,7 @@ def describe(value: object) -> Any:
     if isinstance(value, Precision):
         steps = value.steps() | {"name": value.name}
         return steps | ({"quantise": describe_fields(value.inputs)} if isinstance(value.inputs, Quantised) else {})
-    if isinstance(value, (Cast, Dot, Format)):
+    if isinstance(value, (Cast, Dot, Exponential, Format, Microscaled)):
         return str(value)
     if isinstance(value, Enum):
         return value.value

@@ -102,6 +102,11 @@ class Cast:
     def __repr__(self) -> str:
         return f"Cast({self})"
 
+    @property
+    def largest(self) -> float:
+        """The largest finite result."""
+        return self.to.max
+
     def __call__(self, x: Float[Tensor, "*shape"], noise: Noise | None = None) -> Float[Tensor, "*shape"]:
         """`x` rounded, in a tensor of the same dtype. Shapes are free. `noise` is as in `apply_`.
 

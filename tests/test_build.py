@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
 from numdev.formats import BF16, E5M2, FP32
 from numdev.mask import Mask
+from numdev.microscale import MICROSCALED, Microscaled
 from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.shipped import SHIPPED
+from numdev.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 
 LIBRARY = Library((config_folder(),))
@@ -59,7 +61,7 @@ class TestLeavesAgreeWithPython:
 
     def test_every_preset_has_a_leaf(self) -> None:
         formats = ("fp64", "fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3fn")
-        presets = {"golden", "fp8", "int8", *formats, *(f"{kind}_{fmt}" for kind in ("eager", "kernel") for fmt in formats)}
+        presets = {"golden", *SHIPPED, *formats, *(f"{kind}_{fmt}" for kind in ("eager", "kernel") for fmt in formats)}
         assert set(LIBRARY.options("precision")) == presets
 
     @pytest.mark.parametrize("kind", list(Kind))
@@ -79,8 +81,16 @@ class TestLeavesAgreeWithPython:
         [
             ("fa1", OnlineSoftmax(Normalise.EACH)),
             ("fa2", OnlineSoftmax()),
+            ("fa2_kernel", OnlineSoftmax(exp=Exponential.EXP2)),
+            ("fa3", OnlineSoftmax(exp=Exponential.EXP2)),
             ("fa3_fp8", OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)),
-            ("fa4", OnlineSoftmax(exp=Exponential.POLYNOMIAL_3, rescale_threshold=8.0)),
+            ("fa4", OnlineSoftmax(exp=Exponential.parse("exp2_fa4"), rescale_threshold=8.0)),
+            ("fa4_fp8", OnlineSoftmax(exp=Exponential.parse("exp2_fa4_fp8"), p_scale=256.0)),
+            ("cudnn", OnlineSoftmax(exp=Exponential.EXP2)),
+            ("sage1", OnlineSoftmax(exp=Exponential.EXP2)),
+            ("sage2", OnlineSoftmax(exp=Exponential.EXP2, p_scale=448.0)),
+            ("sage2_int4", OnlineSoftmax(exp=Exponential.EXP2, p_scale=448.0)),
+            ("sage3", OnlineSoftmax(exp=Exponential.EXP2, p_scale=2688.0)),
         ],
     )
     def test_softmax(self, name: str, expected: OnlineSoftmax) -> None:
@@ -88,6 +98,28 @@ class TestLeavesAgreeWithPython:
 
     def test_tiling(self) -> None:
         assert build.tiling(config()["tiling"], 64) == Tiling()
+
+    @pytest.mark.parametrize(
+        ("name", "br", "bc", "order"),
+        [
+            ("fa2_kernel", 128, 64, Order.REVERSE),
+            ("fa3", 128, 176, Order.REVERSE),
+            ("fa3_fp8", 128, 224, Order.REVERSE),
+            ("fa4", 128, 128, Order.REVERSE),
+            ("fa4_fp8", 128, 128, Order.REVERSE),
+            ("sage1", 128, 64, Order.FORWARD),
+            ("sage2", 64, 128, Order.FORWARD),
+            ("sage2_int4", 128, 64, Order.FORWARD),
+            ("sage3", 128, 128, Order.REVERSE),
+        ],
+    )
+    def test_published_tiles(self, name: str, br: int, bc: int, order: Order) -> None:
+        assert build.tiling(config(tiling=name)["tiling"], 128) == Tiling(br, bc, order)
+
+    @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("fp8", "int8")])
+    def test_a_quantised_kernel_has_one_name_in_every_group(self, name: str) -> None:
+        for group in ("precision", "softmax", "tiling"):
+            assert name in LIBRARY.options(group)
 
     @pytest.mark.parametrize("name", LIBRARY.options("attention"))
     def test_attention(self, name: str) -> None:
@@ -99,7 +131,8 @@ class TestLeavesAgreeWithPython:
 
     def test_settings_are_the_fields_of_the_objects(self) -> None:
         settings = config()
-        assert set(settings["softmax"]) == {field.name for field in fields(OnlineSoftmax)}
+        of_exp = {"exp_coefficients", "exp_share"}
+        assert set(settings["softmax"]) == {field.name for field in fields(OnlineSoftmax)} | of_exp
         assert set(settings["tiling"]) == {*(field.name for field in fields(Tiling)), "sram", "shape"}
         assert set(settings["precision"]) == {*(field.name for field in fields(Precision)), "preset", "quantise"}
         assert set(settings["precision"]["quantise"]) == {field.name for field in fields(Quantised)}
@@ -157,23 +190,87 @@ class TestPrecision:
 
     def test_quantised_fields(self) -> None:
         changes = {"scale": "row", "block": 32, "hadamard": False, "smoothing": "qk", "values": "bf16", "seed": 7, "to": "e5m2"}
+        changes |= {"block_q": 16, "smoothing_block": 64, "values_scale": "channel"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
         inputs = build.precision(EXPANDER.request({"precision": "fp8"} | layer).config["precision"]).inputs
-        assert inputs == Quantised(Cast(E5M2), Scale.ROW, 32, False, Smoothing.QK, Cast(BF16), 7)
+        assert inputs == Quantised(Cast(E5M2), Scale.ROW, 32, 16, False, Smoothing.QK, 64, Cast(BF16), Scale.CHANNEL, 7)
 
     def test_one_quantised_field_leaves_the_others(self) -> None:
         built = build.precision(EXPANDER.request({"precision": "int8", "precision.quantise.values": "same"}).config["precision"])
         base = Precision.int8().inputs
         assert isinstance(base, Quantised)
-        assert built.inputs == Quantised(base.to, base.scale, base.block, base.hadamard, base.smoothing, None, base.seed)
+        assert built.inputs == replace(base, values=None)
 
     def test_plain_inputs_become_quantised(self) -> None:
         layer = {"precision": "eager_fp16", "precision.inputs": "e4m3fn", "precision.quantise.scale": "tensor"}
         assert build.precision(EXPANDER.request(layer).config["precision"]).inputs == Quantised(Cast.parse("e4m3fn"))
 
+    @pytest.mark.parametrize("name", MICROSCALED)
+    def test_inputs_can_be_microscaled(self, name: str) -> None:
+        fmt = Microscaled.parse(name)
+        for layer in ({"precision.inputs": name}, {"precision.quantise.to": name}):
+            inputs = build.precision(EXPANDER.request({"precision": "fp8"} | layer).config["precision"]).inputs
+            assert isinstance(inputs, Quantised)
+            assert (inputs.to, inputs.scale, inputs.hadamard) == (fmt, None, "precision.quantise.to" in layer)
+
+    def test_values_can_have_another_grid(self) -> None:
+        changes = {"to": "int4", "scale": "block", "values": "e4m3fn:saturate", "values_scale": "channel"}
+        layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
+        inputs = build.precision(EXPANDER.config({"precision": "kernel_fp16"} | layer)["precision"]).inputs
+        low = Cast.parse("e4m3fn:saturate")
+        assert inputs == Quantised(Cast.parse("int4"), Scale.BLOCK, values=low, values_scale=Scale.CHANNEL)
+
+    def test_a_preset_s_smoothing_and_scale_of_v_can_be_taken_away(self) -> None:
+        layer = {"precision": "sage2_int4", "precision.quantise.smoothing": "k", "precision.quantise.values_scale": "none"}
+        inputs = build.precision(EXPANDER.config(layer)["precision"]).inputs
+        assert isinstance(inputs, Quantised)
+        assert (inputs.smoothing, inputs.smoothing_block, inputs.values_scale) == (Smoothing.K, None, None)
+
+    def test_probabilities_can_be_microscaled(self) -> None:
+        built = build.precision(config(precision="kernel_bf16", precision__probabilities="mxfp4")["precision"])
+        assert built.probabilities == MICROSCALED["mxfp4"]
+        with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
+            build.precision(config(precision="kernel_bf16", precision__probabilities="nvfp4")["precision"])
+
+    @pytest.mark.parametrize("step", ["scores", "exponential", "output"])
+    def test_other_steps_cannot(self, step: str) -> None:
+        with pytest.raises(BadInput, match=rf"^precision\.{step}: 'mxfp4'"):
+            build.precision(EXPANDER.config({f"precision.{step}": "mxfp4"})["precision"])
+
     def test_a_cast_takes_the_quantisation_away(self) -> None:
         built = build.precision(EXPANDER.request({"precision": "fp8", "precision.inputs": "bf16"}).config["precision"])
         assert built.inputs == Cast(BF16)
+
+
+class TestSoftmax:
+    @pytest.mark.parametrize("name", EXPONENTIALS)
+    def test_named_exponentials(self, name: str) -> None:
+        assert build.softmax(config(softmax__exp=name)["softmax"]).exp == EXPONENTIALS[name]
+
+    def test_a_polynomial_by_its_coefficients_and_share(self) -> None:
+        layer = {"softmax.exp_coefficients": [1, 0.7], "softmax.exp_share": 0.25}
+        expected = Exponential.polynomial((1.0, 0.7), 0.25)
+        assert build.softmax(EXPANDER.config(layer)["softmax"]).exp == expected
+        assert build.softmax(EXPANDER.config(layer | {"softmax.exp": "exp2"})["softmax"]).exp == expected
+
+    def test_a_named_polynomial_in_a_share(self) -> None:
+        built = build.softmax(EXPANDER.config({"softmax": "fa4", "softmax.exp_share": 0.5})["softmax"])
+        assert built.exp == Exponential.polynomial(FA4_COEFFICIENTS, 0.5)
+
+    @pytest.mark.parametrize(
+        ("layer", "field"),
+        [
+            ({"softmax.exp": "exp2_poly3", "softmax.exp_coefficients": [1.0, 0.7]}, "softmax.exp_coefficients"),
+            ({"softmax.exp": "exp", "softmax.exp_coefficients": [1.0, 0.7]}, "softmax.exp_coefficients"),
+            ({"softmax.exp_coefficients": []}, "softmax.exp_coefficients"),
+            ({"softmax.exp": "exp2", "softmax.exp_share": 0.5}, "softmax.exp_share"),
+            ({"softmax.exp": "exp2_poly3", "softmax.exp_share": 2.0}, "softmax.exp_share"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, layer: dict[str, Any], field: str) -> None:
+        with pytest.raises(BadInput) as caught:
+            build.softmax(EXPANDER.config(layer)["softmax"])
+        assert caught.value.field == field
 
 
 class TestTiling:
@@ -262,8 +359,10 @@ def test_point_carries_seeds_setting_and_labels() -> None:
         ("softmax.normalise", "never"),
         ("softmax.exp", "exp3"),
         ("softmax.scale_on", "values"),
+        ("softmax.sum_over", "rows"),
         ("precision.quantise.scale", "column"),
         ("precision.quantise.smoothing", "v"),
+        ("precision.quantise.values_scale", "column"),
         ("baseline.normalise", "never"),
         ("problem.source.kind", "gauss"),
     ],

@@ -548,7 +548,7 @@ class TestShell:
         [
             ("numdev ", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
             ("numdev mea", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
-            ("numdev measure softmax=", {"softmax=fa1", "softmax=fa2", "softmax=fa3_fp8", "softmax=fa4"}),
+            ("numdev measure softmax=fa3", {"softmax=fa3", "softmax=fa3_fp8"}),
             ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
             ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),
             ("numdev report form", {"format="}),

@@ -79,7 +79,7 @@ def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
     _, lse = DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
     counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
     lost = lse.isneginf() & ~is_fully_masked(MASKS[mask], 2, 16, 53)[:, None]
-    expected = count(events, precision.probabilities.to.max, 2 * 2 * 16) | {"lost_rows": lost.double().mean().item()}
+    expected = count(events, precision.probabilities.largest, 2 * 2 * 16) | {"lost_rows": lost.double().mean().item()}
     assert counted == pytest.approx(expected, abs=1e-12)
 
 

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
+from numdev.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
+from numdev.microscale import MICROSCALED
 from numdev.precision import Dot, Precision
 from numdev.products import product, row_sums, visible_product
 from numdev.quantise import Quantised
-from numdev.rounding import Cast, Rounding
+from numdev.rounding import Cast, Overflow, Rounding
+from numdev.shipped import SHIPPED
 from tests.cases import POLICIES, draw
 from tests.oracles.table import round_exactly
 
@@ -149,11 +151,58 @@ def test_presets_say_what_their_names_say() -> None:
     assert Precision.eager(FP16).steps() == {step: eager.get(step, "fp16") for step in Precision.golden().steps()}
     assert Precision.kernel(FP64) == Precision.eager(FP64) == Precision.golden()
     assert isinstance(Precision.fp8().inputs, Quantised)
-    assert Precision.fp8().probabilities == Cast(E4M3FN)
+    assert Precision.fp8().probabilities == Cast(E4M3FN, overflow=Overflow.SATURATE)
     assert Precision.fp8().format == Precision.int8().format == FP16
 
 
-@pytest.mark.parametrize("name", ["golden", "fp8", "int8", "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
+EIGHT_BITS = [E4M3FN, E5M2, Format(3, 4), E2M1, INT8, INT4]
+
+
+@pytest.mark.parametrize("fmt", EIGHT_BITS, ids=str)
+def test_kernels_of_eight_bits_saturate_and_tensor_operations_do_not(fmt: Format) -> None:
+    """Inputs, P and output beyond the largest number are the largest number, in `kernel`; torch's own casts differ by format."""
+    kernel = Precision.kernel(fmt)
+    for step in (kernel.inputs, kernel.probabilities, kernel.output):
+        assert isinstance(step, Cast)
+        assert step(torch.tensor([1e30, -math.inf])).tolist() == [fmt.max, -fmt.max]
+    for policy in (Precision.uniform(fmt), Precision.eager(fmt)):
+        assert policy.probabilities == policy.inputs == Cast(fmt)
+
+
+@pytest.mark.parametrize("fmt", [FP16, BF16, TF32, FP32, FP64, Format(4, 4), Format(5, 3)], ids=str)
+def test_wider_kernels_overflow_as_ieee_does(fmt: Format) -> None:
+    assert Precision.kernel(fmt).probabilities == Cast(fmt)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_quantised_kernels_never_overflow_in_inputs_or_p(name: str) -> None:
+    precision = Precision.parse(name)
+    assert isinstance(precision.inputs, Quantised)
+    large = precision.probabilities(torch.full((1, 64), 1e6))
+    # P in FP16 cannot overflow: nothing scales it
+    assert bool(large.isfinite().all()) or precision.probabilities == Cast(FP16)
+    q, k, v = draw((1, 2, 1, 40, 70, 16))
+    for tensor in precision.round_inputs(1e9 * q, 1e9 * k, v):
+        assert bool(tensor.isfinite().all())
+
+
+def test_every_preset_has_a_name_that_is_it() -> None:
+    formats = [f"{kind}{fmt}" for kind in ("", "eager_", "kernel_") for fmt in (E4M3FN, E5M2, FP16, BF16, TF32, FP32, FP64)]
+    for name in (*SHIPPED, *formats):
+        precision = Precision.parse(name)
+        assert precision.name != "custom"
+        assert Precision.parse(precision.name) == precision
+    names = [Precision.parse(name).name for name in SHIPPED]
+    assert names == ["fp8", "fp8", "fa4_fp8", "int8", "sage1", "sage2", "sage2_int4", "sage3"]
+
+
+def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
+    assert str(replace(Precision.kernel(BF16), probabilities=MICROSCALED["mxfp4"]).probabilities) == "mxfp4"
+    with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
+        replace(Precision.kernel(BF16), probabilities=MICROSCALED["nvfp4"])
+
+
+@pytest.mark.parametrize("name", ["golden", *SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
 def test_presets_by_name(name: str) -> None:
     precision = Precision.parse(name)
     assert Precision.parse(name) == precision

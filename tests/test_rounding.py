@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev import rounding
+from numdev.bits import Rounding, round_magic, round_scaled
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format, Specials
-from numdev.bits import Rounding, round_magic, round_scaled
 from numdev.noise import Noise
 from numdev.rounding import Cast, Overflow, Subnormals
 from tests.oracles.table import Doubles, Located, Table, assert_same, round_exactly

@@ -16,11 +16,12 @@ from numdev.attention.base import Output
 from numdev.attention.exact import Exact
 from numdev.attention.naive import Naive
 from numdev.attention.tiled import Tiled
-from numdev.formats import BF16, FP16, Format
+from numdev.formats import BF16, FP16, FP32, Format
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.rounding import Cast
-from numdev.softmax import EXP2_MINIMAX, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn
+from numdev.shipped import SHIPPED
+from numdev.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Order, Tiling
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
@@ -28,8 +29,8 @@ from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 BATCH_ONE: Sizes = (1, 2, 1, 37, 53, 24)
 
-POLYNOMIALS = [kind for kind in Exponential if kind.degree is not None]
-EXACT_KINDS = [kind for kind in Exponential if kind.degree is None]
+DEGREES = sorted(EXP2_MINIMAX)
+EXACT_KINDS = [Exponential.EXP, Exponential.EXP2]
 
 tilings = st.builds(
     Tiling,
@@ -45,6 +46,7 @@ recurrences = st.builds(
     normalise=st.sampled_from(Normalise),
     maximum=st.sampled_from(Maximum),
     exp=st.sampled_from(EXACT_KINDS),
+    sum_over=st.sampled_from(SumOver),
     scale_on=st.sampled_from(ScaleOn),
     rescale_threshold=st.sampled_from([0.0, 1.0, 8.0]),
     p_scale=st.sampled_from([1.0, 256.0, 127.0]),
@@ -109,14 +111,15 @@ def test_ragged_ends_more_queries_than_keys_and_large_scores(order: Order, norma
             check_against_exact(draw(sizes, spread=spread), tiling, OnlineSoftmax(normalise), mask)
 
 
-@pytest.mark.parametrize("kind", POLYNOMIALS)
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("threshold", [0.0, 8.0])
-def test_a_polynomial_costs_twice_its_error(kind: Exponential, threshold: float) -> None:
+def test_a_polynomial_costs_twice_its_error(degree: int, share: float, threshold: float) -> None:
     """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
-    assert kind.degree is not None
-    soft = OnlineSoftmax(exp=kind, rescale_threshold=threshold)
+    found = EXP2_MINIMAX[degree]
+    soft = OnlineSoftmax(exp=Exponential.polynomial(found.coefficients, share), rescale_threshold=threshold)
     inputs = draw(SIZES, spread=2.0)
-    error = EXP2_MINIMAX[kind.degree].relative_error
+    error = found.relative_error
     check_against_exact(inputs, Tiling(16, 8), soft, Mask(causal=True), relative=error)
     got = Tiled(Precision.golden(), Tiling(16, 8), soft)(*inputs, Mask()).out
     assert float((got - Exact()(*inputs, Mask()).out).abs().max()) > error / 100, "the polynomial is in use"
@@ -136,9 +139,7 @@ def test_one_tile_is_naive(
 
 @settings(max_examples=40)
 @given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70))
-def test_query_tiles_change_no_bit(
-    name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int
-) -> None:
+def test_query_tiles_change_no_bit(name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int) -> None:
     precision = POLICIES[name]()
     inputs = precision.round_inputs(*draw(BATCH_ONE))
     first = Tiled(precision, tiling, soft)(*inputs, mask)
@@ -196,7 +197,12 @@ FA1 = OnlineSoftmax(Normalise.EACH, Maximum.LOCAL)
 LOOPS = [
     (Tiling(16, 16), OnlineSoftmax(), "none", False),
     (Tiling(16, 16, Order.REVERSE), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2), "causal", True),
-    (Tiling(32, 16, Order.RANDOM, splits=2), OnlineSoftmax(exp=Exponential.POLYNOMIAL_3, scale_on=ScaleOn.QUERIES), "window", False),
+    (
+        Tiling(32, 16, Order.RANDOM, splits=2),
+        OnlineSoftmax(exp=EXPONENTIALS["exp2_poly3"], scale_on=ScaleOn.QUERIES),
+        "window",
+        False,
+    ),
     (Tiling(20, 17, Order.OUTSIDE_IN, splits=3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all", True),
     (Tiling(64, 64, Order.STRIDED), OnlineSoftmax(p_scale=256.0, scale_on=ScaleOn.QUERIES), "causal window", False),
     (Tiling(16, 32, Order.STRIDED), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths", True),
@@ -216,6 +222,41 @@ def test_the_double_loop_gives_the_same_bits(
     inputs = precision.round_inputs(*draw(BATCH_ONE))
     out, lse = DoubleLoop(precision, tiling, soft, keys_outside)(*inputs, single, 0.21)
     assert_same(Tiled(precision, tiling, soft)(*inputs, single, 0.21), Output(out, lse))
+
+
+SHIPPED_LOOPS = [
+    (Tiling(16, 16), OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"], rescale_threshold=8.0, p_scale=256.0)),
+    (Tiling(16, 20, Order.REVERSE), OnlineSoftmax(exp=Exponential.EXP2, p_scale=2688.0, sum_over=SumOver.PROBABILITIES)),
+    (Tiling(32, 40), OnlineSoftmax(exp=Exponential.polynomial((1.0, 0.65, 0.35), 0.3), sum_over=SumOver.PROBABILITIES)),
+]
+
+
+@pytest.mark.parametrize(("tiling", "soft"), SHIPPED_LOOPS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_double_loop_gives_the_same_bits_for_quantised_kernels(name: str, tiling: Tiling, soft: OnlineSoftmax) -> None:
+    precision = Precision.parse(name)
+    inputs = precision.round_inputs(*draw(BATCH_ONE))
+    out, lse = DoubleLoop(precision, tiling, soft)(*inputs, Mask(causal=True), 0.21)
+    assert_same(Tiled(precision, tiling, soft)(*inputs, Mask(causal=True), 0.21), Output(out, lse))
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["kernel_e5m2", "kernel_bf16", "fp8"]), st.integers(1, 60), st.sampled_from([1.0, 64.0]))
+def test_constant_values_come_back_when_l_adds_up_the_rounded_p(name: str, bc: int, p_scale: float) -> None:
+    """With V = 1 `O = sum P~` and `l = sum P~` are sums of the same numbers; with l of the unrounded P they part.
+
+    Each tile adds `n + 2` roundings of FP32 to either sum, then comes the quotient and the output's: 2 (n + 2) u + u_out.
+    """
+    precision = POLICIES[name]()
+    q, k, v = precision.round_inputs(*draw(BATCH_ONE, spread=3.0))
+    ones, keys = torch.ones_like(v), v.shape[-2]
+    found = {}
+    for sum_over in SumOver:
+        soft = OnlineSoftmax(p_scale=p_scale, sum_over=sum_over)
+        out = Tiled(replace(precision, output=Cast(FP32)), Tiling(16, bc), soft)(q, k, ones, Mask(), 0.21).out
+        found[sum_over] = float((out - 1).abs().max())
+    assert found[SumOver.PROBABILITIES] <= 2 * (2 * keys + 4) * FP32.u
+    assert found[SumOver.EXPONENTIALS] > 100 * found[SumOver.PROBABILITIES] or found[SumOver.PROBABILITIES] == 0.0
 
 
 @pytest.mark.parametrize("normalise", Normalise)

@@ -14,7 +14,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.kernels import portable, runtime
 from numdev.mask import Mask
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Order
 from tests.budget import kernel_budget
 from tests.cases import MASKS, Sizes, draw, lse_of, on
@@ -161,8 +161,9 @@ def test_the_same_bits_every_time(device: str) -> None:
         (Triton(order=Order.RANDOM), "tiling.order"),
         (Triton(bc=512), "tiling.bc"),
         (Triton(br=512), "tiling.br"),
-        (Triton(softmax=OnlineSoftmax(exp=Exponential.POLYNOMIAL_3)), "softmax.exp"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.parse("exp2_poly3"))), "softmax.exp"),
         (Triton(softmax=OnlineSoftmax(tie_shift=2.0)), "softmax.tie_shift"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, sum_over=SumOver.PROBABILITIES)), "softmax.sum_over"),
         (Triton(softmax=OnlineSoftmax(scale_on=ScaleOn.QUERIES)), "softmax.scale_on"),
         (Triton(products=Products.TF32), "attention.products"),
         (Triton(FP32, kernel=Kernel.HOPPER), "attention.kernel"),

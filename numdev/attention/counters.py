@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from numdev.microscale import Microscaled
 from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax
 
@@ -14,13 +15,13 @@ from numdev.softmax import OnlineSoftmax
 class Counters:
     """Events of one run, summed over tiles on the device; only `summary` waits for it."""
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast) -> None:
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast | Microscaled) -> None:
         """`rows` is any tensor of shape [..., rows, 1] on the device."""
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
         self._largest = torch.full_like(rows, float("-inf"))
         self._maximum_lags = softmax.rescale_threshold > 0 or softmax.tie_shift is not None
-        self._limit = probabilities.to.max
+        self._limit = probabilities.largest
         largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
         self._can_saturate = largest_p > self._limit
         self._lost = 0

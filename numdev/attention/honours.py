@@ -27,7 +27,7 @@ PRESET = frozenset({"precision.preset"})
 STEPS = settings_of("precision", Precision) | settings_of("precision.quantise", Quantised)
 SIDES = frozenset({"tiling.br", "tiling.bc", "tiling.sram", "tiling.shape"})
 TILES = SIDES | settings_of("tiling", Tiling)
-RECURRENCE = settings_of("softmax", OnlineSoftmax)
+RECURRENCE = settings_of("softmax", OnlineSoftmax) | {"softmax.exp_coefficients", "softmax.exp_share"}  # of `exp`
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from numdev.attention.counters import Counters
 from numdev.attention.steps import NEVER, Steps
 from numdev.mask import Mask
-from numdev.softmax import Maximum, Normalise, OnlineSoftmax
+from numdev.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Run:
     softmax: OnlineSoftmax
     q: Float[Tensor, "batch kv_heads group queries dim"]
     k: Float[Tensor, "batch kv_heads 1 keys dim"]
-    v: Float[Tensor, "batch kv_heads 1 keys dim"]
+    v: Float[Tensor, "batch kv_heads 1 keys values"]
     mask: Mask
     factor: float
     counters: Counters | None
@@ -69,7 +69,8 @@ class Rows:
         alpha = steps.rescale(m_old, m, soft.exp.exact)
         beta = steps.rescale(largest, m, soft.exp.exact) if local else None
         watch = None if run.counters is None else run.counters.addition
-        tile_sum = steps.row_sum(p, watch)
+        rounded = self._round(p.clone(), visible) if soft.sum_over is SumOver.PROBABILITIES else None
+        tile_sum = steps.row_sum(p, 1.0, watch) if rounded is None else steps.row_sum(rounded, soft.p_scale, watch)
         if beta is not None:
             tile_sum = steps.weigh_sum(tile_sum, beta)
         kept = steps.weigh_sum(l_old, alpha)
@@ -77,7 +78,7 @@ class Rows:
         if run.counters is not None:
             run.counters.row_sums(p, alpha, l_old > 0)
             run.counters.addition(kept, tile_sum, row_sum)
-        product = self._product(p, v, visible)
+        product = self._product(self._round(p, visible) if rounded is None else rounded, v, visible)
         if visible is None or bool((seen := visible.any(-1, keepdim=True)).all()):
             self._accumulate_(self.o[..., here, :], alpha, beta, kept, row_sum, product)
         else:
@@ -87,14 +88,19 @@ class Rows:
         m_old.copy_(m)
         l_old.copy_(row_sum)
 
-    def _product(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """`P V` with P in the format that enters the second product."""
-        steps, scale, counters = self._run.steps, self._run.softmax.p_scale, self._run.counters
+    def _round(self, p: Tensor, visible: Tensor | None) -> Tensor:
+        """P times its scale in the format that enters the second product, in place."""
+        scale, counters = self._run.softmax.p_scale, self._run.counters
         if counters is not None:
             counters.before_cast(p, scale)
-        p = steps.probabilities(p, scale)
+        p = self._run.steps.probabilities(p, scale)
         if counters is not None:
             counters.after_cast(p, visible)
+        return p
+
+    def _product(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        """`P V`, the scale of P taken out of it."""
+        steps, scale = self._run.steps, self._run.softmax.p_scale
         product = steps.values(p, v, visible)
         return product if scale == 1.0 else steps.unscale_values(product, scale)
 

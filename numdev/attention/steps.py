@@ -63,7 +63,9 @@ class Steps:
         never = None if cast.keeps_minus_infinity else s == NEVER
         if never is not None:
             s.masked_fill_(never, 0.0)
-        difference = self._once("exponential", Operation.SUBTRACT, cast, scores, scores)(s, m.masked_fill(m == NEVER, 0.0), self.noise)
+        difference = self._once("exponential", Operation.SUBTRACT, cast, scores, scores)(
+            s, m.masked_fill(m == NEVER, 0.0), self.noise
+        )
         p = cast.apply_(exp(difference), self.noise)
         return p if never is None else p.masked_fill_(never, 0.0)
 
@@ -80,9 +82,13 @@ class Steps:
         cast = self.precision.scores.accumulate
         return lambda m: m if beta is None else self._times("shift_tied", cast, m, beta, cast.to, beta)
 
-    def row_sum(self, p: Tensor, watch: Watch | None = None) -> Tensor:
-        """`sum P`."""
-        return self.precision.row_sum.sum(p, self.noise, watch)
+    def row_sum(self, p: Tensor, scale: float = 1.0, watch: Watch | None = None) -> Tensor:
+        """`sum P`, and the scale of P taken out of it."""
+        dot = self.precision.row_sum
+        total, cast = dot.sum(p, self.noise, watch), dot.accumulate
+        if scale == 1.0:
+            return total
+        return self._once("row_sum", Operation.DIVIDE, cast, cast.to, scale)(total, scale, self.noise)
 
     def weigh_sum(self, row_sum: Tensor, factor: Tensor) -> Tensor:
         """`alpha l`, in memory of its own."""
@@ -96,10 +102,10 @@ class Steps:
 
     def probabilities(self, p: Tensor, scale: float = 1.0) -> Tensor:
         """P times `scale` as it enters the second product."""
-        cast, entered = self.precision.probabilities, self.precision.exponential.to
-        if scale != 1.0:
-            return self._times("probabilities", cast, p, scale, entered, scale)
-        return p if cast == self.precision.exponential else cast.apply_(p, self.noise)
+        cast, entered = self.precision.probabilities, self.precision.exponential
+        if scale != 1.0 and isinstance(cast, Cast):
+            return self._times("probabilities", cast, p, scale, entered.to, scale)
+        return p if cast == entered else cast.apply_(p.mul_(scale), self.noise)  # a number of the format is not rounded again
 
     def share(self, p: Tensor, row_sum: Tensor) -> Tensor:
         """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""

@@ -101,7 +101,7 @@ class Triton:
 
     @property
     def input_key(self) -> Hashable:
-        return Cast(self.fmt), torch.float32
+        return self.precision.inputs, torch.float32
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the format, in FP32."""

@@ -23,7 +23,7 @@ from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.products import row_sums
 from numdev.rounding import Cast
-from numdev.softmax import EXP2_MINIMAX, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, exp2
+from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
 from numdev.tiling import Order, Tiling
 
 NEVER = float("-inf")
@@ -99,21 +99,24 @@ def reordered(tiles: list[range], tiling: Tiling) -> list[range]:
 
 
 def exponential(x: Tensor, kind: Exponential) -> Tensor:
-    if kind is Exponential.EXP:
-        return torch.exp(x)
-    if kind is Exponential.EXP2:
-        return exp2(x)
+    """Column by column of the tile, each by the polynomial or exactly."""
+    exact = exp2 if kind.binary else torch.exp
+    columns = [by_polynomial(x[:, c], kind) if c % kind.period in kind.columns else exact(x[:, c]) for c in range(x.shape[1])]
+    return torch.stack(columns, 1)
+
+
+def by_polynomial(x: Tensor, kind: Exponential) -> Tensor:
     whole = torch.floor(x)
     fraction = torch.where(torch.isneginf(x), torch.zeros_like(x), x - whole)
     value = torch.zeros_like(x)
-    for coefficient in reversed(EXP2_MINIMAX[int(kind.value[-1])].coefficients):
+    for coefficient in reversed(kind.coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
 
 
 def exact_twin(kind: Exponential) -> Exponential:
     """The exponential of alpha: the polynomials stand in for exp2 in P only (FlashAttention-4, section 3)."""
-    return Exponential.EXP if kind is Exponential.EXP else Exponential.EXP2
+    return Exponential(kind.binary)
 
 
 def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
@@ -237,7 +240,11 @@ class DoubleLoop:
         tile_sum, additions = running_sum(step.row_sum, p)
         kept = times(accumulate_l, state.l, alpha)
         p_scaled = p * soft.p_scale
-        p_cast = times(step.probabilities, p, soft.p_scale)
+        entering = step.probabilities
+        p_cast = times(entering, p, soft.p_scale) if isinstance(entering, Cast) else entering(p_scaled)
+        if soft.sum_over is SumOver.PROBABILITIES:
+            tile_sum, additions = running_sum(step.row_sum, p_cast)
+            tile_sum = over(accumulate_l, tile_sum, soft.p_scale)
         product = over(accumulate_v, step.values(p_cast, v), soft.p_scale)
         if soft.maximum is Maximum.LOCAL:
             beta = decayed(step.rescale, largest, m, exact_twin(soft.exp))

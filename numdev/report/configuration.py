@@ -100,6 +100,7 @@ ATTENTION = {
     "kernel": ("", "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"),
     "backend": ("", "which implementation of PyTorch is asked for: flash, cudnn, efficient or math"),
     "function": ("", "where a function of one's own is imported from: `package.module:function`"),
+    "digest": ("", "SHA-256 of the sources of a function of one's own"),
 }
 
 TIMING = {

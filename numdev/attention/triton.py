@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.kernels.launch import choose
@@ -39,7 +39,7 @@ class Kernel(Enum):
 
 
 @dataclass(frozen=True)
-class Triton:
+class Triton(Primary):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -76,8 +76,8 @@ class Triton:
         return policy if self.fmt.bits > 8 else replace(policy, output=Cast(FP16))
 
     @property
-    def format(self) -> Format:
-        return self.precision.format
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.precision.output.to)
 
     @property
     def storage(self) -> torch.dtype:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from numdev.attention.base import Primary, kernel_formats
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import Format
 from numdev.mask import Mask
@@ -19,14 +20,14 @@ from numdev.rounding import Cast
 Result = tuple[Tensor, Tensor | None]
 
 
-class InDtype:
+class InDtype(Primary):
     """What follows from a format that torch has a dtype for."""
 
     fmt: Format
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.fmt)
 
     @property
     def input_key(self) -> Hashable:

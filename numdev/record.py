@@ -23,7 +23,7 @@ class Status(Enum):
     """How a measurement ended."""
 
     OK = "ok"
-    NONFINITE = "nonfinite"  # measured, but the variant returned NaN or Inf where the reference has none
+    NONFINITE = "nonfinite"  # measured, but variant, baseline or golden holds NaN, or Inf where another has none
     UNSUPPORTED = "unsupported"  # the variant said that it cannot do this
     OUT_OF_MEMORY = "out_of_memory"
     ERROR = "error"
@@ -62,9 +62,18 @@ def describe_fields(value: Any) -> dict[str, Any]:
     return described | ({"digest": value.digest} if hasattr(value, "digest") else {})
 
 
+_INFORMATION = ("revision",)  # facts of an environment that change no result
+
+
 def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """The point's key: a hash of its canonical configuration and of the environment, numdev's version in it."""
-    text = json.dumps({"config": config, "environment": environment}, sort_keys=True, allow_nan=False)
+    """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
+
+    The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
+    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation makes
+    another key.
+    """
+    facts = {name: value for name, value in environment.items() if name not in _INFORMATION}
+    text = json.dumps({"config": config, "environment": facts}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

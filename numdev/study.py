@@ -106,7 +106,13 @@ class Outcome:
 
     @property
     def has_errors(self) -> bool:
-        return any(status is Status.ERROR for _, status, _ in self.failures)
+        return Status.ERROR in self.statuses
+
+    @property
+    def statuses(self) -> list[Status]:
+        """How each point ended."""
+        ended = [status for _, status, _ in self.failures]
+        return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
 @runtime_checkable

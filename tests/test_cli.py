@@ -18,6 +18,7 @@ from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
 from numdev.cli.schema import GROUPS
 from numdev.deviation import METRICS
+from numdev.record import Status
 from numdev.store import Store
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -280,13 +281,27 @@ class TestPoint:
         assert after.seconds != before.seconds
         assert after.rows == before.rows
 
-    def test_unsupported_is_a_status(self, numdev: Command) -> None:
+    def test_unsupported_is_exit_code_3(self, numdev: Command) -> None:
         Path("mine.py").write_text(
             "import numdev as nd\ndef refuses(q, k, v, mask, scale):\n    raise nd.Unsupported('problem.n', 'never')\n"
         )
         ran = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
-        assert ran.code == 0
+        assert ran.code == 3
         assert "unsupported" in ran.out
+        again = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
+        assert (again.code, "already measured" in again.out) == (3, True), "also where it is not measured again"
+
+    def test_nan_in_the_baseline_is_said(self, numdev: Command) -> None:
+        settings = ("problem=normal_logits", "problem.source.parameter=2000", "problem.n=256", "precision=kernel_fp16")
+        ran = numdev("measure", *settings, "seeds=2", "device=cpu")
+        assert ran.code == 0
+        (record,) = Store(Path("results")).records()
+        (baseline, *_) = [row for row in record.rows if (row["subject"], row["output"]) == ("baseline", "out")]
+        assert baseline["nan_count"] > 0
+        assert record.status is Status.NONFINITE
+        assert ": baseline " in record.reason
+        assert record.reason in " ".join(ran.out.split())
+        assert len({row["compared"] for row in record.rows if row["output"] == "out" and row["seed"] == 0}) == 1
 
     def test_error_is_exit_code_1(self, numdev: Command) -> None:
         Path("broken.py").write_text("def fails(q, k, v, mask, scale):\n    raise RuntimeError('deliberate')\n")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
 from numdev.attention.honours import Honours
 from numdev.formats import FP64, Format
 from numdev.mask import Mask
@@ -19,7 +19,7 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Primary):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
     Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, `A = scale max_ij sum_t |q_it| |k_jt|` being what the scores
@@ -34,8 +34,8 @@ class Exact:
         return {}
 
     @property
-    def format(self) -> Format:
-        return FP64
+    def formats(self) -> dict[str, Format]:
+        return {"out": FP64, "lse": FP64}
 
     @property
     def input_key(self) -> Hashable:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
@@ -45,7 +45,7 @@ _OWN = {"attention.products", "attention.kernel"}
 
 
 @dataclass(frozen=True)
-class Triton:
+class Triton(Primary):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -89,8 +89,8 @@ class Triton:
         return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
 
     @property
-    def format(self) -> Format:
-        return self.precision.format
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.precision.output.to)
 
     @property
     def storage(self) -> torch.dtype:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from numdev.attention.base import Primary, kernel_formats
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.mask import Mask
@@ -20,7 +21,7 @@ Result = tuple[Tensor, Tensor | None]
 IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of torch
 
 
-class InDtype:
+class InDtype(Primary):
     """What follows from a format that torch has a dtype for."""
 
     fmt: Format
@@ -31,8 +32,8 @@ class InDtype:
         return {}
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.fmt)
 
     @property
     def input_key(self) -> Hashable:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.nearest import one_of
-from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of
+from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
 from numdev.errors import BadInput
 
 Task = Callable[[DictConfig], Ended]
@@ -131,9 +131,9 @@ def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
 def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
     from numdev.cli import build, studies
+    from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
     from numdev.cli.settings import Request, flat
-    from numdev.record import Status
     from numdev.store import Store
     from numdev.study import DONE
 
@@ -154,7 +154,7 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
         output().print(show.job(" ".join(_overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(FAILED if found.status is Status.ERROR else 0)
+    return Ended(code_of_point(found.status))
 
 
 def _has_own_terminal() -> bool | None:

@@ -112,6 +112,7 @@ ATTENTION = {
     "function": ("", "where a function of one's own is imported from: `package.module:function`"),
     "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
     "stated": ("", "of such a point: every setting that is stated, as on the command line"),
+    "digest": ("", "SHA-256 of the sources of a function of one's own"),
 }
 
 TIMING = {

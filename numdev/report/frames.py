@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.deviation import METRICS
+from numdev.deviation import METRICS, NONFINITE
 from numdev.errors import BadInput
 from numdev.record import Record
 from numdev.report.typed import flatten, typed
@@ -230,6 +230,12 @@ _AXES = (
 def _is_axis(name: str) -> bool:
     """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
     return name.startswith(_AXES) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
+
+
+def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Whether a comparison holds NaN, or Inf where the other side has none."""
+    held = [name for name in NONFINITE if name in rows]  # records of an older version count fewer kinds
+    return rows[held].sum(axis=1) > 0
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

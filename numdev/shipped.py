@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from numdev.bits import Rounding
 from numdev.formats import BF16, E2M1, E4M3FN, FP16, INT4, INT8
 from numdev.microscale import BlockScale, Microscaled
 from numdev.precision import Dot, Precision, saturating
 from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast, Rounding
+from numdev.rounding import Cast
 
 
 def fa4_fp8() -> Precision:

@@ -220,7 +220,6 @@ class OnlineSoftmax:
 
     Attributes:
         normalise: see `Normalise`.
-        maximum: see `Maximum`. FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
         exp: see `Exponential`.
         scale_on: see `ScaleOn`.
         rescale_threshold: keep the old maximum, and so skip the rescale, unless the new one exceeds it by more than this,
@@ -231,16 +230,17 @@ class OnlineSoftmax:
             0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone. The
             product is rounded to the format of the scores.
         sum_over: see `SumOver`.
+        maximum: see `Maximum`. FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
     """
 
     normalise: Normalise = Normalise.END
-    maximum: Maximum = Maximum.RUNNING
     exp: Exponential = Exponential.EXP
     scale_on: ScaleOn = ScaleOn.SCORES
     rescale_threshold: float = 0.0
     p_scale: float = 1.0
     tie_shift: float | None = None
     sum_over: SumOver = SumOver.EXPONENTIALS
+    maximum: Maximum = Maximum.RUNNING
 
     def __post_init__(self) -> None:
         if not (self.rescale_threshold >= 0 and math.isfinite(self.rescale_threshold)):

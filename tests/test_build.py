@@ -216,13 +216,13 @@ class TestPrecision:
     def test_values_can_have_another_grid(self) -> None:
         changes = {"to": "int4", "scale": "block", "values": "e4m3fn:saturate", "values_scale": "channel"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
-        inputs = build.precision(EXPANDER.config({"precision": "kernel_fp16"} | layer)["precision"]).inputs
+        inputs = build.precision(EXPANDER.request({"precision": "kernel_fp16"} | layer).config["precision"]).inputs
         low = Cast.parse("e4m3fn:saturate")
         assert inputs == Quantised(Cast.parse("int4"), Scale.BLOCK, values=low, values_scale=Scale.CHANNEL)
 
     def test_a_preset_s_smoothing_and_scale_of_v_can_be_taken_away(self) -> None:
         layer = {"precision": "sage2_int4", "precision.quantise.smoothing": "k", "precision.quantise.values_scale": "none"}
-        inputs = build.precision(EXPANDER.config(layer)["precision"]).inputs
+        inputs = build.precision(EXPANDER.request(layer).config["precision"]).inputs
         assert isinstance(inputs, Quantised)
         assert (inputs.smoothing, inputs.smoothing_block, inputs.values_scale) == (Smoothing.K, None, None)
 
@@ -235,7 +235,7 @@ class TestPrecision:
     @pytest.mark.parametrize("step", ["scores", "exponential", "output"])
     def test_other_steps_cannot(self, step: str) -> None:
         with pytest.raises(BadInput, match=rf"^precision\.{step}: 'mxfp4'"):
-            build.precision(EXPANDER.config({f"precision.{step}": "mxfp4"})["precision"])
+            build.precision(EXPANDER.request({f"precision.{step}": "mxfp4"}).config["precision"])
 
     def test_a_cast_takes_the_quantisation_away(self) -> None:
         built = build.precision(EXPANDER.request({"precision": "fp8", "precision.inputs": "bf16"}).config["precision"])
@@ -250,11 +250,11 @@ class TestSoftmax:
     def test_a_polynomial_by_its_coefficients_and_share(self) -> None:
         layer = {"softmax.exp_coefficients": [1, 0.7], "softmax.exp_share": 0.25}
         expected = Exponential.polynomial((1.0, 0.7), 0.25)
-        assert build.softmax(EXPANDER.config(layer)["softmax"]).exp == expected
-        assert build.softmax(EXPANDER.config(layer | {"softmax.exp": "exp2"})["softmax"]).exp == expected
+        assert build.softmax(EXPANDER.request(layer).config["softmax"]).exp == expected
+        assert build.softmax(EXPANDER.request(layer | {"softmax.exp": "exp2"}).config["softmax"]).exp == expected
 
     def test_a_named_polynomial_in_a_share(self) -> None:
-        built = build.softmax(EXPANDER.config({"softmax": "fa4", "softmax.exp_share": 0.5})["softmax"])
+        built = build.softmax(EXPANDER.request({"softmax": "fa4", "softmax.exp_share": 0.5}).config["softmax"])
         assert built.exp == Exponential.polynomial(FA4_COEFFICIENTS, 0.5)
 
     @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ class TestSoftmax:
     )
     def test_what_does_not_fit_is_refused(self, layer: dict[str, Any], field: str) -> None:
         with pytest.raises(BadInput) as caught:
-            build.softmax(EXPANDER.config(layer)["softmax"])
+            build.softmax(EXPANDER.request(layer).config["softmax"])
         assert caught.value.field == field
 
 

@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numdev.bits import Rounding
 from numdev.errors import BadInput
 from numdev.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
 from numdev.microscale import MICROSCALED
 from numdev.precision import Dot, Precision
 from numdev.products import product, row_sums, visible_product
 from numdev.quantise import Quantised
-from numdev.rounding import Cast, Overflow, Rounding
+from numdev.rounding import Cast, Overflow
 from numdev.shipped import SHIPPED
 from tests.cases import POLICIES, draw
 from tests.oracles.table import round_exactly

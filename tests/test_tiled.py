@@ -193,7 +193,7 @@ def test_batch_entries_and_heads_depend_on_no_other(name: str) -> None:
     assert_same(Tiled(precision, Tiling(16, 16), soft)(q, each_k, each_v, Mask(key_lengths=(53, 40))), whole)
 
 
-FA1 = OnlineSoftmax(Normalise.EACH, Maximum.LOCAL)
+FA1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
 LOOPS = [
     (Tiling(16, 16), OnlineSoftmax(), "none", False),
     (Tiling(16, 16, Order.REVERSE), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2), "causal", True),
@@ -456,7 +456,7 @@ def test_every_step_rounds_without_bias(step: str) -> None:
     results = []
     for seed in range(60):
         cast = Cast.parse(f"fp16:stochastic:seed={seed}")
-        policy = replace(base, **{step: Dot(cast) if step in ("row_sum", "values", "scores") else cast})
+        policy = replace(base, **{step: Dot(cast) if step in ("row_sum", "values", "scores") else cast})  # type: ignore[arg-type]
         results.append(Tiled(policy, Tiling(16, 16))(*inputs, Mask()).out.double())
     stacked = torch.stack(results)
     error = stacked.std(0) / math.sqrt(len(results))
@@ -489,7 +489,7 @@ NO_INFINITY = ["e4m3fn", "e2m14finite", "e4m3fn:saturate", "bf16:saturate", "int
 def test_what_is_not_seen_is_never_rounded(mask: str, step: str, text: str) -> None:
     """A format without infinity changes nothing about masked keys: the same as leaving them out, and no NaN."""
     cast = Cast.parse(text)
-    policy = replace(Precision.kernel(BF16), **{step: Dot(cast) if step in ("scores", "row_sum") else cast})
+    policy = replace(Precision.kernel(BF16), **{step: Dot(cast) if step in ("scores", "row_sum") else cast})  # type: ignore[arg-type]
     q, k, v = policy.round_inputs(*draw(SIZES, spread=0.3))
     single = replace(MASKS[mask], key_lengths=None)
     for soft in (OnlineSoftmax(), FA1, OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=1.0)):

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from numdev.attention.combine import combine
+from numdev.attention.steps import Steps
 from numdev.errors import Unsupported
 from numdev.formats import BF16, FP16, FP32, TF32, Format
 from numdev.kernels import forward
@@ -164,5 +165,7 @@ def run(
         )  # fmt: skip
     if splits == 1:
         return out[0], lse[0]
-    combined, total = combine([(o, part[..., None]) for o, part in zip(out, lse, strict=True)], request.precision)
+    combined, total = combine(
+        [(o, part[..., None]) for o, part in zip(out, lse, strict=True)], Steps.of(request.precision, queries)
+    )
     return combined, total.squeeze(-1)

@@ -121,9 +121,9 @@ def exact_twin(kind: Exponential) -> Exponential:
 
 def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
     """`cast(x o y)`, one rounding, whatever the operands are."""
-    x, y = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype))
+    left, right = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype))
     whole = LAYOUTS[x.dtype].format
-    return RoundedOnce(operation, cast, whole, whole, x.dtype)(x.clone(), y.clone())
+    return RoundedOnce(operation, cast, whole, whole, x.dtype)(left.clone(), right.clone())
 
 
 def add(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:

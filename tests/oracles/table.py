@@ -16,8 +16,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from numdev.bits import Rounding
 from numdev.formats import Format, Specials
-from numdev.rounding import Overflow, Rounding, Subnormals
+from numdev.rounding import Overflow, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]

@@ -5,7 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup paper test lint types check bench faults kill docs docs-serve clean
+# The arithmetic, on paths of the mathematics libraries that processors of other makers and ages take.
+NUMERICS := tests/test_elementary.py tests/test_rounded_once.py tests/test_rounding.py tests/test_precision.py \
+	tests/test_exact.py tests/test_naive.py tests/test_tiled.py tests/test_counters.py tests/test_softmax.py tests/test_quantise.py
+
+.PHONY: help setup paper test numerics lint types check bench faults kill docs docs-serve clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -24,6 +28,12 @@ paper: $(READY) ## measure Figures 3 to 6 of the paper and write reports/paper
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
+numerics: $(READY) ## run the tests of the arithmetic on other paths of the mathematics libraries
+	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 $(NUMERICS)
+	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 $(NUMERICS)
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=AVX2 $(BIN)/python -m pytest -n 2 $(NUMERICS)
+	$(BIN)/python -m pytest --threads 2 $(NUMERICS)
+
 lint: $(READY) ## check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,7 +41,7 @@ lint: $(READY) ## check style
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-check: lint types test ## everything that CI runs
+check: lint types test numerics ## everything that CI runs
 
 bench: $(READY) ## measure the speed of the instrument itself
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pychop>=0.6,<0.7'

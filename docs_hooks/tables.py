@@ -45,6 +45,35 @@ def settings() -> Iterator[str]:
     yield from ("```yaml", text[text.index("\nproblem:") + 1 : text.index("\nhydra:")].rstrip(), "```")
 
 
+def honoured() -> Iterator[str]:
+    """The settings that each variant and each baseline honours, a group's name with a star for all of its settings."""
+    from numdev.cli.honoured import of_baseline
+    from numdev.cli.settings import Types
+    from numdev.cli.variants import MAKERS
+
+    def told(honoured: frozenset[str], family: str = "") -> str:
+        of_group = {
+            group: {name for name in Types().names if name.startswith(f"{group}.") and name != f"{group}.kind"}
+            for group in GROUPS
+        }
+        told = [f"`precision=FORMAT` or `{family}_FORMAT`"] if family else []
+        for group, names in of_group.items():
+            read, lacking = sorted(names & honoured - ({"precision.preset"} if family else set())), sorted(names - honoured)
+            if len(lacking) < min(2, len(read)):
+                told.append(f"`{group}.*`" + "".join(f" but `{name}`" for name in lacking))
+            else:
+                told += [f"`{name}`" for name in read]
+        return ", ".join(told) or "nothing more"
+
+    yield from ("| | honours |", "|---|---|")
+    for kind, maker in MAKERS.items():
+        yield f"| `attention={kind}` | {told(maker.type.honours.settings, maker.type.honours.family)} |"
+    for name in ("eager", "none", "emulation"):
+        kind = "emulation" if name == "emulation" else "naive"
+        baseline = {"kind": kind, "precision": "none" if name == "none" else None}
+        yield f"| `baseline={name.replace('eager', 'eager` or `uniform')}` | {told(of_baseline(baseline))} |"
+
+
 def commands() -> Iterator[str]:
     """What the other commands add, without the parts that are Hydra's."""
     for name in ("paper", "report", "speed"):

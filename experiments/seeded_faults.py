@@ -235,9 +235,30 @@ FAULTS = (
     Fault(
         "mean of k not added again",
         "quantise.py",
-        "return self._round(centred) + mean",
-        "return self._round(centred)",
+        "is_q=False) + mean_k",
+        "is_q=False)",
         ("quantise",),
+    ),
+    Fault(
+        "mean of q meets the quantised k",
+        "quantise.py",
+        "torch.cat([rounded_k, k], -1)",
+        "torch.cat([rounded_k, rounded_k], -1)",
+        ("quantise",),
+    ),
+    Fault(
+        "a block's scale one power of two too large",
+        "microscale.py",
+        "exponent.long() - 1 - self.element",
+        "exponent.long() - self.element",
+        ("microscale",),
+    ),
+    Fault(
+        "l adds up P times its scale",
+        RECURRENCE,
+        "return total if scale == 1.0 else",
+        "return total if scale > 0.0 else",
+        ("tiled",),
     ),
     Fault(
         "golden without its maximum in LSE",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from numdev.errors import BadInput
 from numdev.formats import Format
+from numdev.scaled import Scaled, exponent_of, shifted
 
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _PARALLEL = 1 << 18  # values from which two sorts are worth two threads
@@ -31,8 +32,12 @@ def _metric(unit: str, text: str) -> Any:
 class Deviation:
     """Every metric of `x` against a reference `r`, with `D = x - r` over the elements where both are finite.
 
-    Equal infinities do not differ; every other place where `x` is NaN, or where `x` or `r` is infinite, is counted. None of them
-    enters the other metrics.
+    Each place where one of the two is not finite is counted once: as that of `x`, that of `r`, or that of both where both are NaN
+    or the same infinity. None of them enters the other metrics. `compared` says how many elements do; a comparison may leave out
+    more of them (`compare`).
+
+    Every metric is right over the whole range of FP64: sums of squares are scaled by a power of two, and a result is infinite or
+    zero only if it lies beyond FP64 itself.
     """
 
     max_difference: float = _metric("absolute", "max |D|, the paper's max_difference (section V)")
@@ -56,8 +61,13 @@ class Deviation:
     max_u: float = _metric("u", "max |D| / (u max |r|), normwise, in units of the unit roundoff of the output")
     equal_share: float = _metric("relative", "share of elements with D = 0")
     agreement_bits: float = _metric("bits", "-log2(max |D| / max |r|), at most 53")
-    nan_count: int = _metric("count", "NaN in x where r has none")
-    inf_count: int = _metric("count", "Inf in x or r where the other is not the same")
+    nan_count: int = _metric("count", "NaN in x alone: r has none there")
+    inf_count: int = _metric("count", "Inf in x alone: r is neither the same there nor NaN")
+    reference_nan_count: int = _metric("count", "NaN in r alone: x has none there")
+    reference_inf_count: int = _metric("count", "Inf in r alone: x is finite there")
+    both_nan_count: int = _metric("count", "NaN in x and r alike")
+    both_inf_count: int = _metric("count", "the same Inf in x and r, which do not differ there")
+    compared: int = _metric("count", "elements that the other metrics are taken over")
     max_index: tuple[int, ...] = field(default=(), metadata={"unit": "index", "text": "where |D| is largest"})
 
     @staticmethod
@@ -73,8 +83,8 @@ class Deviation:
 
     @property
     def is_finite(self) -> bool:
-        """Whether `x` had NaN and Inf only where the reference has them too, and Inf wherever that has it."""
-        return self.nan_count == 0 and self.inf_count == 0
+        """Whether neither `x` nor the reference has NaN, and each has Inf only where the other has the same."""
+        return not any(getattr(self, name) for name in NONFINITE)
 
     def metrics(self) -> dict[str, float]:
         """Every metric by name, without the index."""
@@ -90,6 +100,10 @@ class Deviation:
 METRICS: dict[str, tuple[str, str]] = {
     f.name: (f.metadata["unit"], f.metadata["text"]) for f in fields(Deviation) if f.name != "max_index"
 }
+
+
+NONFINITE = ("nan_count", "inf_count", "reference_nan_count", "reference_inf_count", "both_nan_count")
+"""Metrics that count what a comparison should not hold; the same infinity on both sides is no fault."""
 
 
 class Sample:
@@ -110,16 +124,26 @@ class Sample:
         return _ordered(self.values)
 
     @cached_property
-    def norm(self) -> float:
-        return float(self.values.norm())
-
-    @cached_property
     def largest(self) -> float:
         return float(self.values.abs().amax())
 
     @cached_property
-    def l1(self) -> float:
-        return float(self.values.abs().sum())
+    def exponent(self) -> int:
+        """Of the power of two that `scaled` leaves out; 0 where every sum of squares is safe."""
+        return exponent_of(self.largest)
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """`values / 2^exponent`."""
+        return shifted(self.values, -self.exponent)
+
+    @cached_property
+    def norm(self) -> Scaled:
+        return Scaled(float(self.scaled.norm()), self.exponent)
+
+    @cached_property
+    def l1(self) -> Scaled:
+        return Scaled(float(self.scaled.abs().sum()), self.exponent)
 
     @cached_property
     def sign(self) -> Tensor:
@@ -135,52 +159,81 @@ class Sample:
         return Sample(self.values[places])
 
 
-def compare(sample: Sample, reference: Sample, fmt: Format) -> Deviation:
-    """`Deviation.between` on samples, whose sorted values are kept from one comparison to the next."""
-    shape, nan, inf, places = sample.shape, 0, 0, None
-    if not (sample.is_finite and reference.is_finite):
+def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | None = None) -> Deviation:
+    """`Deviation.between` on samples, whose sorted values are kept from one comparison to the next.
+
+    `leave_out` says of each element, flat, whether it enters no metric but the counts.
+    """
+    shape, counts, places = sample.shape, dict.fromkeys(_COUNTS, 0), None
+    if not (sample.is_finite and reference.is_finite and leave_out is None):
         x, r = sample.values, reference.values
-        nan, inf = int((x.isnan() & ~r.isnan()).sum()), int(((x.isinf() & (x != r)) | (r.isinf() & x.isfinite())).sum())
-        usable = x.isfinite() & r.isfinite()
+        counts, usable = _counts(x, r), x.isfinite() & r.isfinite()
+        if leave_out is not None:
+            usable &= ~leave_out
         places = usable.nonzero().squeeze(-1)
         if places.numel() == 0:
-            return _without_values(nan, inf, equal=bool((x == r).all()))
+            return _without_values(counts, equal=bool((x == r).all()))
         sample, reference = sample.at(places), reference.at(places)
     x, r = sample.values, reference.values
-    difference = x - r
+    difference, halved = x - r, 0
+    if not bool(difference.isfinite().all()):  # beyond FP64
+        difference, halved = x / 2 - r / 2, 1
     absolute = difference.abs()
     worst = int(absolute.argmax())
-    largest, square, l1 = float(absolute[worst]), float(difference.norm()), float(absolute.sum())
-    mean = float(difference.mean())
-    signed = difference * reference.sign
+    largest = Scaled(float(absolute[worst]), halved)
+    exponent = exponent_of(largest.number)
+    scaled = shifted(difference, -exponent)
+
+    def size(number: float) -> Scaled:
+        return Scaled(number, exponent + halved)
+
+    square, l1, mean = size(float(scaled.norm())), size(float(scaled.abs().sum())), float(scaled.mean())
+    signed, root = scaled * reference.sign, math.sqrt(x.numel())
     bias = float(signed.mean())
-    p50, p90, p99, p99_9 = _percentiles(absolute)
+    p50, p90, p99, p99_9 = (float(Scaled(value, halved)) for value in _percentiles(absolute))
     return Deviation(
-        max_difference=largest,
+        max_difference=float(largest),
         max_value=float(x[worst]),
         max_reference=float(r[worst]),
-        mean=mean,
-        std=_spread(difference, mean),
-        mean_absolute=l1 / x.numel(),
-        rmse=square / math.sqrt(x.numel()),
-        relative_frobenius=_ratio(square, reference.norm),
-        relative_l1=_ratio(l1, reference.l1),
+        mean=float(size(mean)),
+        std=float(size(_spread(scaled, mean))),
+        mean_absolute=float(size(l1.number / x.numel())),
+        rmse=float(size(square.number / root)),
+        relative_frobenius=square.over(reference.norm),
+        relative_l1=l1.over(reference.l1),
         cosine_similarity=_cosine(sample, reference),
         wasserstein=_between(sample.ordered, reference.ordered),
         p50=p50,
         p90=p90,
         p99=p99,
         p99_9=p99_9,
-        bias=bias,
-        bias_error=_spread(signed, bias) / math.sqrt(x.numel()),
-        max_ulp=float((absolute / reference.ulp(fmt)).amax()),
-        max_u=_ratio(largest, fmt.u * reference.largest),
+        bias=float(size(bias)),
+        bias_error=float(size(_spread(signed, bias) / root)),
+        max_ulp=float(Scaled(float((absolute / reference.ulp(fmt)).amax()), halved)),
+        max_u=largest.over(Scaled(reference.largest, -fmt.precision)),
         equal_share=1.0 - int(absolute.count_nonzero()) / x.numel(),
         agreement_bits=_agreement(largest, reference.largest),
-        nan_count=nan,
-        inf_count=inf,
+        **counts,
+        compared=x.numel(),
         max_index=tuple(int(i) for i in np.unravel_index(worst if places is None else int(places[worst]), shape)),
     )
+
+
+_COUNTS = (*NONFINITE, "both_inf_count")
+
+
+def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
+    """Each place where one of the two is not finite, once."""
+    same = x == r
+    found = {
+        "nan_count": x.isnan() & ~r.isnan(),
+        "inf_count": x.isinf() & ~same & ~r.isnan(),
+        "reference_nan_count": r.isnan() & ~x.isnan(),
+        "reference_inf_count": r.isinf() & x.isfinite(),
+        "both_nan_count": x.isnan() & r.isnan(),
+        "both_inf_count": x.isinf() & same,
+    }
+    return {name: int(places.sum()) for name, places in found.items()}
 
 
 def wasserstein(x: Float[Tensor, " n"], y: Float[Tensor, " m"]) -> float:
@@ -224,6 +277,15 @@ def _copy(values: Tensor) -> NDArray[np.floating[Any]]:
 
 def _between(x: Tensor, y: Tensor) -> float:
     """The area between two empirical distribution functions, given the sorted samples."""
+    with np.errstate(over="ignore"):
+        found = _area(x, y)
+    if math.isfinite(found):
+        return found
+    down = 2 + max(x.numel(), y.numel()).bit_length()  # a difference, or a sum of differences, went beyond FP64
+    return float(Scaled(_area(shifted(x, -down), shifted(y, -down)), down))
+
+
+def _area(x: Tensor, y: Tensor) -> float:
     if x.numel() == y.numel():
         if x.is_cuda:
             return float((x - y).abs_().mean())
@@ -256,29 +318,24 @@ def _spread(values: Tensor, mean: float) -> float:
 
 
 def _cosine(sample: Sample, reference: Sample) -> float:
-    product = sample.norm * reference.norm
-    if product == 0:
-        return 1.0 if sample.norm == reference.norm else 0.0
-    return max(-1.0, min(1.0, float(sample.values.dot(reference.values)) / product))
+    if sample.norm.number == 0 or reference.norm.number == 0:
+        return 1.0 if sample.norm.number == reference.norm.number else 0.0
+    product = sample.norm.number * reference.norm.number
+    return max(-1.0, min(1.0, float(sample.scaled.dot(reference.scaled)) / product))
 
 
-def _agreement(largest: float, top: float) -> float:
-    if largest == 0:
-        return _MOST_BITS
-    return max(0.0, min(_MOST_BITS, -math.log2(_ratio(largest, top))))
+def _agreement(largest: Scaled, top: float) -> float:
+    """`log2(top / largest)`, of mantissas and exponents apart, since neither quotient need be a number of FP64."""
+    if largest.number == 0 or top == 0:
+        return _MOST_BITS if largest.number == 0 else 0.0
+    (a, i), (b, j) = math.frexp(top), math.frexp(largest.number)
+    return max(0.0, min(_MOST_BITS, math.log2(a / b) + (i - j - largest.exponent)))
 
 
-def _ratio(value: float, over: float) -> float:
-    """value / over; 0/0 is no deviation, and any deviation from an all-zero reference is infinitely large."""
-    if over == 0:
-        return 0.0 if value == 0 else math.inf
-    return value / over
-
-
-def _without_values(nan: int, inf: int, equal: bool) -> Deviation:
+def _without_values(counts: dict[str, int], equal: bool) -> Deviation:
     """The deviation where no element can be compared: zero if all were equal infinities, else unknown."""
     unknown = 0.0 if equal else math.nan
     numbers = {f.name: unknown for f in fields(Deviation) if f.name != "max_index"}
     if equal:
         numbers |= {"cosine_similarity": 1.0, "equal_share": 1.0, "agreement_bits": _MOST_BITS}
-    return Deviation(**(numbers | {"nan_count": nan, "inf_count": inf}))  # type: ignore[arg-type]
+    return Deviation(**(numbers | counts | {"compared": 0}))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -26,6 +27,7 @@ class Kind(Enum):
     STUDENT_T = "student_t"  # Student's t with `parameter` degrees of freedom
     TIED = "tied"  # normal, and each query's best key occurs `parameter` times, if its score is positive
     SINK = "sink"  # normal, and every query's score at key 0 is raised by `parameter`
+    GAP = "gap"  # v ~ N(0, 1); every query's score is `parameter` at key 0 and 0 at every other key: a sink without noise
     CONSTANT = "constant"  # every entry is `parameter`
 
 
@@ -35,6 +37,7 @@ _DEFAULTS = {
     Kind.STUDENT_T: 3.0,
     Kind.TIED: 4.0,
     Kind.SINK: 10.0,
+    Kind.GAP: 10.0,
     Kind.CONSTANT: 1.0,
 }
 
@@ -46,7 +49,7 @@ class Distribution:
     Attributes:
         kind: see `Kind`.
         parameter: what `Kind` says of it; None takes the default (logits 4, outliers 0.001, t 3, tied 4, sink 10,
-            constant 1).
+            gap 10, constant 1).
     """
 
     kind: Kind = Kind.UNIFORM
@@ -62,6 +65,7 @@ class Distribution:
             Kind.STUDENT_T: self.parameter > 0,
             Kind.TIED: self.parameter >= 1 and self.parameter % 1 == 0,
             Kind.SINK: True,
+            Kind.GAP: True,
             Kind.CONSTANT: True,
         }.get(self.kind, False)
         if not (fits and math.isfinite(self.parameter)):
@@ -82,6 +86,8 @@ class Distribution:
             return q, _tie(k, int(parameter)), v
         if self.kind is Kind.SINK:
             return *_sink(q, k, parameter / scale), v
+        if self.kind is Kind.GAP:
+            return *_sink_alone(q, k, parameter / scale), v
         return q, k, v
 
 
@@ -102,7 +108,8 @@ def _student_t(size: Size, generator: Generator, freedom: float) -> Tensor:
     # t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2).
     normal = _normal(size, generator, 0.0)
     chi2 = 2.0 * torch._standard_gamma(torch.full(size, freedom / 2, dtype=torch.float64), generator=generator)
-    return normal / torch.sqrt(chi2 / freedom)
+    # NumPy's root is correctly rounded everywhere; torch's is an ulp off for some arguments on some processors.
+    return normal / torch.from_numpy(np.sqrt((chi2 / freedom).numpy()))
 
 
 def _constant(size: Size, _: Generator, value: float) -> Tensor:
@@ -141,4 +148,15 @@ def _sink(q: Tensor, k: Tensor, raised: float) -> tuple[Tensor, Tensor]:
     q[..., 0] = length
     k[..., 0] = 0.0
     k[:, :, 0, 0] = math.copysign(length, raised)
+    return q, k
+
+
+def _sink_alone(q: Tensor, k: Tensor, gap: float) -> tuple[Tensor, Tensor]:
+    """q and k whose product is `gap` at key 0 and 0 elsewhere, each a product of two numbers with no sum.
+
+    Every query is the first unit vector, a number of every format; key 0 is `gap` times it, which a format rounds once.
+    """
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    q[..., 0] = 1.0
+    k[:, :, 0, 0] = gap
     return q, k

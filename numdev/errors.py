@@ -18,6 +18,10 @@ class BadInput(NumdevError, ValueError):
         return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
 
 
+class NotHonoured(BadInput):
+    """A setting that is stated explicitly and that what is measured does not read."""
+
+
 class Unsupported(NumdevError):
     """An implementation cannot honour what was asked for; `field` says which part, `reason` why."""
 

@@ -8,5 +8,6 @@ COUNTERS = {
     "p_one_per_row": "entries of P equal to 1, mean over rows",
     "p_flushed": "share of the visible entries of P that are 0 after the probabilities cast",
     "p_saturated": "share of the visible entries of P beyond the largest number of the probabilities format",
-    "stagnated_per_row": "tiles whose positive sum left the row sum as it was, mean over rows",
+    "stagnated_per_row": "additions of something positive that left a running row sum as it was, mean over rows",
+    "lost_rows": "share of rows that see a key and whose row sum is 0: their result is 0 and their LSE minus infinity",
 }

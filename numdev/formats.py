@@ -196,6 +196,10 @@ E4M3FN = Format(4, 3, Specials.NAN_ONLY)
 E5M2 = Format(5, 2)
 INT8 = Format(0, 7, Specials.FINITE)
 INT4 = Format(0, 3, Specials.FINITE)
+# Elements of microscaled formats (OCP MX v1.0, section 5.3).
+E3M2 = Format(3, 2, Specials.FINITE)
+E2M3 = Format(2, 3, Specials.FINITE)
+E2M1 = Format(2, 1, Specials.FINITE)
 
 _CATALOGUE = {
     "fp64": FP64,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from numdev.errors import BadInput
@@ -63,9 +63,20 @@ class Mask:
 
     def hides_rows(self, batch: int, queries: int, keys: int) -> bool:
         """Whether there is a query that sees no key."""
+        return not bool(self.seeing_rows(batch, queries, keys).all())
+
+    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[Tensor, "batch queries"]:
+        """Whether each query sees a key at all."""
         rows = torch.arange(queries)
-        ranges = (self.key_range(queries, keys, rows, length) for length in set(self.lengths(batch, keys)))
-        return any(bool((high <= low).any()) for low, high in ranges)
+        ranges = [self.key_range(queries, keys, rows, length) for length in self.lengths(batch, keys)]
+        return torch.stack([high > low for low, high in ranges])
+
+    def without_padding(self, x: Float[Tensor, "batch heads keys dim"]) -> Float[Tensor, "batch heads keys dim"]:
+        """k or v with zeros for the keys that do not exist, so that nothing in them can reach a result."""
+        if self.key_lengths is None:
+            return x
+        lengths = torch.tensor(self.key_lengths, device=x.device)[:, None, None, None]
+        return x.masked_fill(torch.arange(x.shape[-2], device=x.device)[:, None] >= lengths, 0.0)
 
     def query_range(self, queries: int, keys: int, start: int, stop: int) -> tuple[int, int]:
         """The half-open range of queries outside which no query sees any key of `[start, stop)`."""

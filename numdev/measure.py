@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +20,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.formats import Format
 from numdev.memory import LeastRecentlyUsed, available_bytes
 from numdev.record import Record, Status, describe, key_of
+from numdev.usersource import foreign
 
 
 @runtime_checkable
@@ -33,10 +34,13 @@ class Outputs(Protocol):
 
 @runtime_checkable
 class Measurable(Protocol):
-    """An implementation of the operation under study."""
+    """An implementation of the operation under study.
+
+    `formats` has the format of each output that it can return, by name, the primary one first.
+    """
 
     @property
-    def format(self) -> Format: ...
+    def formats(self) -> Mapping[str, Format]: ...
     @property
     def input_key(self) -> Hashable: ...
     def round_inputs(self, *inputs: Any, **named: Any) -> tuple[Tensor, ...]: ...
@@ -71,14 +75,18 @@ class Bench:
     def environment(self) -> dict[str, str]:
         return environment(self.device)
 
-    def key(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> str:
+    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
         """The key under which `measure` files its record."""
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def config(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seeds: int) -> dict[str, Any]:
-        """The canonical configuration of a point."""
+    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]:
+        """The canonical configuration of a point, with the sources of what is no class of numdev's own.
+
+        Raises:
+            BadInput: where the file of such a class has changed since it was imported.
+        """
         parts = {"problem": problem, "variant": variant, "baseline": baseline, "seeds": seeds}
-        return {name: describe(part) for name, part in parts.items()}
+        return {name: describe(part) for name, part in parts.items()} | foreign(problem, variant, baseline)
 
     def measure(self, problem: Reproducible, variant: Measurable, baseline: Measurable | None = None, seeds: int = 10) -> Record:
         """Measure a point; see `Record` for what comes back.
@@ -100,10 +108,8 @@ class Bench:
                 rows += found
                 kernels[kernel] = None
                 counters.append({"seed": seed} | counted)
-            kinds = ("variant", "golden")  # against one reference, so that a value is counted once
-            wrong = sum(row["nan_count"] + row["inf_count"] for row in rows if (row["subject"], row["reference"]) == kinds)
-            if wrong:
-                status, reason = Status.NONFINITE, f"NaN or Inf in the variant or in golden alone, in {wrong} places in all"
+            if reason := nonfinite(rows):
+                status = Status.NONFINITE
         except Unsupported as error:
             status, reason = Status.UNSUPPORTED, str(error)
         except BadInput:
@@ -118,24 +124,28 @@ class Bench:
     def _replicate(
         self, problem: Reproducible, variant: Measurable, baseline: Measurable | None, seed: int
     ) -> tuple[list[dict[str, Any]], dict[str, float], str]:
-        arguments = problem.arguments()
-        output = variant(*self._rounded(problem, variant, seed), **arguments)
-        samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}
-        references = self._golden(problem, variant, seed)
-        rows = []
+        output = variant(*self._rounded(problem, variant, seed), **problem.arguments())
+        samples, references = _samples(output), self._golden(problem, variant, seed)
+        rows, others = [], dict[str, Sample]()
         if baseline is not None:
-            references = references | {"baseline": self._baseline(problem, baseline, seed)}
-            rows = self._kept.get(
-                ("baseline rows", problem, baseline, seed),
-                lambda: _rows(
-                    "baseline",
-                    self._baseline(problem, baseline, seed),
-                    self._golden(problem, baseline, seed),
-                    baseline.format,
-                    seed,
-                ),
-            )
-        return _rows("variant", samples, references, variant.format, seed) + rows, output.counters, getattr(output, "kernel", "")
+            others = self._baseline(problem, baseline, seed)
+            references = references | {"baseline": others}
+            rows = self._baseline_rows(problem, baseline, samples, seed)
+        found = list(_rows("variant", samples, references, others, variant.formats, seed))
+        return found + rows, output.counters, getattr(output, "kernel", "")
+
+    def _baseline_rows(
+        self, problem: Reproducible, baseline: Measurable, variant: dict[str, Sample], seed: int
+    ) -> list[dict[str, Any]]:
+        """The same for every variant of finite results, and so kept for them."""
+
+        def made() -> list[dict[str, Any]]:
+            samples, references = self._baseline(problem, baseline, seed), self._golden(problem, baseline, seed)
+            return list(_rows("baseline", samples, references, variant, baseline.formats, seed))
+
+        if all(sample.is_finite for sample in variant.values()):
+            return self._kept.get(("baseline rows", problem, baseline, seed), made)
+        return made()
 
     def _inputs(self, problem: Reproducible, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values()))
@@ -177,17 +187,42 @@ def _rows(
     subject: str,
     samples: dict[str, Sample],
     references: dict[str, dict[str, Sample]],
-    fmt: Format,
+    others: dict[str, Sample],
+    formats: Mapping[str, Format],
     seed: int,
-) -> list[dict[str, Any]]:
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """Each output of a subject against each reference, in ulp and u of the output's own format.
+
+    `others` are the outputs of the other one of variant and baseline. Where one of these is not finite, the subject is not
+    compared either: figures of variant and baseline that stand side by side are taken over the same elements.
+    """
     for reference, expected in references.items():
         for output, sample in samples.items():
             if output in expected:
-                deviation = compare(sample, expected[output], fmt)
+                other = others.get(output)
+                leave_out = None if other is None or other.is_finite else ~other.values.isfinite()
+                deviation = compare(sample, expected[output], formats[output], leave_out)
                 head = {"seed": seed, "subject": subject, "output": output, "reference": reference}
-                rows.append(head | deviation.metrics() | {"max_index": list(deviation.max_index)})
-    return rows
+                yield head | deviation.metrics() | {"max_index": list(deviation.max_index)}
+
+
+def nonfinite(rows: list[dict[str, Any]]) -> str:
+    """Whose results hold NaN, or Inf where another has none, and in how many places of all outputs and seeds; or nothing.
+
+    Variant and baseline are told by the comparison with golden. Golden's own are told by that with the variant.
+    """
+    found = {}
+    for subject in ("variant", "baseline"):
+        own = [row for row in rows if (row["subject"], row["reference"]) == (subject, "golden")]
+        found[subject] = _total(own, ("nan_count", "both_nan_count"), ("inf_count",))
+        if subject == "variant":
+            found["golden"] = _total(own, ("reference_nan_count", "both_nan_count"), ("reference_inf_count",))
+    told = [f"{who} {nan} NaN and {inf} Inf" for who, (nan, inf) in found.items() if nan or inf]
+    return f"NaN, or Inf where the other side has none: {', '.join(told)}" if told else ""
+
+
+def _total(rows: list[dict[str, Any]], nan: tuple[str, ...], inf: tuple[str, ...]) -> tuple[int, int]:
+    return sum(row[name] for row in rows for name in nan), sum(row[name] for row in rows for name in inf)
 
 
 def failure(error: Exception) -> tuple[Status, str]:

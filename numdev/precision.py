@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.bits import LAYOUTS, Rounding
+from numdev.elementary import Operation, RoundedOnce
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
+from numdev.microscale import BlockScale, Microscaled
+from numdev.noise import Noise
+from numdev.products import product, row_sums
 from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast
+from numdev.rounding import Cast, Overflow
 
-# BLAS takes other kernels, with other orders of summation, below about 16 rows or columns, and cuts inner dimensions
-# beyond about 768 by the size of the whole product (seen with MKL 2024.2).
-_LEAST, _LONGEST = 16, 512
+Watch = Callable[[Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -51,51 +54,55 @@ class Dot:
         return f"Dot({self})"
 
     def __call__(
-        self, a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
+        self,
+        a: Float[Tensor, "*batch rows inner"],
+        b: Float[Tensor, "*#batch inner columns"],
+        noise: Noise | None = None,
     ) -> Float[Tensor, "*batch rows columns"]:
         """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
         if self.every is None:
-            return self.accumulate.apply_(product(a, b))
+            return self.accumulate.apply_(product(a, b), noise)
         total: Tensor | None = None
         for start in range(0, a.shape[-1], self.every):
             part = product(a[..., start : start + self.every], b[..., start : start + self.every, :])
-            total = self.accumulate.apply_(part if total is None else part.add_(total))
+            total = self._add(part, total, noise)
         assert total is not None, "the inner dimension is never empty"
         return total
 
-    def sum(self, a: Float[Tensor, "*batch rows inner"]) -> Float[Tensor, "*batch rows 1"]:
-        """The sum over the last dimension: the product with a column of ones, without forming it."""
+    def sum(
+        self, a: Float[Tensor, "*batch rows inner"], noise: Noise | None = None, watch: Watch | None = None
+    ) -> Float[Tensor, "*batch rows 1"]:
+        """The sum over the last dimension: the product with a column of ones, without forming it.
+
+        `watch` is told of each addition to a running sum: the sum before it, what is added, the sum after it.
+        """
         if self.every is None:
-            return self.accumulate.apply_(a.sum(-1, keepdim=True))
-        total = self.accumulate.apply_(a[..., : self.every].sum(-1, keepdim=True))
-        for start in range(self.every, a.shape[-1], self.every):
-            total = self.accumulate.apply_(total + a[..., start : start + self.every].sum(-1, keepdim=True))
+            return self.accumulate.apply_(row_sums(a), noise)
+        total: Tensor | None = None
+        for start in range(0, a.shape[-1], self.every):
+            part = row_sums(a[..., start : start + self.every])
+            if total is None or watch is None:
+                total = self._add(part, total, noise)
+            else:
+                added = part.clone()
+                before, total = total, self._add(part, total, noise)
+                watch(before, added, total)
+        assert total is not None, "the inner dimension is never empty"
         return total
 
-
-def product(
-    a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
-) -> Float[Tensor, "*batch rows columns"]:
-    """`a @ b` in the carrier, by shapes and layouts for which a row's bits do not depend on the rows beside it."""
-    rows, columns, inner = a.shape[-2], b.shape[-1], a.shape[-1]
-    if rows < _LEAST:
-        a = torch.nn.functional.pad(a, (0, 0, 0, _LEAST - rows))
-    if columns < _LEAST:
-        b = torch.nn.functional.pad(b, (0, _LEAST - columns))
-    b = b.contiguous()  # a transposed operand has kernels of its own
-    if inner <= _LONGEST and rows >= _LEAST and columns >= _LEAST:
-        return a @ b
-    total = a[..., :_LONGEST] @ b[..., :_LONGEST, :]
-    for start in range(_LONGEST, inner, _LONGEST):
-        total += a[..., start : start + _LONGEST] @ b[..., start : start + _LONGEST, :]
-    return total[..., :rows, :columns].contiguous()
+    def _add(self, part: Tensor, total: Tensor | None, noise: Noise | None) -> Tensor:
+        """The running sum with `part`, whose memory it takes, rounded once."""
+        if total is None:
+            return self.accumulate.apply_(part, noise)
+        carrier = LAYOUTS[part.dtype].format
+        return RoundedOnce(Operation.ADD, self.accumulate, carrier, self.accumulate.to, part.dtype)(part, total, noise)
 
 
 @dataclass(frozen=True)
 class Precision:
     """The precision policy: one Cast or Dot per step of tiled attention, in the order of execution.
 
-    A step's cast is applied after every elementary operation of the step; max and comparison never round.
+    The result of every elementary operation of a step is rounded once, by the step's cast; max and comparison never round.
 
     Attributes:
         inputs: q, k and v as the algorithm receives them.
@@ -103,7 +110,7 @@ class Precision:
         exponential: `S - m`, then its exponential.
         rescale: `m_old - m_new`, then its exponential, `alpha`.
         row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones.
-        probabilities: `P` as it enters the second product.
+        probabilities: `P` as it enters the second product; microscaled, its blocks are runs of keys of a tile.
         values: the product `P V`.
         accumulator: `alpha * O`, then `+ P V`; and the division by `l`.
         output: what is returned.
@@ -114,10 +121,19 @@ class Precision:
     exponential: Cast
     rescale: Cast
     row_sum: Dot
-    probabilities: Cast
+    probabilities: Cast | Microscaled
     values: Dot
     accumulator: Cast
     output: Cast
+
+    def __post_init__(self) -> None:
+        if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
+            mend = "no tile knows the largest P of all rows; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            raise BadInput("precision.probabilities", str(self.probabilities), mend)
+        for cast in self.casts():
+            if cast.to.precision >= 52 and cast != Cast(FP64):
+                mend = "FP64 arithmetic rounds to nearest even and cannot round its 53 bits to 52; give fp64, or at most 50 mantissa bits"
+                raise BadInput("precision", str(cast), mend)
 
     @staticmethod
     def golden() -> Precision:
@@ -138,56 +154,72 @@ class Precision:
 
     @staticmethod
     def kernel(fmt: Format) -> Precision:
-        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do."""
-        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
+        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do.
+
+        Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
+        """
+        low, high = saturating(fmt) if fmt.bits <= 8 else Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
         return Precision(low, Dot(high), high, high, Dot(high), low, Dot(high), high, low)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
-        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3)."""
-        high, low = Cast(FP32), Cast(E4M3FN)
+        """FlashAttention-3's FP8 forward: E4M3 inputs and P, FP32 accumulation, FP16 output (FA3, section 3.3).
+
+        As the paper has it. The released kernel leaves rotation and quantisation to its caller, from whom it takes one scale for
+        each batch entry and head.
+        """
+        low = saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
-        return Precision(inputs, Dot(high), high, high, Dot(high), low, Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs, probabilities=low)
 
     @staticmethod
     def int8() -> Precision:
         """INT8 q and k by block with the mean of k taken out, P and V in FP16 (SageAttention, section 4)."""
-        high = Cast(FP32)
         inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
-        return Precision(inputs, Dot(high), high, high, Dot(high), Cast(FP16), Dot(high), high, Cast(FP16))
+        return replace(Precision.kernel(FP16), inputs=inputs)
 
     @staticmethod
     def parse(name: str) -> Precision:
-        """A preset by name: `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`, ..., `fp8`, `int8`."""
-        fixed = {"golden": Precision.golden, "fp8": Precision.fp8, "int8": Precision.int8}
-        if name in fixed:
-            return fixed[name]()
+        """A preset by name: `golden`, one of `numdev.shipped`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
+        from numdev.shipped import SHIPPED  # its policies are policies of this module
+
+        if name in SHIPPED:
+            return SHIPPED[name]()
         kind, _, fmt = name.rpartition("_")
         policies = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
         try:
-            return policies[kind](Format.parse(fmt))
+            return Precision.golden() if name == "golden" else policies[kind](Format.parse(fmt))
         except (BadInput, KeyError):
-            mend = "use golden, fp8, int8, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+            shipped = ", ".join(SHIPPED)
+            mend = f"use golden, {shipped}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
             raise BadInput("precision", name, mend) from None
 
     def casts(self) -> Iterator[Cast]:
         """Every cast of the policy, in the order of execution."""
         for field in fields(self):
             step = getattr(self, field.name)
-            if isinstance(step, Quantised):
-                yield from (step.to, step.values or step.to)
-            else:
-                yield step.accumulate if isinstance(step, Dot) else step
+            for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
+                yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings of the inputs that are not read as the others are, and what reads them."""
+        return self.inputs.idle if isinstance(self.inputs, Quantised) else {}
 
     @property
     def carrier(self) -> torch.dtype:
-        """The dtype that the arithmetic runs in: FP32 if that leaves every rounding innocuous, else FP64.
+        """The dtype that the arithmetic runs in: FP32 if every step is FP32's own or has at most 11 bits, else FP64.
 
-        A result of + - * / or sqrt that is first rounded to q bits and then to p is the correctly rounded one when
-        q >= 2p + 2 (Figueroa 1995), which FP32 (q = 24) grants to formats of p <= 11 bits, and to FP32 itself natively.
+        In either, `numdev.elementary` rounds the result of every operation once; with formats of `p` bits and a carrier of at
+        least `2p + 2` the carrier's own operation, then the cast, mostly does so by itself (Figueroa 1995).
         """
-        narrow = all(c.to == FP32 or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
+        narrow = all(c == Cast(FP32) or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
         return torch.float32 if narrow else torch.float64
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step rounds stochastically."""
+        return any(cast.rounding is Rounding.STOCHASTIC for cast in self.casts())
 
     @property
     def format(self) -> Format:
@@ -204,8 +236,9 @@ class Precision:
         if isinstance(self.inputs, Quantised):
             rounded = self.inputs(q, k, v)
             return tuple(t.to(self.carrier) for t in rounded)  # type: ignore[return-value]
-        # Rounded before narrowed: FP64 to FP32 to the format would round twice.
-        return tuple(self.inputs(t.double()).to(self.carrier) for t in (q, k, v))  # type: ignore[return-value]
+        # Rounded before narrowed: FP64 to FP32 to the format would round twice. Each is a rounding event of its own.
+        noise = Noise()
+        return tuple(self.inputs(t.double(), noise).to(self.carrier) for t in (q, k, v))  # type: ignore[return-value]
 
     @property
     def name(self) -> str:
@@ -220,9 +253,16 @@ class Precision:
         return "Precision(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
 
 
+def saturating(fmt: Format) -> Cast:
+    """The cast to `fmt` whose results beyond the largest number are the largest number."""
+    return Cast(fmt, overflow=Overflow.SATURATE)
+
+
 @lru_cache(maxsize=1)
 def _preset_names() -> dict[Precision, str]:
-    names = {Precision.fp8(): "fp8", Precision.int8(): "int8"}
+    from numdev.shipped import SHIPPED
+
+    names = {preset(): name for name, preset in reversed(SHIPPED.items())}
     for fmt in (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64):
         names |= {
             Precision.eager(fmt): f"eager_{fmt}",

@@ -13,6 +13,7 @@ from numdev.attention.sdpa import Backend, Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Kernel, Products, Triton
 from numdev.attention.vanilla import Vanilla
+from numdev.bits import Rounding
 from numdev.captured import Captured
 from numdev.deviation import Deviation, wasserstein
 from numdev.distributions import Distribution, Kind
@@ -20,20 +21,22 @@ from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.formats import Format, Specials
 from numdev.mask import Mask
 from numdev.measure import Bench
+from numdev.microscale import BlockScale, Microscaled
 from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.record import Record, Status
-from numdev.rounding import Cast, Overflow, Rounding, Subnormals
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.rounding import Cast, Overflow, Subnormals
+from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.store import Store
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 
 __all__ = [
     "Attention",
     "Backend",
     "BadInput",
     "Bench",
+    "BlockScale",
     "Captured",
     "Cast",
     "Custom",
@@ -47,8 +50,9 @@ __all__ = [
     "Instrumented",
     "Kernel",
     "Kind",
-    "Loop",
     "Mask",
+    "Maximum",
+    "Microscaled",
     "Naive",
     "Normalise",
     "NumdevError",
@@ -71,6 +75,7 @@ __all__ = [
     "Status",
     "Store",
     "Subnormals",
+    "SumOver",
     "Tiled",
     "Tiling",
     "Triton",

@@ -12,16 +12,18 @@ from enum import Enum
 from typing import Any
 
 from numdev.formats import Format
+from numdev.microscale import Microscaled
 from numdev.precision import Dot, Precision
 from numdev.quantise import Quantised
 from numdev.rounding import Cast
+from numdev.softmax import Exponential
 
 
 class Status(Enum):
     """How a measurement ended."""
 
     OK = "ok"
-    NONFINITE = "nonfinite"  # measured, but the variant returned NaN or Inf where the reference has none
+    NONFINITE = "nonfinite"  # measured, but variant, baseline or golden holds NaN, or Inf where another has none
     UNSUPPORTED = "unsupported"  # the variant said that it cannot do this
     OUT_OF_MEMORY = "out_of_memory"
     ERROR = "error"
@@ -35,7 +37,7 @@ def describe(value: object) -> Any:
     if isinstance(value, Precision):
         steps = value.steps() | {"name": value.name}
         return steps | ({"quantise": describe_fields(value.inputs)} if isinstance(value.inputs, Quantised) else {})
-    if isinstance(value, (Cast, Dot, Format)):
+    if isinstance(value, (Cast, Dot, Exponential, Format, Microscaled)):
         return str(value)
     if isinstance(value, Enum):
         return value.value
@@ -60,9 +62,18 @@ def describe_fields(value: Any) -> dict[str, Any]:
     return described | ({"digest": value.digest} if hasattr(value, "digest") else {})
 
 
+_INFORMATION = ("revision",)  # facts of an environment that change no result
+
+
 def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """The point's key: a hash of its canonical configuration and of the environment, numdev's version in it."""
-    text = json.dumps({"config": config, "environment": environment}, sort_keys=True, allow_nan=False)
+    """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
+
+    The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
+    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation makes
+    another key.
+    """
+    facts = {name: value for name, value in environment.items() if name not in _INFORMATION}
+    text = json.dumps({"config": config, "environment": facts}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,35 +23,18 @@ class Normalise(Enum):
     END = "end"  # once: FlashAttention-2, section 3.1
 
 
-class Exponential(Enum):
-    """How `exp(S - m)` is computed. All but `EXP` work on scores that carry a folded factor log2(e)."""
+class Maximum(Enum):
+    """Which maximum the exponentials of a tile are taken from."""
 
-    EXP = "exp"
-    EXP2 = "exp2"
-    POLYNOMIAL_1 = "exp2_poly1"
-    POLYNOMIAL_2 = "exp2_poly2"
-    POLYNOMIAL_3 = "exp2_poly3"
-    POLYNOMIAL_4 = "exp2_poly4"
-    POLYNOMIAL_5 = "exp2_poly5"
+    RUNNING = "running"  # P = exp(S - m'), the maximum so far: FlashAttention-2, Algorithm 1, line 9
+    LOCAL = "local"  # P = exp(S - rowmax S), then times exp(rowmax S - m'): FlashAttention-1, Algorithm 1, lines 10 to 12
 
-    @property
-    def is_binary(self) -> bool:
-        """Whether scores and maxima are in units of log 2."""
-        return self is not Exponential.EXP
 
-    @property
-    def degree(self) -> int | None:
-        """Of the polynomial, where there is one."""
-        return int(self.value[-1]) if self.value.startswith("exp2_poly") else None
+class SumOver(Enum):
+    """What the row sum adds up."""
 
-    def __call__(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """e^x, or 2^x, in the carrier of `x`, in place where it can be."""
-        degree = self.degree
-        return self.exact(x) if degree is None else exp2_polynomial(x, EXP2_MINIMAX[degree].coefficients)
-
-    def exact(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The same to the carrier's accuracy, never by a polynomial of low degree."""
-        return exp2(x) if self.is_binary else x.exp_()
+    EXPONENTIALS = "exponentials"  # P before its cast: FlashAttention-2 to -4, SageAttention2's FP8 kernels
+    PROBABILITIES = "probabilities"  # P after it, as it is multiplied with V: SageAttention's FP16 kernels for CUDA
 
 
 class ScaleOn(Enum):
@@ -114,6 +100,121 @@ def exp2_polynomial(x: Float[Tensor, "*shape"], coefficients: tuple[float, ...])
 
 
 @dataclass(frozen=True)
+class Exponential:
+    """`e^x` or `2^x`, and for which entries of P a polynomial stands in for it.
+
+    `2^x = 2^floor(x) p(x - floor(x))`: a kernel computes some columns of a tile so, to relieve the unit that evaluates exp2
+    (FlashAttention-4, arXiv 2603.05451, section 3). Which ones is a fixed pattern: column `c` of a tile if `c mod period` is
+    one of `columns`.
+
+    Attributes:
+        binary: 2^x, on scores that carry a folded factor log2(e).
+        coefficients: of `p`, lowest power first; none for the exact exponential everywhere.
+        period: of the pattern, in columns.
+        columns: those of a period that go by the polynomial, ascending.
+    """
+
+    EXP: ClassVar[Exponential]
+    EXP2: ClassVar[Exponential]
+
+    binary: bool = False
+    coefficients: tuple[float, ...] = ()
+    period: int = 1
+    columns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = list(self.coefficients)
+        if not all(map(math.isfinite, given)):
+            raise BadInput("softmax.exp_coefficients", given, "give finite numbers, lowest power first")
+        if given and not self.binary:
+            raise BadInput("softmax.exp_coefficients", given, "it is a polynomial of 2^f; give softmax.exp=exp2")
+        inside = all(0 <= column < self.period for column in self.columns)
+        if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(given)):
+            mend = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
+            raise BadInput("softmax.exp", str(self.columns), mend)
+
+    @staticmethod
+    def parse(name: str) -> Exponential:
+        """Read a name of `EXPONENTIALS`."""
+        if name not in EXPONENTIALS:
+            raise BadInput("softmax.exp", name, f"use one of {', '.join(EXPONENTIALS)}")
+        return EXPONENTIALS[name]
+
+    @staticmethod
+    def polynomial(coefficients: tuple[float, ...], share: float = 1.0) -> Exponential:
+        """2^x by a polynomial in a share of the columns, evenly spread.
+
+        With `share = a / b` in lowest terms column `c` of each `b` is one where `floor((c + 1) a / b) > floor(c a / b)`.
+
+        Raises:
+            BadInput: for no coefficients, a share outside (0, 1], or one that is no fraction of `b <= 256`.
+        """
+        if not coefficients:
+            raise BadInput("softmax.exp_coefficients", [], "give at least one number")
+        fraction = Fraction(share).limit_denominator(_LONGEST_PERIOD) if math.isfinite(share) else Fraction(0)
+        if not (0 < fraction <= 1 and abs(float(fraction) - share) < 1e-9):
+            mend = f"give a fraction above 0 and up to 1 whose denominator is at most {_LONGEST_PERIOD}, such as 0.25"
+            raise BadInput("softmax.exp_share", share, mend)
+        a, b = fraction.numerator, fraction.denominator
+        return Exponential(True, coefficients, b, tuple(c for c in range(b) if (c + 1) * a // b > c * a // b))
+
+    def __str__(self) -> str:
+        if self in _EXPONENTIAL_NAMES:
+            return _EXPONENTIAL_NAMES[self]
+        written = ",".join(map(repr, self.coefficients))
+        columns = ",".join(map(str, self.columns))
+        return f"exp2[{written}] in columns {columns} of {self.period}"
+
+    def __repr__(self) -> str:
+        return f"Exponential({self})"
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether scores and maxima are in units of log 2."""
+        return self.binary
+
+    @property
+    def share(self) -> float:
+        """Of the columns of a tile of whole periods, those that go by the polynomial."""
+        return len(self.columns) / self.period
+
+    def __call__(self, x: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows columns"]:
+        """e^x, or 2^x, of a tile, in the carrier of `x`, in place where it can be."""
+        if not self.columns:
+            return self.exact(x)
+        approximate = exp2_polynomial(x, self.coefficients)
+        if self.share == 1:
+            return approximate
+        chosen = torch.zeros(self.period, dtype=torch.bool, device=x.device)
+        chosen[list(self.columns)] = True
+        return torch.where(chosen[torch.arange(x.shape[-1], device=x.device) % self.period], approximate, self.exact(x))
+
+    def exact(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The same to the carrier's accuracy, never by a polynomial of low degree."""
+        return exp2(x) if self.is_binary else x.exp_()
+
+
+Exponential.EXP = Exponential()
+Exponential.EXP2 = Exponential(binary=True)
+
+_LONGEST_PERIOD = 256  # columns, the widest tile of any kernel
+# flash_attn/cute/utils.py, POLY_EX2[3] (flash-attention at 0251105): Sollya's fpminimax of 2^f on [0, 1] with p(0) = 1, in FP32.
+FA4_COEFFICIENTS = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
+
+EXPONENTIALS = {
+    "exp": Exponential.EXP,
+    "exp2": Exponential.EXP2,
+    **{f"exp2_poly{degree}": Exponential.polynomial(found.coefficients) for degree, found in EXP2_MINIMAX.items()},
+    # The tuning tables of flash_fwd_sm100.py and apply_exp2_convert of softmax.py, at the same revision: in the two middle ones
+    # of the four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
+    "exp2_fa4": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 16 >= 12)),
+    "exp2_fa4_fp8": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 8 >= 4)),
+}
+"""The exponentials that have names."""
+_EXPONENTIAL_NAMES = {exponential: name for name, exponential in EXPONENTIALS.items()}
+
+
+@dataclass(frozen=True)
 class OnlineSoftmax:
     """The recurrence `m, l, O -> m', l', O'` over KV tiles.
 
@@ -126,7 +227,10 @@ class OnlineSoftmax:
         p_scale: P is multiplied by this before its cast and the product divided by it: 256 uses more of E4M3's
             range (FA3), 127 is for INT8. Powers of two are exact.
         tie_shift: `beta`: where several scores of a row tie for a positive maximum, shift by `beta m` instead of `m`, and by
-            0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone.
+            0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone. The
+            product is rounded to the format of the scores.
+        sum_over: see `SumOver`.
+        maximum: see `Maximum`. FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
     """
 
     normalise: Normalise = Normalise.END
@@ -135,6 +239,8 @@ class OnlineSoftmax:
     rescale_threshold: float = 0.0
     p_scale: float = 1.0
     tie_shift: float | None = None
+    sum_over: SumOver = SumOver.EXPONENTIALS
+    maximum: Maximum = Maximum.RUNNING
 
     def __post_init__(self) -> None:
         if not (self.rescale_threshold >= 0 and math.isfinite(self.rescale_threshold)):
@@ -154,13 +260,17 @@ class OnlineSoftmax:
         """`rescale_threshold` in the units of the scores."""
         return self.rescale_threshold if self.exp.is_binary else self.rescale_threshold * math.log(2)
 
-    def maximum(self, m: Float[Tensor, "*rows 1"], scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows 1"]:
-        """`m' = max(m, rowmax S)`, with the tie shift and the lazy threshold where they are on."""
+    def largest(self, scores: Float[Tensor, "*rows keys"], times_beta: Callable[[Tensor], Tensor]) -> Float[Tensor, "*rows 1"]:
+        """`rowmax S` of one tile, shifted by `times_beta` where it is tied and the tie shift is on."""
         largest = scores.amax(-1, keepdim=True)
-        if self.tie_shift is not None:
-            tied = (scores == largest).sum(-1, keepdim=True) > 1
-            shifted = torch.where(largest > 0, largest * self.tie_shift, largest.clamp(min=0))
-            largest = torch.where(tied & largest.isfinite(), shifted, largest)
+        if self.tie_shift is None:
+            return largest
+        tied = (scores == largest).sum(-1, keepdim=True) > 1
+        shifted = torch.where(largest > 0, times_beta(largest.clone()), largest.clamp(min=0))
+        return torch.where(tied & largest.isfinite(), shifted, largest)
+
+    def running(self, m: Float[Tensor, "*rows 1"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
+        """`m' = max(m, rowmax S)`, with the lazy threshold where it is on."""
         if self.threshold == 0:
             return torch.maximum(m, largest)
         return torch.where(largest - m > self.threshold, largest, m)  # -inf - -inf is NaN: such a row keeps -inf

@@ -15,6 +15,19 @@ DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study
 
 
 @dataclass(frozen=True)
+class Refused:
+    """What stands in the place of a variant that does not honour what is stated of it.
+
+    Attributes:
+        kind: of the variant.
+        stated: everything that is stated, which tells the points of a grid apart.
+    """
+
+    kind: str
+    stated: str
+
+
+@dataclass(frozen=True)
 class StudyPoint:
     """One point of a study.
 
@@ -22,6 +35,7 @@ class StudyPoint:
         problem, variant, baseline, seeds: what `Bench.measure` takes.
         setting: the name of the circumstances, such as `uniform_each`; a claim is judged once per setting.
         labels: the point's place on the study's axes, for tables and figures.
+        refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
     """
 
     problem: Any
@@ -30,6 +44,7 @@ class StudyPoint:
     seeds: int
     setting: str = "default"
     labels: dict[str, Any] = field(default_factory=dict)
+    refused: str = ""
 
     def text(self) -> str:
         """Setting and labels in one line."""
@@ -91,7 +106,13 @@ class Outcome:
 
     @property
     def has_errors(self) -> bool:
-        return any(status is Status.ERROR for _, status, _ in self.failures)
+        return Status.ERROR in self.statuses
+
+    @property
+    def statuses(self) -> list[Status]:
+        """How each point ended."""
+        ended = [status for _, status, _ in self.failures]
+        return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
 @runtime_checkable
@@ -134,7 +155,8 @@ def run(
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
     if isinstance(bench, LooksAhead):
-        bench.announce(point for key, point in work if fresh or not _is_done(store.get(key)))
+        wanted = ((key, point) for key, point in work if not point.refused)
+        bench.announce(point for key, point in wanted if fresh or not _is_done(store.get(key)))
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
@@ -202,6 +224,9 @@ def _is_done(record: Record | None) -> TypeGuard[Record]:
 
 def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
+    if point.refused:
+        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
+        return Record(key, config, bench.environment(), Status.UNSUPPORTED, point.refused)
     try:
         return bench.measure(point.problem, point.variant, point.baseline, point.seeds)
     except BadInput as error:

@@ -21,16 +21,6 @@ class Order(Enum):
     RANDOM = "random"  # one permutation drawn from `seed`
 
 
-class Loop(Enum):
-    """Which operand the outer loop runs over: queries (FlashAttention-2) or keys (FlashAttention-1, Algorithm 1).
-
-    A row meets the same tiles in the same order under both, so the choice changes traffic, never a bit of the result.
-    """
-
-    QUERIES = "queries"
-    KEYS = "keys"
-
-
 @dataclass(frozen=True)
 class Tiling:
     """Tiles of `br` rows of Q by `bc` rows of K and V.
@@ -39,7 +29,6 @@ class Tiling:
         br: `Br`; rows are independent, so it changes no bit of an emulated result, only the shape of the work.
         bc: `Bc`; the last tile is shorter where it does not divide the number of keys.
         order: see `Order`.
-        loop: see `Loop`.
         splits: split-KV (Flash-Decoding): contiguous ranges of tiles, each normalised, then combined by their LSE.
         stride: of `Order.STRIDED`.
         seed: of `Order.RANDOM`.
@@ -48,7 +37,6 @@ class Tiling:
     br: int = 64
     bc: int = 64
     order: Order = Order.FORWARD
-    loop: Loop = Loop.QUERIES
     splits: int = 1
     stride: int = 2
     seed: int = 0
@@ -57,6 +45,12 @@ class Tiling:
         for field in ("br", "bc", "splits", "stride"):
             if getattr(self, field) < 1:
                 raise BadInput(f"tiling.{field}", getattr(self, field), "give a whole number of at least 1")
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that this order does not read, and the one that does."""
+        readers = {"stride": Order.STRIDED, "seed": Order.RANDOM}
+        return {f"tiling.{name}": f"tiling.order={order.value}" for name, order in readers.items() if self.order is not order}
 
     @staticmethod
     def from_sram(elements: int, head_dim: int) -> Tiling:

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from numdev.precision import Precision
+from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax
 from tests.cases import reach
 
@@ -33,6 +34,7 @@ def kernel_budget(
     lazy = 2.0**softmax.rescale_threshold  # P may exceed 1 by as much, and l with it
     entry = exponent * (1 + tiles) + 2 * tiles * U32
     sums = 2 * (keys + 2 * tiles) * U32
+    assert isinstance(precision.probabilities, Cast)
     p = precision.probabilities.to
     cast = 0.0 if p.mantissa_bits >= 23 else p.u + keys * p.min_subnormal / (2 * softmax.p_scale) + 2 * product
     relative = 2 * (entry + sums) * math.exp(min(entry, 1.0)) + cast * (1 + entry)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.base import Output
+from numdev.bits import Rounding
 from numdev.formats import BF16, E5M2, FP16, FP32
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
@@ -57,6 +58,22 @@ def mixed() -> Precision:
     )
 
 
+def directed(text: str) -> Precision:
+    """Every step rounded by one cast, which need not be to nearest."""
+    cast = Cast.parse(text)
+    return Precision(
+        inputs=cast,
+        scores=Dot(cast),
+        exponential=cast,
+        rescale=cast,
+        row_sum=Dot(cast),
+        probabilities=cast,
+        values=Dot(cast),
+        accumulator=cast,
+        output=cast,
+    )
+
+
 POLICIES: dict[str, Callable[[], Precision]] = {
     **{
         f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
@@ -68,6 +85,8 @@ POLICIES: dict[str, Callable[[], Precision]] = {
     "mixed": mixed,
     "narrow_sum": lambda: replace(Precision.kernel(BF16), row_sum=Dot(Cast(BF16))),
     "tensor_core": lambda: replace(Precision.kernel(FP16), scores=Dot.parse("e8m13:toward_zero@16")),
+    "toward_zero": lambda: directed("bf16:toward_zero"),
+    "wide operands": lambda: replace(Precision.kernel(FP16), accumulator=Cast(FP16), exponential=Cast(BF16, Rounding.ODD)),
     "fp8": Precision.fp8,
     "int8": Precision.int8,
 }

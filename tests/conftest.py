@@ -24,11 +24,6 @@ install_import_hook(
     "beartype.beartype",
 )
 
-torch.set_num_threads(1)  # the tensors are small: threads that wait for each other make the suite several times slower
-
-# Each worker takes one core: two threads in each of two workers wait for one another most of the time.
-torch.set_num_threads(1)
-
 if TYPE_CHECKING:
     from numdev.store import Store
 
@@ -38,7 +33,13 @@ settings.register_profile("first failure", parent=settings.get_profile("repeatab
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--threads", type=int, default=1, help="threads of torch in each worker")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # One unless asked for: the tensors are small, and threads that wait for each other make the suite several times slower.
+    torch.set_num_threads(config.getoption("--threads"))
     ignored = "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
     config.addinivalue_line("filterwarnings", ignored)  # beartype picks the item of a tuple that it checks at random
 

@@ -20,6 +20,7 @@ from numdev.cli.app import refuse_unknown
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
+from numdev.cli.settings import Request, flat
 from numdev.cli.studies import stated
 from numdev.report.compare import Question
 
@@ -123,9 +124,11 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
     elif cfg.study is None:
-        points = [build.point(OmegaConf.to_container(cfg, resolve=True))]  # type: ignore[arg-type]
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        points = [build.point(Request(config, expander.said(dict(flat(config)), expander.task)))]
     else:
         name = hydra.runtime.choices["study"]
         points = [*expander.study(name, study_fields(name, OmegaConf.to_container(cfg.study))).points]  # type: ignore[arg-type]
     assert points
+    assert [point.refused for point in points if point.refused] == []
     assert command != "speed" or all(point.baseline is None for point in points)

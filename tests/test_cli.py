@@ -18,6 +18,7 @@ from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
 from numdev.cli.schema import GROUPS
 from numdev.deviation import METRICS
+from numdev.record import Status
 from numdev.store import Store
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -114,7 +115,7 @@ class TestHelp:
                 assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
         for group in ("problem", "tiling", "softmax"):
             for name in yaml.safe_load((config_folder() / "config.yaml").read_text())[group]:
-                assert name in ours or name in ("source", "loop"), f"{group}.{name}"
+                assert name in ours or name == "source", f"{group}.{name}"
 
     @pytest.mark.parametrize("command", ["paper", "report"])
     def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
@@ -182,6 +183,21 @@ BAD = [
     (["study=[fig3,fig4]"], "study", "-m study="),
     (["tiling.sram=4096", "tiling.bc=16"], "tiling.bc", "tiling.sram=4096"),
     (["shard=1"], "shard", "study="),
+    (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
+    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "attention=tiled does not honour it"),
+    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
+    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
+    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
+    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not honour softmax.normalise"),
+    (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
+    (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
+    (["tiling.loop=keys"], "tiling.loop", "no such setting"),
+    (["precision=fp8", "precision.quantise.scale=row", "precision.quantise.block=32"], "precision.quantise.block", "scale=block"),
+    (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
+    (["attention=vanilla", "precision=kernel_bf16"], "precision", "eager_bf16"),
+    (["attention=sdpa", "precision.values=fp32@16"], "precision.values", "cannot be set"),
+    (["precision.values='bf16:seed=0'"], "precision.values", "stochastic"),
+    (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=none"),
     (["--bogus"], "--bogus", "no such flag"),
     (["--config-dir", "nowhere"], "nowhere", "not found"),
     (["-cn", "nothing"], "nothing", "no such file"),
@@ -265,13 +281,27 @@ class TestPoint:
         assert after.seconds != before.seconds
         assert after.rows == before.rows
 
-    def test_unsupported_is_a_status(self, numdev: Command) -> None:
+    def test_unsupported_is_exit_code_3(self, numdev: Command) -> None:
         Path("mine.py").write_text(
             "import numdev as nd\ndef refuses(q, k, v, mask, scale):\n    raise nd.Unsupported('problem.n', 'never')\n"
         )
         ran = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
-        assert ran.code == 0
+        assert ran.code == 3
         assert "unsupported" in ran.out
+        again = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
+        assert (again.code, "already measured" in again.out) == (3, True), "also where it is not measured again"
+
+    def test_nan_in_the_baseline_is_said(self, numdev: Command) -> None:
+        settings = ("problem=normal_logits", "problem.source.parameter=2000", "problem.n=256", "precision=kernel_fp16")
+        ran = numdev("measure", *settings, "seeds=2", "device=cpu")
+        assert ran.code == 0
+        (record,) = Store(Path("results")).records()
+        (baseline, *_) = [row for row in record.rows if (row["subject"], row["output"]) == ("baseline", "out")]
+        assert baseline["nan_count"] > 0
+        assert record.status is Status.NONFINITE
+        assert ": baseline " in record.reason
+        assert record.reason in " ".join(ran.out.split())
+        assert len({row["compared"] for row in record.rows if row["output"] == "out" and row["seed"] == 0}) == 1
 
     def test_error_is_exit_code_1(self, numdev: Command) -> None:
         Path("broken.py").write_text("def fails(q, k, v, mask, scale):\n    raise RuntimeError('deliberate')\n")
@@ -324,6 +354,18 @@ class TestSweep:
     def test_a_setting_that_is_none_stops_all_before_the_first(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "precision=bf16,bf17")
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+
+    def test_formats_of_a_real_kernel_are_what_was_measured(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "attention=sdpa", "attention.backend=math", "precision=bf16,kernel_fp16")
+        assert (ran.code, ran.err) == (0, "")
+        configs = [record.config for record in Store(Path("results")).records()]
+        assert {config["variant"]["fmt"] for config in configs} == {"bf16", "fp16"}
+        assert {config["baseline"]["precision"]["output"] for config in configs} == {"bf16", "fp16"}
+
+    def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
+        assert (ran.code, len(ran.out.splitlines())) == (2, 1)
+        assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
 
     def test_flags_stand_anywhere(self, numdev: Command) -> None:
         assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
@@ -405,6 +447,20 @@ class TestStudy:
         assert "3 measured" in ran.out
         assert "problem.n=512" in ran.out
         assert "256 tokens" in " ".join(ran.out.split())
+
+    def test_a_kernel_that_honours_none_of_it_is_judged_by_nothing(self, numdev: Command) -> None:
+        ran = numdev("measure", "study=fig4", "attention=sdpa", "seeds=1", "device=cpu")
+        assert ran.code == 0
+        assert "fig4: 44 points" in ran.out
+        assert "44 not ok" in ran.out
+        assert {record.status.value for record in Store(Path("results")).records()} == {"unsupported"}
+        assert numdev("report", "out=o", "format=csv").code == 0
+        points, claims = pd.read_csv("o/points.csv"), pd.read_csv("o/claims.csv")
+        assert set(points["attention"]) == {"sdpa"}
+        assert points[["format", "policy"]].isna().all(axis=None)
+        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not honour it").all()
+        assert set(claims["verdict"]) == {"undecided"}
+        assert set(claims["figure"]) == {"unknown"}
 
     def test_malformed_study_is_one_sentence(self, numdev: Command, toy_configs: Path) -> None:
         for text, words in (
@@ -507,7 +563,7 @@ class TestShell:
         [
             ("numdev ", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
             ("numdev mea", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
-            ("numdev measure softmax=", {"softmax=fa1", "softmax=fa2", "softmax=fa3_fp8", "softmax=fa4"}),
+            ("numdev measure softmax=fa3", {"softmax=fa3", "softmax=fa3_fp8"}),
             ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
             ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),
             ("numdev report form", {"format="}),

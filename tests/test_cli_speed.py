@@ -15,7 +15,7 @@ __all__ = ["numdev"]  # the fixture
 POINT = ("problem.n=32", "problem.head_dim=8", "device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3")
 STUDY = """\
 title: Toy
-base: {baseline: none, problem.head_dim: 8, attention.format: fp32, seeds: 1}
+base: {baseline: none, problem.head_dim: 8, precision: fp32, seeds: 1}
 axes:
   kernel: {vanilla: {attention: vanilla}, math: {attention: sdpa, attention.backend: math}, none: {attention: flex}}
   problem.n: [16, 32]
@@ -23,17 +23,17 @@ axes:
 
 
 def test_one_point_shows_every_figure(numdev: Command) -> None:
-    ran = numdev("speed", *POINT, "attention=vanilla", "attention.format=fp32")
+    ran = numdev("speed", *POINT, "attention=vanilla", "precision=fp32")
     assert ran.code == 0
     for word in ("latency", "tflops", "peak_bytes", "intensity", "rmse", "median time of one call"):
         assert word in ran.out
     assert len(list(Store(Path("results/speed")).records())) == 1
-    assert "already measured" in numdev("speed", *POINT, "attention=vanilla", "attention.format=fp32").out
+    assert "already measured" in numdev("speed", *POINT, "attention=vanilla", "precision=fp32").out
 
 
 def test_a_sweep_is_a_line_each(numdev: Command) -> None:
     ran = numdev("speed", *POINT, "-m", "attention=vanilla,tiled,flex")
-    assert ran.code == 0
+    assert ran.code == 3, "flex has no figures here"
     lines = [line for line in ran.out.splitlines() if "attention=" in line]
     assert [line.partition("attention=")[2].partition(":")[0] for line in lines] == ["vanilla", "tiled", "flex"]
     assert "TFLOP/s" in lines[0]
@@ -55,9 +55,23 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
     assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
 
 
+def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(STUDY)
+    ran = numdev("speed", "--config-dir", "mine", "study=toy", "attention=vanilla", *POINT[2:], "out=shown")
+    assert ran.code == 0, ran.err
+    assert set(pd.read_csv("shown/speed.csv")["label.kernel"]) == {"vanilla"}
+    refused = pd.read_csv("shown/unsupported.csv")
+    assert sorted(refused["label.kernel"]) == ["math", "math", "none", "none"]
+    assert refused["reason"].str.startswith("attention: 'vanilla' cannot be used; the points kernel=").all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("out=shown",), "out: 'shown' cannot be used; a study ends with a report"),
+        (("attention=flex", "tiling.splits=2"), "tiling.splits: 2 cannot be used; attention=flex does not honour it"),
+        (("baseline.normalise=end",), "baseline.normalise: 'end' cannot be used; baseline=none does not read it"),
         (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
         (("timing.least=2",), "timing.least: 2 cannot be used"),

@@ -17,7 +17,7 @@ from scipy import stats
 
 from numdev.attention.exact import Exact
 from numdev.attention.vanilla import Vanilla
-from numdev.deviation import METRICS
+from numdev.deviation import METRICS, NONFINITE
 from numdev.distributions import Distribution
 from numdev.errors import BadInput
 from numdev.formats import FP32
@@ -46,7 +46,7 @@ Point = tuple[dict[str, Any], Record]
 
 def rows(values: Sequence[float], **place: Any) -> list[dict[str, Any]]:
     head = {"subject": "variant", "output": "out", "reference": "golden", "max_index": [0]} | place
-    rest = dict.fromkeys(METRICS, 1.0) | {"nan_count": 0, "inf_count": 0}
+    rest = dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
     return [{"seed": seed} | head | rest | {"rmse": value, "max_ulp": 3 * value} for seed, value in enumerate(values)]
 
 
@@ -343,9 +343,16 @@ class TestCommand:
         store_of(tmp_path / "b", point(machine="two"), point(machine="two", labels={"precision": "fp16"}))
         (tmp_path / "b" / "records" / "two-8-fp16.json").unlink()
         ran = numdev("compare", "a", "b")
-        assert ran.code == 0
+        assert ran.code == 1
         assert "note: B: s: 1 of 2 points are not measured yet" in ran.out
+        assert "1 regression in 2 comparisons" in ran.out
+        assert "Changes for the worse" in ran.out
+        assert "precision=fp16" in ran.out
         assert "only in A" in ran.out
+        back = numdev("compare", "b", "a")
+        assert back.code == 0
+        assert "Points that A lacks" in back.out
+        assert "precision=fp16" in back.out
 
     def test_speed_is_compared_by_its_own_figures(self, numdev: Command, tmp_path: Path) -> None:
         place = Problem(Distribution(), Shape(queries=8, keys=8, head_dim=8))

@@ -31,9 +31,11 @@ from numdev.report.frames import Results, load
 from numdev.report.typed import flatten
 from numdev.speed.timing import Budget
 from numdev.store import Store
+from numdev.study import Refused
 
 FP8 = Precision.fp8()
 VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
+REFUSED = Refused("sdpa", "tiling.br=16")
 CONFIGURATION = tuple(f"{part}." for part in configuration.PARTS)
 
 
@@ -49,7 +51,7 @@ def every_column(tmp_path: Path) -> dict[str, Any]:
     save_file({f"a.{name}": torch.ones(1, 4, 4) for name in "qkv"}, tmp_path / "own.safetensors")
     problems = [Problem(Distribution()), Problem(Captured(str(tmp_path / "own.safetensors")))]
     parts: list[tuple[str, Any]] = [("timing", Budget()), *(("problem", problem) for problem in problems)]
-    parts += [(part, variant) for part in ("variant", "baseline") for variant in VARIANTS]
+    parts += [(part, variant) for part in ("variant", "baseline") for variant in (*VARIANTS, REFUSED)]
     return {name: value for part, it in parts for name, value in flatten({part: describe(it)}).items()}
 
 

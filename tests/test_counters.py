@@ -11,32 +11,33 @@ import torch
 
 from numdev.attention.tiled import Tiled
 from numdev.events import COUNTERS
-from numdev.formats import BF16, E4M3FN, E5M2, FP32
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32
 from numdev.mask import Mask
 from numdev.precision import Dot, Precision
 from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 from tests.cases import MASKS, draw, lse_of
-from tests.oracles.double_loop import DoubleLoop, Event
+from tests.oracles.double_loop import DoubleLoop, Event, is_fully_masked
 
 SIZES = (2, 2, 1, 16, 53, 8)
 
 
 def count(events: list[Event], limit: float, rows: int) -> dict[str, float]:
-    """The counters by their descriptions in `COUNTERS`."""
+    """The counters by their descriptions in `COUNTERS`, but for `lost_rows`."""
     rescales = ones = stagnated = flushed = saturated = entries = 0
     scores: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for event in events:
         batch, head, tile_rows = event.where
         seen, s, p, p_scaled, p_cast = (t.tolist() for t in (event.seen, event.s, event.p, event.p_scaled, event.p_cast))
-        alpha, l_old, l_kept, l_new = (t[:, 0].tolist() for t in (event.alpha, event.l_old, event.l_kept, event.l_new))
+        alpha, l_old = (t[:, 0].tolist() for t in (event.alpha, event.l_old))
         for i, row in enumerate(tile_rows):
             if not any(seen[i]):
                 continue
             begun = l_old[i] > 0
             rescales += begun and alpha[i] != 1
-            stagnated += begun and sum(p[i]) > 0 and l_new[i] == l_kept[i]
+            for before, added, after in event.additions:
+                stagnated += before[i].item() > 0 and added[i].item() > 0 and after[i].item() == before[i].item()
             ones += p[i].count(1.0)
             for j in range(len(seen[i])):
                 if seen[i][j]:
@@ -75,9 +76,11 @@ def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
     precision, tiling, soft, spread = CASES[case]
     inputs = precision.round_inputs(*draw(SIZES, spread=spread))
     events: list[Event] = []
-    DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
+    _, lse = DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
     counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
-    assert counted == pytest.approx(count(events, precision.probabilities.to.max, 2 * 2 * 16), abs=1e-12)
+    lost = lse.isneginf() & ~is_fully_masked(MASKS[mask], 2, 16, 53)[:, None]
+    expected = count(events, precision.probabilities.largest, 2 * 2 * 16) | {"lost_rows": lost.double().mean().item()}
+    assert counted == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,25 @@ def test_a_row_of_equal_scores_in_numbers() -> None:
         "p_flushed": 0.0,
         "p_saturated": 0.0,
         "stagnated_per_row": 0.0,
+        "lost_rows": 0.0,
     }
+
+
+def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:
+    """Shifted by 7 times its tied maximum, every exponential underflows in FP16: no sum, a result of 0, an LSE of -inf."""
+    q = torch.full((1, 1, 3, 16), 4.0)
+    k = torch.full((1, 1, 64, 16), 4.0)
+    output = Tiled(Precision.uniform(FP16), Tiling(16, 16), OnlineSoftmax(tie_shift=7.0))(q, k, k, Mask(), 0.25)
+    assert output.counters["lost_rows"] == 1.0
+    assert bool((output.out == 0).all())
+    assert bool(lse_of(output).isneginf().all())
+
+
+def test_a_sum_stagnates_within_a_tile_too() -> None:
+    """One tile of 300 keys, added one by one: 1 + 1 + ... stops at 256."""
+    q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
+    step = replace(Precision.uniform(BF16), row_sum=Dot.parse("bf16@1"))
+    assert Tiled(step, Tiling(1, 300))(q, k, k, Mask()).counters["stagnated_per_row"] == 300 - 256
 
 
 def test_a_bf16_row_sum_stagnates_at_256() -> None:

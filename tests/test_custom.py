@@ -108,7 +108,7 @@ def test_a_module_that_cannot_import_its_own_needs(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("fmt", [TF32, Format(5, 3)], ids=str)
 def test_a_format_without_a_dtype_is_refused(fmt: Format) -> None:
-    with pytest.raises(BadInput, match="^attention.format: "):
+    with pytest.raises(BadInput, match="^precision: "):
         custom(exact, fmt)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -19,7 +20,7 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 from numdev import deviation
-from numdev.deviation import METRICS, Deviation, Sample, compare, wasserstein
+from numdev.deviation import METRICS, NONFINITE, Deviation, Sample, compare, wasserstein
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
 from tests.cases import U64
@@ -120,7 +121,7 @@ def test_a_power_of_two_scales_absolute_metrics_and_keeps_relative_ones(pairs: l
 def test_nothing_deviates_from_itself(values: list[float], fmt: Format) -> None:
     x = tensor([v for v in values if not math.isnan(v)] or [1.0])
     found = Deviation.between(x, x.clone(), fmt)
-    free = {"max_value", "max_reference", "cosine_similarity", "agreement_bits", "equal_share"}
+    free = {"max_value", "max_reference", "cosine_similarity", "agreement_bits", "equal_share", "both_inf_count", "compared"}
     assert {name: value for name, value in found.metrics().items() if name not in free and value != 0} == {}
     assert found.max_value == found.max_reference
     # x.x / ||x||^2: the product, the two norms and the division, n terms each.
@@ -130,16 +131,49 @@ def test_nothing_deviates_from_itself(values: list[float], fmt: Format) -> None:
     assert found.is_finite
 
 
+def kind(pair: tuple[float, float]) -> str:
+    """Whose fault a place is; `compared` where it is nobody's."""
+    x, r = pair
+    if math.isnan(x) and math.isnan(r):
+        return "both_nan_count"
+    if math.isnan(x) or math.isnan(r):
+        return "nan_count" if math.isnan(x) else "reference_nan_count"
+    if x == r and math.isinf(x):
+        return "both_inf_count"
+    if math.isinf(x):
+        return "inf_count"
+    return "reference_inf_count" if math.isinf(r) else "compared"
+
+
+@given(st.lists(st.tuples(ANY, ANY, st.booleans()), min_size=1, max_size=20))
+def test_what_is_left_out_is_counted_and_not_compared(triples: list[tuple[float, float, bool]]) -> None:
+    x, r = split([(x, r) for x, r, _ in triples])
+    found = compare(Sample(x), Sample(r), FP32, torch.tensor([left for _, _, left in triples]))
+    counts = {*NONFINITE, "both_inf_count"}
+    every = Deviation.between(x, r, FP32).metrics()
+    assert {name: getattr(found, name) for name in counts} == {name: every[name] for name in counts}
+    kept = [(x, r) for x, r, left in triples if not left and math.isfinite(x) and math.isfinite(r)]
+    assert found.compared == len(kept)
+    if kept:
+        alone = Deviation.between(*split(kept), FP32).metrics()
+        assert {name: value for name, value in found.metrics().items() if name not in counts} == {
+            name: value for name, value in alone.items() if name not in counts
+        }
+        assert triples[found.max_index[0]][2] is False
+
+
 @given(st.lists(st.tuples(ANY, ANY), min_size=1, max_size=20))
 def test_nan_and_inf_are_counted_and_left_out(pairs: list[tuple[float, float]]) -> None:
     """The rest of the metrics are those of the finite pairs alone, bit for bit."""
     found = Deviation.between(*split(pairs), FP32)
-    nan = [(x, r) for x, r in pairs if math.isnan(x) and not math.isnan(r)]
-    inf = [(x, r) for x, r in pairs if not math.isnan(x) and x != r and (math.isinf(x) or math.isinf(r))]
+    kinds = Counter(map(kind, pairs))
     finite = [(x, r) for x, r in pairs if math.isfinite(x) and math.isfinite(r)]
-    assert (found.nan_count, found.inf_count) == (len(nan), len(inf))
-    assert found.is_finite == (not nan and not inf)
-    rest = {name: value for name, value in found.metrics().items() if name not in ("nan_count", "inf_count")}
+    counts = {*NONFINITE, "both_inf_count"}
+    assert {name: getattr(found, name) for name in counts} == {name: kinds[name] for name in counts}
+    assert found.compared == kinds["compared"] == len(finite)
+    assert sum(kinds[name] for name in counts) + found.compared == len(pairs), "each place is of one kind"
+    assert found.is_finite == (not kinds.keys() & set(NONFINITE))
+    rest = {name: value for name, value in found.metrics().items() if name not in {*counts, "compared"}}
     if finite:
         alone = Deviation.between(*split(finite), FP32).metrics()
         assert rest == {name: alone[name] for name in rest}
@@ -164,7 +198,8 @@ def test_log_sums_of_fully_masked_rows_do_not_deviate() -> None:
 def test_another_log_sum_than_minus_infinity_is_counted(value: float) -> None:
     """A fully masked row's LSE is -inf; a kernel that writes a number there is not in agreement."""
     found = Deviation.between(tensor([1.0, value]), tensor([1.0, -INF]), FP32)
-    assert found.inf_count == 1
+    assert found.inf_count + found.reference_inf_count == 1
+    assert found.inf_count == (value == INF)
     assert not found.is_finite
     assert found.max_difference == 0.0
 

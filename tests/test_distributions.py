@@ -42,12 +42,13 @@ def test_shapes_type_and_seed(kind: Kind) -> None:
     source = Distribution(kind)
     drawn = source.draw(LARGE, 0.25, 3)
     assert [t.shape for t in drawn] == [(2, 4, 256, 32), (2, 2, 300, 32), (2, 2, 300, 32)]
-    for one, again, other in zip(drawn, source.draw(LARGE, 0.25, 3), source.draw(LARGE, 0.25, 4), strict=True):
+    fixed = {Kind.CONSTANT: "qkv", Kind.GAP: "qk"}.get(kind, "")
+    for name, one, again, other in zip("qkv", drawn, source.draw(LARGE, 0.25, 3), source.draw(LARGE, 0.25, 4), strict=True):
         assert one.dtype == torch.float64
         assert one.device.type == "cpu"
         assert bool(one.isfinite().all())
         assert torch.equal(one, again)
-        assert torch.equal(one, other) == (kind is Kind.CONSTANT)
+        assert torch.equal(one, other) == (name in fixed)
     if kind is not Kind.CONSTANT:
         assert not torch.equal(drawn[1], drawn[2]), "k and v are different draws"
 
@@ -180,6 +181,22 @@ def test_the_sink_raises_every_score_at_key_0(raised: float | None, scale: float
     expected[..., 0] += 10.0 if raised is None else raised
     loose = (dim + 6) * U64 * scale * scores(q.abs(), k.abs())
     assert bool(((found - expected).abs() <= loose).all())
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 128**-0.5])
+@pytest.mark.parametrize("gap", [None, 3.0, -2.0, 0.0])
+@pytest.mark.parametrize("dim", [1, 16])
+def test_the_gap_is_exact_and_has_no_noise(gap: float | None, scale: float, dim: int) -> None:
+    """Every score but those of key 0 is 0; those are off by the quotient's and the product's roundoff, 0 with a power of two."""
+    shape = Shape(batch=2, heads=4, kv_heads=2, queries=30, keys=20, head_dim=dim)
+    q, k, v = Distribution(Kind.GAP, gap).draw(shape, scale, 5)
+    assert torch.equal(v, Distribution(Kind.NORMAL).draw(shape, scale, 5)[2])
+    found, wanted = scores(q, k) * scale, 10.0 if gap is None else gap
+    assert bool((found[..., 1:] == 0).all())
+    exact = math.log2(scale) % 1 == 0
+    assert bool(((found[..., 0] - wanted).abs() <= (0.0 if exact else 2 * U64 * abs(wanted))).all())
+    for drawn in (q, k):
+        assert torch.equal(drawn.bfloat16().double(), drawn) or not exact
 
 
 def test_constant() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from numdev import environment as module
 from numdev.environment import environment, resolve_device
 from numdev.errors import BadInput
+from numdev.record import key_of
 from numdev.version import package_version
 
 CPU = torch.device("cpu")
@@ -115,5 +118,49 @@ def test_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Path", lambda _: cpuinfo)
     monkeypatch.setattr(platform, "processor", lambda: "")
     assert module._processor.__wrapped__() == "unknown"
-    cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU @ 2: GHz\n")
+    assert module._vendor.__wrapped__() == "unknown"
+    cpuinfo.write_text("processor : 0\nvendor_id\t: A Maker\nmodel name\t: Some CPU @ 2: GHz\n\nprocessor : 1\nmodel name : B\n")
     assert module._processor.__wrapped__() == "Some CPU @ 2: GHz"
+    assert module._vendor.__wrapped__() == "A Maker"
+    cpuinfo.write_text("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd40\n")
+    assert (module._vendor.__wrapped__(), module._processor.__wrapped__()) == ("0x41", "0xd40")
+
+
+@pytest.mark.parametrize("name", sorted(module._PATHS))
+def test_the_path_of_the_mathematics_libraries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variable that chooses it is a fact, and another key."""
+    monkeypatch.delenv(name, raising=False)
+    assert environment(CPU)[name] == "unset"
+    before = key_of({}, environment(CPU))
+    monkeypatch.setenv(name, "COMPATIBLE")
+    assert environment(CPU)[name] == "COMPATIBLE"
+    assert key_of({}, environment(CPU)) != before
+
+
+def test_libraries_are_named_with_their_versions() -> None:
+    facts = environment(CPU)
+    assert {"vendor", "processor", "instructions", "blas", "numpy_blas", "threads"} <= facts.keys()
+    assert "unknown" not in facts["blas"]
+    built = torch.__config__.show()
+    for part in facts["blas"].split(", ")[1:]:
+        assert part.split()[-1] in built
+    assert torch.backends.mkl.is_available() == ("MKL" in facts["blas"])
+
+
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_the_capability_in_force_is_told(capability: str) -> None:
+    """A process that torch finds the variable in when it starts: torch reads it once."""
+    command = "import torch; from numdev.environment import environment; e = environment(torch.device('cpu')); "
+    command += "print(e['instructions'], e['ATEN_CPU_CAPABILITY'])"
+    variables = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=variables)
+    assert ran.stdout.split() == [capability.upper(), capability]
+
+
+def test_a_revision_makes_no_other_key_and_the_sources_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environment(CPU)
+    monkeypatch.setattr(module, "_revision", lambda: "another-dirty")
+    assert environment(CPU)["revision"] == "another-dirty"
+    assert key_of({}, environment(CPU)) == key_of({}, before)
+    monkeypatch.setattr(module, "sources_digest", lambda: "other sources")
+    assert key_of({}, environment(CPU)) != key_of({}, before)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.sdpa import Sdpa
 from numdev.attention.tiled import Tiled
 from numdev.captured import Captured
 from numdev.cli.expand import Expander
@@ -130,9 +132,24 @@ class TestPrecedence:
         assert [point.labels for point in made.points] == [{"precision": "fp64", "tiling.bc": 8}]
         assert tiled(made.points[0]).precision.name == "fp64"
 
-    def test_the_command_line_stands_above_names_with_settings(self) -> None:
-        made = study({"tiling.bc": 8}, axes={"size": {"small": {"tiling.bc": 16}, "large": {"tiling.bc": 64, "tiling.br": 32}}})
-        assert [(tiled(p).tiling.bc, tiled(p).tiling.br) for p in made.points] == [(8, 64), (8, 32)]
+    def test_the_command_line_denies_no_name(self) -> None:
+        size = {"small": {"tiling.bc": 16}, "large": {"tiling.bc": 64, "tiling.br": 32}, "own": {"tiling.br": 8}}
+        made = study({"tiling.bc": 16}, axes={"size": size})
+        small, large, own = made.points
+        assert (tiled(small).tiling.bc, tiled(own).tiling.bc) == (16, 16)
+        assert large.refused.startswith("tiling.bc: 16 cannot be used; the points size=large stand for tiling.bc=64")
+        assert small.refused == own.refused == ""
+
+    @pytest.mark.parametrize("task", [{"attention": "sdpa"}, {"attention.kind": "sdpa"}])
+    def test_no_variant_goes_under_the_name_of_another(self, task: dict[str, Any]) -> None:
+        made = study(task, axes={"kernel": {"simple": {"attention": "vanilla"}, "theirs": {"attention": "sdpa"}}})
+        simple, theirs = made.points
+        assert "the points kernel=simple stand for attention" in simple.refused
+        assert (theirs.refused, theirs.variant) == ("", Sdpa())
+
+    def test_no_format_goes_under_the_name_of_another(self) -> None:
+        made = study({"precision.preset": "fp16"}, axes={"precision": ["bf16", "fp16"]})
+        assert [bool(point.refused) for point in made.points] == [True, False]
 
     def test_seeds_can_stand_anywhere(self) -> None:
         assert study(base={"seeds": 3}).points[0].seeds == 3
@@ -143,6 +160,7 @@ class TestPrecedence:
 
         from numdev.cli import build
         from numdev.cli.schema import register
+        from numdev.cli.settings import Request
 
         register()
         task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
@@ -150,7 +168,7 @@ class TestPrecedence:
             cfg = compose("config", [f"{key}={value}" for key, value in task.items()])
         plain = OmegaConf.to_container(cfg, resolve=True)
         assert isinstance(plain, dict)
-        by_hydra = build.point({str(key): value for key, value in plain.items()})
+        by_hydra = build.point(Request({str(key): value for key, value in plain.items()}, {}))
         ours = study(task).points[0]
         assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
 
@@ -223,11 +241,10 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.store import Store
     from numdev.study import run
 
-    task = {"seeds": 2, "problem.n": 32, "problem.keys": 32, "tiling.sram": None, "tiling.br": 16, "tiling.bc": 16}
-    made = Expander(LIBRARY, task).study(name, LIBRARY.study(name))
+    made = Expander(LIBRARY, {"seeds": 2}).study(name, LIBRARY.study(name))
     by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
     assert all(by_setting.values())
-    ends = tuple(point for points in by_setting.values() for point in (points[0], points[-1]))
+    ends = tuple(small(point) for points in by_setting.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
     outcome = run(replace(made, points=ends), bench("cpu"), store)
     assert not outcome.has_errors
@@ -239,9 +256,21 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     assert store.studies()[name]["title"] == made.title
 
 
+def small(point: StudyPoint) -> StudyPoint:
+    """The point at 32 tokens, and of several tiles where its variant is given a tiling."""
+    shape = point.problem.shape
+    tokens = replace(shape, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
+    point = replace(point, problem=replace(point.problem, shape=tokens))
+    if not isinstance(point.variant, (Tiled, Instrumented)):
+        return point
+    return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))
+
+
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
-def test_every_study_can_be_built_at_full_size(name: str) -> None:
-    assert Expander(LIBRARY).study(name, LIBRARY.study(name)).points
+def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
+    made = Expander(LIBRARY).study(name, LIBRARY.study(name))
+    assert made.points
+    assert [point.refused for point in made.points if point.refused] == []
 
 
 def test_flat_names_every_setting() -> None:

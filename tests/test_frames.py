@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from numdev.attention.exact import Exact
-from numdev.deviation import METRICS
+from numdev.deviation import METRICS, NONFINITE
 from numdev.errors import BadInput
 from numdev.measure import Bench
 from numdev.record import Record, Status
@@ -30,7 +30,7 @@ def results(toy_results: Store) -> Results:
 
 def record(key: str, **changes: Any) -> Record:
     row = {"seed": 0, "subject": "variant", "output": "out", "reference": "golden", "max_index": [0, 1, 2, 3]}
-    row |= dict.fromkeys(METRICS, 1.0) | {"nan_count": 0, "inf_count": 0}
+    row |= dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
     config = {"problem": {"shape": {"keys": 8}}, "variant": {"tiling": {"br": 2, "bc": 4}}, "baseline": None, "seeds": 1}
     made = Record(key, config, {"device": "cpu"}, Status.OK, "", [row], [{"seed": 0, "tied_rows": 0.5}], 1.0)
     return dataclasses.replace(made, **changes)

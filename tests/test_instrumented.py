@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.tiled import Tiled
 from numdev.errors import Unsupported
+from numdev.formats import INT8
 from numdev.mask import Mask
 from numdev.precision import Precision
+from numdev.quantise import Quantised, Smoothing
 from numdev.rounding import Cast
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Order, Tiling
 from tests.cases import MASKS, POLICIES, Sizes, draw, lse_of, mixed, on
 from tests.test_triton import fitted
@@ -111,7 +115,16 @@ def test_the_kernel_is_named(device: str) -> None:
         (Precision.parse("bf16"), Tiling(order=Order.STRIDED), OnlineSoftmax(), "tiling.order"),
         (Precision.parse("bf16"), Tiling(bc=300), OnlineSoftmax(), "tiling.bc"),
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(tie_shift=2.0), "softmax.tie_shift"),
-        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.POLYNOMIAL_4), "softmax.exp"),
+        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_poly4")), "softmax.exp"),
+        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_fa4")), "softmax.exp"),
+        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(sum_over=SumOver.PROBABILITIES), "softmax.sum_over"),
+        (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
+        (
+            replace(Precision.int8(), inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
+            Tiling(),
+            OnlineSoftmax(),
+            "precision.quantise.smoothing",
+        ),
     ],
 )
 def test_refusals_name_the_field(policy: Precision, tiling: Tiling, softmax: OnlineSoftmax, field: str, device: str) -> None:

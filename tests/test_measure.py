@@ -45,8 +45,8 @@ class Counted:
     calls: list[float] = field(default_factory=list, compare=False)
 
     @property
-    def format(self) -> Format:
-        return self.of.format
+    def formats(self) -> dict[str, Format]:
+        return self.of.formats
 
     @property
     def input_key(self) -> Hashable:
@@ -68,8 +68,8 @@ class Wrong:
     fmt: Format = BF16
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def formats(self) -> dict[str, Format]:
+        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
 
     @property
     def input_key(self) -> Hashable:
@@ -91,6 +91,8 @@ class Wrong:
         if self.what in errors:
             raise errors[self.what]
         output = Exact()(q, k, v, mask, scale)
+        if self.what == "largest":
+            output.out[..., 0, 0] += 100.0
         if self.what == "nan":
             output.out[..., 0, :2] = torch.nan
             output.out[..., 1, 0] = torch.inf
@@ -131,7 +133,7 @@ def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
     for (subject, reference), (x, r) in compared.items():
         for name, tensor in x.tensors().items():
             (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
-            expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16)
+            expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16 if name == "out" else FP32)
             head = {"seed": 1, "subject": subject, "output": name, "reference": reference}
             assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
     assert record.counters == [{"seed": 0} | record.counters[0], {"seed": 1} | variant.counters]
@@ -241,17 +243,73 @@ def test_nan_and_inf_are_counted(bench: Bench) -> None:
     """Per head 2 NaN and 1 Inf; two heads, two seeds. Measured, so the rows stand, of the finite values."""
     record = bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=2)
     assert record.status is Status.NONFINITE
-    assert " 12 places" in record.reason
+    assert record.reason.endswith(": variant 8 NaN and 4 Inf")
     for row in record.rows:
         broken = row["subject"] == "variant" and row["output"] == "out"
         assert (row["nan_count"], row["inf_count"]) == ((4, 2) if broken else (0, 0))
+        assert row["compared"] == (NORMAL.inputs(0)["q"].numel() - 6 if row["output"] == "out" else 24)
     assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs", subject="variant"))
 
 
-def test_a_baseline_with_nan_leaves_the_variant_ok(bench: Bench) -> None:
+def test_a_baseline_with_nan_is_told(bench: Bench) -> None:
     record = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
-    assert record.status is Status.OK
+    assert record.status is Status.NONFINITE
+    assert record.reason.endswith(": baseline 4 NaN and 2 Inf")
     assert [row["nan_count"] for row in only(record, subject="baseline", output="out")] == [4, 4]
+    (against,) = only(record, subject="variant", reference="baseline", output="out")
+    assert (against["reference_nan_count"], against["reference_inf_count"], against["nan_count"]) == (4, 2, 0)
+
+
+def test_golden_with_nan_is_told() -> None:
+    """Also where the variant has it too: golden is never NaN in a measurement that says something."""
+    record = Bench(Wrong("nan"), "cpu").measure(NORMAL, Exact(), seeds=1)
+    assert (record.status, record.reason.partition(": ")[2]) == (Status.NONFINITE, "golden 4 NaN and 2 Inf")
+    both = Bench(Wrong("nan"), "cpu").measure(NORMAL, Wrong("nan"), seeds=1)
+    assert both.status is Status.NONFINITE
+    assert both.reason.endswith(": variant 4 NaN and 0 Inf, golden 4 NaN and 0 Inf")
+
+
+@pytest.mark.parametrize("broken", ["variant", "baseline"])
+def test_variant_and_baseline_are_compared_over_the_same_elements(bench: Bench, broken: str) -> None:
+    """The element that deviates most stands where the other has none: it is in the figures of neither."""
+    largest, nan = Wrong("largest"), Wrong("nan")
+    record = bench.measure(NORMAL, *((nan, largest) if broken == "variant" else (largest, nan)), seeds=2)
+    rows = [row for row in record.rows if row["output"] == "out"]
+    assert {row["compared"] for row in rows} == {NORMAL.inputs(0)["q"].numel() - 6}
+    assert all(row["max_difference"] < 1.0 for row in rows)
+    alone = bench.measure(NORMAL, largest, seeds=2)
+    assert all(row["max_difference"] > 99 for row in only(alone, output="out")), "and in its own, where nothing is beside it"
+
+
+def test_a_variant_with_nan_leaves_no_rows_of_the_baseline_behind(bench: Bench) -> None:
+    """The baseline's rows are kept for the next variant, and are those of all its elements."""
+    fresh = only(bench.measure(NORMAL, KERNEL, BASELINE, seeds=1), subject="baseline")
+    other = Bench(Exact(), "cpu")
+    other.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1)
+    assert only(other.measure(NORMAL, KERNEL, BASELINE, seeds=1), subject="baseline") == fresh
+    assert only(bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1), subject="baseline", output="out") != fresh[:2]
+
+
+def test_log_sums_are_in_ulp_of_their_own_format(bench: Bench) -> None:
+    """Of 16-bit kernels FP32: a log-sum that is off by one ulp of FP32 is off by 2^-16 ulp of BF16."""
+    kernel, golden = Tiled(Precision.kernel(BF16)), Exact()
+    assert kernel.formats == {"out": BF16, "lse": FP32}
+    assert Tiled(Precision.uniform(BF16)).formats == Naive(Precision.uniform(BF16)).formats == {"out": BF16, "lse": BF16}
+    assert golden.formats == {"out": FP64, "lse": FP64}
+    (row,) = only(bench.measure(NORMAL, kernel, seeds=1), output="lse", reference="golden_same_inputs")
+    inputs = kernel.round_inputs(*NORMAL.inputs(0).values())
+    found, exact = (one(*inputs, NORMAL.mask, NORMAL.softmax_scale).lse for one in (kernel, golden))
+    assert found is not None
+    assert exact is not None
+    assert row["max_ulp"] == float(((found.double() - exact).abs() / FP32.ulp(exact)).max())
+    assert row["max_u"] == pytest.approx(float((found.double() - exact).abs().max() / exact.abs().max()) / FP32.u, rel=1e-12)
+    assert row["max_u"] > 0.01, "2^-16 of it in BF16"
+
+
+def test_own_sources_are_in_the_configuration(bench: Bench) -> None:
+    """Of classes that are not numdev's: an edit of the file of such a class is another key."""
+    assert "sources" not in bench.config(NORMAL, KERNEL, BASELINE, 1)
+    assert len({bench.config(NORMAL, Wrong(), None, 1)["sources"], bench.config(NORMAL, KERNEL, Wrong(), 1)["sources"]}) == 1
 
 
 def test_fully_masked_rows_are_finite(bench: Bench) -> None:
@@ -335,8 +393,8 @@ class Multiply:
     fmt: Format
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def formats(self) -> dict[str, Format]:
+        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
 
     @property
     def input_key(self) -> Hashable:

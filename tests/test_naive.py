@@ -14,9 +14,9 @@ from numdev.attention.naive import Naive
 from numdev.formats import BF16, FP16, FP32, FP64, Format
 from numdev.mask import Mask
 from numdev.precision import Precision
-from numdev.softmax import Normalise
+from numdev.softmax import Exponential, Normalise
 from tests.cases import MASKS, POLICIES, U64, draw, lse_error, lse_of, output_error, reach
-from tests.oracles.double_loop import is_fully_masked, visibility
+from tests.oracles.double_loop import NEVER, add, decayed, is_fully_masked, over, times, visibility
 
 SIZES = (2, 4, 2, 37, 53, 24)
 SCALE = 0.21
@@ -32,19 +32,19 @@ def head_by_head(
         seen = visibility(mask, b, q.shape[2], k.shape[2])
         for h in range(q.shape[1]):
             g = h // (q.shape[1] // k.shape[1])
-            s = step.scores.accumulate(step.scores(q[b, h], k[b, g].T) * scale)
-            s = torch.where(seen, s, float("-inf"))
+            s = times(step.scores.accumulate, step.scores(q[b, h], k[b, g].T), scale)
+            s = torch.where(seen, s, NEVER)
             m = s.amax(1, keepdim=True)
-            m = torch.where(m == float("-inf"), 0.0, m)
-            p = step.exponential(torch.exp(step.exponential(s - m)))
+            p = decayed(step.exponential, s, m, Exponential.EXP)
             row_sum = step.row_sum.sum(p)
-            lse[b, h] = sums(m + sums(torch.log(row_sum)))[:, 0]
-            divisor = torch.where(row_sum == 0, 1.0, row_sum)
+            empty = row_sum == 0
+            divisor = torch.where(empty, 1.0, row_sum)
+            lse[b, h] = torch.where(empty, NEVER, add(sums, sums(torch.log(divisor)), torch.where(empty, 0.0, m)))[:, 0]
             if normalise is Normalise.EACH:
-                product = step.values(step.probabilities(p / divisor), v[b, g])
+                product = step.values(step.probabilities(over(step.exponential, p, divisor)), v[b, g])
             else:
                 product = step.accumulator(step.values(step.probabilities(p), v[b, g]))
-                product = step.accumulator(product / divisor)
+                product = over(step.accumulator, product, divisor)
             out[b, h] = step.output(product)
     return out, lse
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from fractions import Fraction
 
@@ -10,11 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numdev.bits import Rounding
 from numdev.errors import BadInput
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
-from numdev.precision import Dot, Precision, product
+from numdev.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
+from numdev.microscale import MICROSCALED
+from numdev.precision import Dot, Precision
+from numdev.products import product, row_sums, visible_product
 from numdev.quantise import Quantised
-from numdev.rounding import Cast, Rounding
+from numdev.rounding import Cast, Overflow
+from numdev.shipped import SHIPPED
 from tests.cases import POLICIES, draw
 from tests.oracles.table import round_exactly
 
@@ -147,11 +152,58 @@ def test_presets_say_what_their_names_say() -> None:
     assert Precision.eager(FP16).steps() == {step: eager.get(step, "fp16") for step in Precision.golden().steps()}
     assert Precision.kernel(FP64) == Precision.eager(FP64) == Precision.golden()
     assert isinstance(Precision.fp8().inputs, Quantised)
-    assert Precision.fp8().probabilities == Cast(E4M3FN)
+    assert Precision.fp8().probabilities == Cast(E4M3FN, overflow=Overflow.SATURATE)
     assert Precision.fp8().format == Precision.int8().format == FP16
 
 
-@pytest.mark.parametrize("name", ["golden", "fp8", "int8", "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
+EIGHT_BITS = [E4M3FN, E5M2, Format(3, 4), E2M1, INT8, INT4]
+
+
+@pytest.mark.parametrize("fmt", EIGHT_BITS, ids=str)
+def test_kernels_of_eight_bits_saturate_and_tensor_operations_do_not(fmt: Format) -> None:
+    """Inputs, P and output beyond the largest number are the largest number, in `kernel`; torch's own casts differ by format."""
+    kernel = Precision.kernel(fmt)
+    for step in (kernel.inputs, kernel.probabilities, kernel.output):
+        assert isinstance(step, Cast)
+        assert step(torch.tensor([1e30, -math.inf])).tolist() == [fmt.max, -fmt.max]
+    for policy in (Precision.uniform(fmt), Precision.eager(fmt)):
+        assert policy.probabilities == policy.inputs == Cast(fmt)
+
+
+@pytest.mark.parametrize("fmt", [FP16, BF16, TF32, FP32, FP64, Format(4, 4), Format(5, 3)], ids=str)
+def test_wider_kernels_overflow_as_ieee_does(fmt: Format) -> None:
+    assert Precision.kernel(fmt).probabilities == Cast(fmt)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_quantised_kernels_never_overflow_in_inputs_or_p(name: str) -> None:
+    precision = Precision.parse(name)
+    assert isinstance(precision.inputs, Quantised)
+    large = precision.probabilities(torch.full((1, 64), 1e6))
+    # P in FP16 cannot overflow: nothing scales it
+    assert bool(large.isfinite().all()) or precision.probabilities == Cast(FP16)
+    q, k, v = draw((1, 2, 1, 40, 70, 16))
+    for tensor in precision.round_inputs(1e9 * q, 1e9 * k, v):
+        assert bool(tensor.isfinite().all())
+
+
+def test_every_preset_has_a_name_that_is_it() -> None:
+    formats = [f"{kind}{fmt}" for kind in ("", "eager_", "kernel_") for fmt in (E4M3FN, E5M2, FP16, BF16, TF32, FP32, FP64)]
+    for name in (*SHIPPED, *formats):
+        precision = Precision.parse(name)
+        assert precision.name != "custom"
+        assert Precision.parse(precision.name) == precision
+    names = [Precision.parse(name).name for name in SHIPPED]
+    assert names == ["fp8", "fp8", "fa4_fp8", "int8", "sage1", "sage2", "sage2_int4", "sage3"]
+
+
+def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
+    assert str(replace(Precision.kernel(BF16), probabilities=MICROSCALED["mxfp4"]).probabilities) == "mxfp4"
+    with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
+        replace(Precision.kernel(BF16), probabilities=MICROSCALED["nvfp4"])
+
+
+@pytest.mark.parametrize("name", ["golden", *SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
 def test_presets_by_name(name: str) -> None:
     precision = Precision.parse(name)
     assert Precision.parse(name) == precision
@@ -217,9 +269,47 @@ def test_eleven_bits_are_rounded_once_by_single_precision(fmt: Format) -> None:
         (a + b, a.double() + b.double()),
         (a * b, a.double() * b.double()),
         (a / b, a.double() / b.double()),
-        (a.abs().sqrt(), a.double().abs().sqrt()),
     ):
         assert torch.equal(cast(narrow).double(), cast(wide))
+
+
+def test_equal_columns_have_equal_products_in_single_precision() -> None:
+    """What ties between scores rest on: the place of a key changes nothing."""
+    for inner, columns in ((8, 7), (24, 40), (64, 64), (80, 23), (128, 17), (200, 100), (600, 33)):
+        a, column = torch.randn(37, inner), torch.randn(inner, 1)
+        result = product(a, column.expand(inner, columns))
+        assert torch.equal(result, result[:, :1].expand(37, columns))
+        b = torch.randn(inner, columns)
+        order = torch.randperm(columns)
+        assert torch.equal(product(a, b[:, order]), product(a, b)[:, order])
+
+
+def test_what_a_row_does_not_see_has_no_part_in_its_product() -> None:
+    p, v = torch.rand(2, 1, 3, 5, 7), torch.randn(2, 1, 1, 7, 4)
+    seen = torch.rand(2, 1, 1, 5, 7) < 0.5
+    p = p * seen
+    clean = visible_product(p, v, seen)
+    wild = v.clone()
+    wild[0, 0, 0, 2], wild[1, 0, 0, 5, 1] = math.nan, math.inf
+    got = visible_product(p, wild, seen)
+    touched = torch.zeros(2, 1, 1, 5, 4, dtype=torch.bool)
+    touched[0, 0, 0, :, :] = seen[0, 0, 0, :, 2, None]
+    touched[1, 0, 0, :, 1] = seen[1, 0, 0, :, 5]
+    touched = touched.expand(got.shape)
+    assert bool((~got[touched].isfinite()).all())
+    assert torch.allclose(got[~touched], clean[~touched], rtol=1e-6, atol=1e-6)  # the order of a sum may change with its terms
+    assert bool(got[~touched].isfinite().all())
+
+
+def test_a_long_row_is_summed_alike_alone_and_among_others() -> None:
+    rows = torch.rand(3, 300_000)
+    assert torch.equal(row_sums(rows[1:2]), row_sums(rows)[1:2])
+
+
+@pytest.mark.parametrize("text", ["fp64:toward_zero", "fp64:saturate", "e11m51", "fp64:stochastic"])
+def test_what_fp64_cannot_round_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="^precision: "):
+        replace(Precision.golden(), accumulator=Cast.parse(text))
 
 
 def test_twelve_bits_would_be_rounded_twice() -> None:

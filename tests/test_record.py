@@ -17,6 +17,7 @@ from scipy import stats
 from numdev.attention.exact import Exact
 from numdev.attention.naive import Naive
 from numdev.attention.tiled import Tiled
+from numdev.bits import Rounding
 from numdev.captured import Captured
 from numdev.distributions import Distribution, Kind
 from numdev.formats import BF16, E4M3FN, FP32, Format
@@ -25,7 +26,7 @@ from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.record import Record, Status, describe, key_of, student_quantile, summary
-from numdev.rounding import Cast, Rounding
+from numdev.rounding import Cast
 from numdev.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 from tests.cases import U64

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev import rounding
+from numdev.bits import Rounding, round_magic, round_scaled
 from numdev.errors import BadInput
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format, Specials
-from numdev.rounding import Cast, Overflow, Rounding, Subnormals, round_magic, round_scaled
+from numdev.noise import Noise
+from numdev.rounding import Cast, Overflow, Subnormals
 from tests.oracles.table import Doubles, Located, Table, assert_same, round_exactly
 from tests.test_formats import SMALL, formats
 
@@ -275,30 +276,45 @@ def test_stochastic_rounding_is_unbiased(x: float, carrier: torch.dtype) -> None
     assert abs(away - count * share) <= 6 * math.sqrt(count * share * (1 - share)) + 1
 
 
-def test_stochastic_rounding_is_independent_between_values_places_and_seeds() -> None:
+def test_stochastic_rounding_is_independent_between_events_places_and_seeds() -> None:
     """Half-way values: two runs that share no randomness agree in half the places, give or take six deviations."""
-    count = 1 << 16
-    x = torch.full((count,), 1 + 2.0**-11)
+    x = torch.full((4, 4, 64, 64), 1 + 2.0**-11)
 
-    def up(values: Tensor, seed: int) -> Tensor:
-        return Cast(FP16, Rounding.STOCHASTIC, seed=seed)(values) > values
+    def up(seed: int, noise: Noise) -> Tensor:
+        return Cast(FP16, Rounding.STOCHASTIC, seed=seed)(x, noise) > x
 
-    base = up(x, 7)
-    others = [up(x, 8), up(x + 2.0**-10, 7), up(x * 2, 7), up(-x, 7), base.roll(1), base.roll(64)]
+    first, count = Noise(total_rows=64), x.numel()
+    events = [up(7, first) for _ in range(4)]
+    base = events[0]
+    tiles = []
+    for split, tile in ((0, 0), (0, 1), (1, 0), (-1, -1), (0, -1)):
+        first.at(split, tile, 0)
+        tiles.append(up(7, first))
+    others = [*events[1:], *tiles, up(8, Noise(total_rows=64)), *(base.roll(1, axis) for axis in range(4))]
     for other in others:
         assert abs(int((base == other).sum()) - count / 2) <= 6 * math.sqrt(count / 4)
+    for one, other in itertools.combinations(tiles, 2):
+        assert abs(int((one == other).sum()) - count / 2) <= 6 * math.sqrt(count / 4)
 
 
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
-def test_stochastic_rounding_repeats_whatever_the_chunks(carrier: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(1000, dtype=carrier)
+def test_stochastic_rounding_repeats_and_knows_the_place_of_a_row(carrier: torch.dtype) -> None:
+    x = torch.randn(3, 50, 20, dtype=carrier)
     cast = Cast.parse("bf16:stochastic:seed=5")
-    first = cast(x)
-    assert torch.equal(cast(x), first)
-    assert not torch.equal(Cast.parse("bf16:stochastic:seed=6")(x), first)
-    assert not torch.equal(cast(x.flip(0)).flip(0), first)
-    monkeypatch.setattr(rounding, "_CHUNK", 17)
-    assert torch.equal(cast(x), first)
+    first = cast(x, Noise(total_rows=50))
+    assert torch.equal(cast(x, Noise(total_rows=50)), first)
+    assert not torch.equal(Cast.parse("bf16:stochastic:seed=6")(x, Noise(total_rows=50)), first)
+    assert not torch.equal(cast(x.flip(1), Noise(total_rows=50)).flip(1), first)
+    assert torch.equal(cast(x[:, 20:33], Noise(rows=20, total_rows=50)), first[:, 20:33])
+
+
+def test_the_random_numbers_are_uniform() -> None:
+    """2^18 numbers in 64 equal bins: chi-square of 63 degrees of freedom is below 126 but once in 2e6."""
+    for dtype in (torch.float32, torch.float64):
+        bits = Noise(event=9).uniform(torch.empty(512, 512, dtype=dtype), seed=1)
+        counts = torch.histc(bits.double(), 64, 0, 1)
+        expected = bits.numel() / 64
+        assert float(((counts - expected).square() / expected).sum()) < 126
 
 
 @pytest.mark.parametrize("text", ["bf16", "e4m3fn", "fp16:up", "int8", "bf16:stochastic:seed=3", "tf32", "fp16:odd:flush"])
@@ -384,6 +400,9 @@ def test_texts(text: str, cast: Cast) -> None:
         ("bf16:seed=x", "cast"),
         ("bf16:", "cast"),
         ("bf16:seed=3", "seed"),
+        ("bf16:seed=0", "seed"),
+        ("bf16:up:down", "cast"),
+        ("e4m3fn:saturate:infinity", "cast"),
         ("bf16:up:seed=3", "seed"),
         ("int8:infinity", "overflow"),
         ("e2m1finite:infinity", "overflow"),

@@ -239,7 +239,7 @@ def test_a_report_without_them_has_no_such_table(tmp_path: Path) -> None:
 
 TOY = """\
 title: Toy
-base: {baseline: none, problem.head_dim: 8, attention: vanilla, attention.format: fp32, seeds: 1}
+base: {baseline: none, problem.head_dim: 8, attention: vanilla, precision: fp32, seeds: 1}
 axes: {problem.n: [16, 32, 48]}
 """
 

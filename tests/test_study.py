@@ -61,8 +61,8 @@ class Faulty:
     fault: str
 
     @property
-    def format(self) -> Format:
-        return BF16
+    def formats(self) -> dict[str, Format]:
+        return {"out": BF16}
 
     @property
     def input_key(self) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.tiling import Loop, Order, Tiling
+from numdev.tiling import Order, Tiling
 from tests.oracles.double_loop import tile_orders
 
 tilings = st.builds(
@@ -18,7 +18,6 @@ tilings = st.builds(
     br=st.integers(1, 40),
     bc=st.integers(1, 40),
     order=st.sampled_from(Order),
-    loop=st.sampled_from(Loop),
     splits=st.integers(1, 6),
     stride=st.integers(1, 5),
     seed=st.integers(0, 9),

@@ -19,7 +19,7 @@ from numdev.kernels import portable, runtime
 from numdev.kernels.hopper_host import pinned_br
 from numdev.mask import Mask
 from numdev.precision import Precision
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Order, Tiling
 from tests.budget import kernel_budget
 from tests.cases import MASKS, Sizes, draw, lse_of, on
@@ -228,8 +228,9 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
         (Triton(order=Order.RANDOM), "tiling.order"),
         (Triton(bc=512), "tiling.bc"),
         (Triton(br=512), "tiling.br"),
-        (Triton(softmax=OnlineSoftmax(exp=Exponential.POLYNOMIAL_3)), "softmax.exp"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.parse("exp2_poly3"))), "softmax.exp"),
         (Triton(softmax=OnlineSoftmax(tie_shift=2.0)), "softmax.tie_shift"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, sum_over=SumOver.PROBABILITIES)), "softmax.sum_over"),
         (Triton(softmax=OnlineSoftmax(scale_on=ScaleOn.QUERIES)), "softmax.scale_on"),
         (Triton(products=Products.TF32), "attention.products"),
         (Triton(FP32, kernel=Kernel.HOPPER), "attention.kernel"),
@@ -248,7 +249,7 @@ def test_a_head_dim_beyond_registers_is_refused(device: str) -> None:
 
 
 def test_a_format_without_a_kernel_is_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"attention\.format.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
+    with pytest.raises(BadInput, match=r"precision.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
         Triton(Format(5, 3))
     with pytest.raises(BadInput, match=r"tiling\.br"):
         Triton(br=0)

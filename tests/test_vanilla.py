@@ -50,5 +50,5 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
 
 
 def test_no_products_in_eight_bits() -> None:
-    with pytest.raises(Unsupported, match=r"attention.format: .*e4m3fn"):
+    with pytest.raises(Unsupported, match=r"precision: .*e4m3fn"):
         Vanilla(E4M3FN)(*draw(SIZES), Mask())

@@ -84,7 +84,7 @@ def test_families(names: tuple[str, ...], expected: str) -> None:
 def test_bad_input() -> None:
     with pytest.raises(BadInput, match=r"tiling\.br: 48 .*powers of two"):
         Flex(48)
-    with pytest.raises(BadInput, match=r"attention\.format"):
+    with pytest.raises(BadInput, match=r"precision"):
         Sdpa(fmt=Format(5, 3)).round_inputs(*draw(SIZES))
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.formats import Format
+from numdev.formats import FP32, FP64, Format
 from numdev.mask import Mask
 from numdev.precision import Precision
 
@@ -43,8 +43,13 @@ class Attention(Protocol):
     """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot honour."""
 
     @property
+    def formats(self) -> dict[str, Format]:
+        """The format of each output by its name, the primary one first: an output's ulp and u are those of its own format."""
+        ...
+
+    @property
     def format(self) -> Format:
-        """Format of the output, in whose ulp the deviation is counted."""
+        """Format of the primary output, `out`."""
         ...
 
     @property
@@ -61,20 +66,44 @@ class Attention(Protocol):
         ...
 
 
-class UnderPolicy:
+class Primary:
+    """`format`, from `formats`."""
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """The format of each output by its name, the primary one first."""
+        raise NotImplementedError
+
+    @property
+    def format(self) -> Format:
+        """Of the primary output, `out`."""
+        return self.formats["out"]
+
+
+def kernel_formats(fmt: Format) -> dict[str, Format]:
+    """Of a kernel whose output is in `fmt`: its LSE is in FP32, in FP64 where it computes in FP64."""
+    return {"out": fmt, "lse": FP64 if fmt == FP64 else FP32}
+
+
+class UnderPolicy(Primary):
     """What follows from a precision policy alone, for the implementations that have one."""
 
     precision: Precision
 
     @property
-    def format(self) -> Format:
-        """Of the output."""
-        return self.precision.format
+    def formats(self) -> dict[str, Format]:
+        """`out` is rounded by the last step, `lse` as the row sum that it is the logarithm of."""
+        return {"out": self.precision.output.to, "lse": self.precision.row_sum.accumulate.to}
 
     @property
     def input_key(self) -> Hashable:
         """Equal where the rounding of the inputs is."""
         return self.precision.inputs, self.precision.carrier
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """See `numdev.attention.honours.Declares`."""
+        return self.precision.idle
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the policy's format, in the carrier."""

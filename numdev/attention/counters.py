@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from numdev.microscale import Microscaled
 from numdev.rounding import Cast
 from numdev.softmax import OnlineSoftmax
 
@@ -14,15 +15,16 @@ from numdev.softmax import OnlineSoftmax
 class Counters:
     """Events of one run, summed over tiles on the device; only `summary` waits for it."""
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast) -> None:
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast | Microscaled) -> None:
         """`rows` is any tensor of shape [..., rows, 1] on the device."""
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
         self._largest = torch.full_like(rows, float("-inf"))
         self._maximum_lags = softmax.rescale_threshold > 0 or softmax.tie_shift is not None
-        self._limit = probabilities.to.max
+        self._limit = probabilities.largest
         largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
         self._can_saturate = largest_p > self._limit
+        self._lost = 0
 
     def scores(self, s: Tensor, m: Tensor, first: int) -> None:
         """How often the largest score so far occurs, in any split; the count starts over when it rises."""
@@ -33,19 +35,26 @@ class Counters:
         ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
         before.copy_(largest)
 
-    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor, kept: Tensor, row_sum: Tensor, tile_sum: Tensor) -> None:
+    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
         self._events[0] += ((alpha != 1) & begun).sum()
         self._events[1] += torch.count_nonzero(p == 1)
-        self._events[2] += ((row_sum == kept) & (tile_sum > 0) & begun).sum()
 
-    def before_cast(self, p: Tensor) -> None:
+    def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
+        """One addition to running row sums, within a tile or of a tile."""
+        self._events[2] += ((after == before) & (added > 0) & (before > 0)).sum()
+
+    def before_cast(self, p: Tensor, scale: float) -> None:
         if self._can_saturate:
-            self._events[3] += torch.count_nonzero(p > self._limit)
+            self._events[3] += torch.count_nonzero(p * scale > self._limit)
 
     def after_cast(self, p: Tensor, visible: Tensor | None) -> None:
         seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
         self._events[4] += seen - torch.count_nonzero(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
+
+    def ended(self, lse: Tensor, sees: Tensor) -> None:
+        """At the end: rows that see a key and have no sum, since every one of their scores or exponentials was lost."""
+        self._lost = int(((lse == float("-inf")).squeeze(-1) & sees).sum())
 
     def summary(self) -> dict[str, float]:
         """The columns of `numdev.events.COUNTERS`."""
@@ -58,4 +67,5 @@ class Counters:
             "p_flushed": flushed / max(entries, 1),
             "p_saturated": saturated / max(entries, 1),
             "stagnated_per_row": stagnated / rows,
+            "lost_rows": self._lost / rows,
         }

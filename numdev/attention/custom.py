@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes
+from numdev.attention.base import Output, Primary, check_shapes, kernel_formats
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.vendor import IN_TORCH
 from numdev.errors import BadInput
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
 from numdev.rounding import Cast
+from numdev.usersource import Loaded, loaded
 
 _FIELD = "attention.function"
 
 
 @dataclass(frozen=True)
-class Custom:
+class Custom(Primary):
     """`function(q, k, v, mask=Mask, scale=float) -> out` or `(out, lse)`, named `package.module:function`.
 
     The function receives tensors of the torch dtype of `fmt`, already rounded to it, on the device of the measurement. It
@@ -27,20 +30,33 @@ class Custom:
 
     Attributes:
         function: where to import it from.
-        fmt: the format of its inputs, and of its output's ulp.
+        fmt: the format of its inputs and of its output. Its LSE is taken to be in FP32, in FP64 for FP64.
+        digest: SHA-256 of its sources, so that results of an edited function are told apart; see `numdev.usersource`.
     """
+
+    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
     function: str
     fmt: Format = BF16
+    digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.fmt.dtype is None:
-            raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
-        self._load()
+            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+        source = loaded(self.function, _FIELD)
+        object.__setattr__(self, "_loaded", source)  # no field: it is no part of the configuration
+        object.__setattr__(self, "digest", source.digest)
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def idle(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.fmt)
+
+    def __reduce__(self) -> tuple[type[Custom], tuple[str, Format]]:
+        return Custom, (self.function, self.fmt)  # another process imports the function, and hashes its sources, itself
 
     @property
     def input_key(self) -> Hashable:
@@ -60,7 +76,10 @@ class Custom:
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """The same on the tensors themselves, of the function's dtype: the call that is timed."""
         check_shapes(q, k, v, mask)
-        result = self._load()(q, k, v, mask=mask, scale=scale)
+        source: Loaded = vars(self)["_loaded"]
+        if not source.is_current:
+            raise BadInput(_FIELD, self.function, "a module of it was reloaded since it was named; make the Custom again")
+        result = source.function(q, k, v, mask=mask, scale=scale)
         out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         expected = (*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1])
         if _shape(out) != expected[0] or (lse is not None and _shape(lse) != expected[1]):
@@ -68,18 +87,6 @@ class Custom:
             mend = f"it returned {found}; it must return out of shape {expected[0]}, or that and lse of shape {expected[1]}"
             raise BadInput(_FIELD, self.function, mend)
         return Output(out, lse)
-
-    def _load(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
-        module, colon, name = self.function.partition(":")
-        if not colon or not module or module.startswith("."):
-            raise BadInput(_FIELD, self.function, "write it as package.module:function")
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ImportError as error:
-            raise BadInput(_FIELD, self.function, f"its module cannot be imported ({error})") from None
-        if not callable(found):
-            raise BadInput(_FIELD, self.function, f"module {module} has no function {name}")
-        return found  # type: ignore[no-any-return]
 
 
 def _shape(value: object) -> tuple[int, ...] | str:

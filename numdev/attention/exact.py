@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
+from numdev.attention.honours import Honours
 from numdev.formats import FP64, Format
 from numdev.mask import Mask
-from numdev.precision import product
+from numdev.products import product, row_sums, visible_product
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Primary):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
     Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, `A = scale max_ij sum_t |q_it| |k_jt|` being what the scores
@@ -25,9 +27,15 @@ class Exact:
     tests/cases.py). The tests hold it against 200-bit arithmetic.
     """
 
+    honours: ClassVar[Honours] = Honours()
+
     @property
-    def format(self) -> Format:
-        return FP64
+    def idle(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return {"out": FP64, "lse": FP64}
 
     @property
     def input_key(self) -> Hashable:
@@ -41,6 +49,7 @@ class Exact:
         check_shapes(q, k, v, mask)
         factor = softmax_scale(q, scale)
         q, k, v = self.round_inputs(q, k, v)
+        k, v = mask.without_padding(k), mask.without_padding(v)
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         grouped, k, v = group_heads(q, kv_heads), k[:, :, None], v[:, :, None]
@@ -52,13 +61,14 @@ class Exact:
             scores = product(grouped[..., start:stop, :], k.mT).mul_(factor)
             visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
             if visible is not None:
-                scores.masked_fill_(~visible[:, :, None], float("-inf"))
+                visible = visible[:, :, None]
+                scores.masked_fill_(~visible, float("-inf"))
             m = scores.amax(-1, keepdim=True)
             m.masked_fill_(m == float("-inf"), 0.0)
             p = scores.sub_(m).exp_()
-            row_sum = p.sum(-1, keepdim=True)
+            row_sum = row_sums(p)
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
-            out[..., start:stop, :] = product(p, v).div_(torch.where(row_sum == 0, 1.0, row_sum))
+            out[..., start:stop, :] = visible_product(p, v, visible).div_(torch.where(row_sum == 0, 1.0, row_sum))
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
 

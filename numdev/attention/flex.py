@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
-from numdev.attention.vendor import InDtype, Result, is_refusal, proven
+from numdev.attention.honours import PRESET, SIDES, Honours
+from numdev.attention.vendor import IN_TORCH, InDtype, Result, is_refusal, proven
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -28,6 +29,8 @@ class Flex(InDtype):
         br, bc: the tile of the generated kernel; None leaves it to PyTorch.
         fmt: of inputs and output.
     """
+
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES, "kernel", IN_TORCH)
 
     br: int | None = None
     bc: int | None = None

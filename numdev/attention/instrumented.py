@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, softmax_scale
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.errors import Unsupported
 from numdev.formats import FP16, FP32
 from numdev.kernels.launch import Device, Launch, with_stages
@@ -32,9 +34,15 @@ class Instrumented(UnderPolicy):
         softmax: the recurrence; `exp` or `exp2`, without shifting ties.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE)
+
     precision: Precision
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return super().idle | self.tiling.idle
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, FP32 out. Shapes as in `Output`.

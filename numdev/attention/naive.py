@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.honours import PRESET, STEPS, Honours
+from numdev.attention.steps import NEVER, Steps
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.softmax import Normalise
@@ -25,42 +28,51 @@ class Naive(UnderPolicy):
             END divides O after it, which is exactly tiled attention with a single tile.
     """
 
+    honours: ClassVar[Honours] = Honours((PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"})
+
     precision: Precision
     normalise: Normalise = Normalise.EACH
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Where P is divided, the accumulator is not."""
+        divided = {} if self.normalise is Normalise.END else {"precision.accumulator": "attention.normalise=end"}
+        return super().idle | divided
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""
         check_shapes(q, k, v, mask)
         factor = softmax_scale(q, scale)
         carrier = self.precision.carrier
-        q, k, v = q.to(carrier), k.to(carrier), v.to(carrier)
+        q, k, v = q.to(carrier), mask.without_padding(k.to(carrier)), mask.without_padding(v.to(carrier))
         queries, (kv_heads, keys) = q.shape[2], k.shape[1:3]
         grouped, k, v = group_heads(q, kv_heads), k[:, :, None], v[:, :, None]
         out = q.new_empty(*grouped.shape[:-1], v.shape[-1])
         lse = q.new_empty(grouped.shape[:-1])
+        steps = Steps.of(self.precision, queries)
         step = max(16, _WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys))
         for start in range(0, queries, step):
             rows = (start, min(start + step, queries))
             visible = mask.visible(queries, keys, rows, (0, keys), q.device)
             block = grouped[..., slice(*rows), :]
-            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(block, k, v, visible, factor)
+            steps.at(0, 0, start)
+            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, k, v, visible, factor)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
-    def _rows(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
-        step = self.precision
-        s = step.scores.accumulate.apply_(step.scores(q, k.mT).mul_(factor))
+    def _rows(
+        self, steps: Steps, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        s = steps.scores(q, k.mT, factor)
         if visible is not None:
-            s.masked_fill_(~visible[:, :, None], float("-inf"))
+            visible = visible[:, :, None]
+            s.masked_fill_(~visible, NEVER)
         m = s.amax(-1, keepdim=True)
-        m.masked_fill_(m == float("-inf"), 0.0)
-        p = step.exponential.apply_(step.exponential.apply_(s.sub_(m)).exp_())
-        row_sum = step.row_sum.sum(p)
-        divisor = torch.where(row_sum == 0, 1.0, row_sum)
-        log_sum = step.row_sum.accumulate.apply_(row_sum.log())
-        lse = step.row_sum.accumulate.apply_(m + log_sum).squeeze(-1)
+        p = steps.exponential(s, m, torch.exp_)
+        row_sum = steps.row_sum(p)
+        lse = steps.lse(m, row_sum, self.precision.scores.accumulate.to).squeeze(-1)
         if self.normalise is Normalise.EACH:
-            out = step.values(step.probabilities.apply_(p.div_(divisor)), v)
+            out = steps.values(steps.share(p, row_sum), v, visible)
         else:
-            out = step.values(step.probabilities.apply_(p), v)
-            out = step.accumulator.apply_(step.accumulator.apply_(out).div_(divisor))
-        return step.output.apply_(out), lse
+            out = steps.values(steps.probabilities(p), v, visible)
+            out = steps.normalise(steps.round(self.precision.accumulator, out), row_sum)
+        return steps.output(out), lse

@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.attention.base import Output, check_shapes, softmax_scale
-from numdev.attention.vendor import InDtype, Result, dense, hides_rows, is_refusal, proven
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.vendor import IN_TORCH, InDtype, Result, dense, hides_rows, is_refusal, proven
 from numdev.errors import Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -45,6 +46,8 @@ class Sdpa(InDtype):
         backend: see `Backend`.
         fmt: of inputs and output.
     """
+
+    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
     backend: Backend = Backend.FLASH
     fmt: Format = BF16

@@ -7,13 +7,16 @@ Rows are independent, so those of all heads and batch entries go through one KV 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.combine import combine
 from numdev.attention.counters import Counters
-from numdev.attention.recurrence import Rows, Setting
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.recurrence import Rows, Run
+from numdev.attention.steps import Steps
 from numdev.mask import Mask
 from numdev.precision import Precision
 from numdev.rounding import Cast
@@ -29,9 +32,8 @@ _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
 class Tiled(UnderPolicy):
     """Tiled attention under a precision policy.
 
-    A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query,
-    on k and v, on `bc`, the order and the splits; never on `br`, on the loop order or on other rows. (Under
-    stochastic rounding that holds of the row's distribution: the random bits follow the place of a number in its tensor.)
+    A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query, on k and v,
+    on `bc`, the order and the splits; never on `br` or on other rows. (Under stochastic rounding it depends on the row's place too.)
 
     Attributes:
         precision: the format of each step.
@@ -40,39 +42,48 @@ class Tiled(UnderPolicy):
         count: whether to fill `Output.counters`; counting reads every P twice more and changes no result.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE | {"attention.count"})
+
     precision: Precision
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
     count: bool = True
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return super().idle | self.tiling.idle
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""
         check_shapes(q, k, v, mask)
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
-        q, k, v = group_heads(q.to(carrier), k.shape[1]), k.to(carrier)[:, :, None], v.to(carrier)[:, :, None]
+        k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
+        q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision.probabilities) if self.count else None
-        setting = Setting(self.precision, self.softmax, q, k, v, mask, factor, counters)
+        run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
         for first in range(0, q.shape[-2], block):
             rows = slice(first, min(first + block, q.shape[-2]))
-            out[..., rows, :], lse[..., rows, :] = self._rows(setting, rows.start, rows.stop)
+            out[..., rows, :], lse[..., rows, :] = self._rows(run, rows.start, rows.stop)
+        if counters is not None:
+            counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = counters.summary() if counters is not None else {}
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted)
 
-    def _rows(self, setting: Setting, first: int, last: int) -> tuple[Tensor, Tensor]:
+    def _rows(self, run: Run, first: int, last: int) -> tuple[Tensor, Tensor]:
         """A block of rows through every tile; how many rows a block has changes no bit."""
         parts = []
-        for tiles in self.tiling.key_tiles(setting.k.shape[-2]):
-            rows = Rows(setting, first, last)
-            for tile in tiles:
-                rows.meet(tile)
+        for split, tiles in enumerate(self.tiling.key_tiles(run.k.shape[-2])):
+            rows = Rows(run, first, last, split)
+            for index, tile in enumerate(tiles):
+                rows.meet(index, tile)
             parts.append(rows.finish())
-        out, lse = parts[0] if len(parts) == 1 else combine(parts, self.precision)
-        return self.precision.output.apply_(out), lse
+        out, lse = parts[0] if len(parts) == 1 else combine(parts, run.steps, first)
+        return run.steps.output(out), lse
 
     def _scale_queries(self, q: Tensor) -> Tensor:
         """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
+from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.errors import BadInput, Unsupported
 from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.kernels.launch import Device, Launch, choose
@@ -39,8 +41,12 @@ class Kernel(Enum):
     HOPPER = "hopper"
 
 
+_TILES = SIDES | {"tiling.order", "tiling.splits"}
+_OWN = {"attention.products", "attention.kernel"}
+
+
 @dataclass(frozen=True)
-class Triton:
+class Triton(Primary):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -56,6 +62,8 @@ class Triton:
         kernel: see `Kernel`. `Output.kernel` says which one ran.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
+
     fmt: Format = BF16
     br: int | None = None
     bc: int | None = None
@@ -67,7 +75,7 @@ class Triton:
 
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
-            raise BadInput("attention.format", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
+            raise BadInput("precision", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
         Tiling(
             64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits or 1
         )  # checks the sizes
@@ -79,8 +87,13 @@ class Triton:
         return policy if self.fmt.bits > 8 else replace(policy, output=Cast(FP16))
 
     @property
-    def format(self) -> Format:
-        return self.precision.format
+    def idle(self) -> dict[str, str]:
+        """Only FP32 has two ways to be multiplied."""
+        return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.precision.output.to)
 
     @property
     def storage(self) -> torch.dtype:
@@ -91,7 +104,7 @@ class Triton:
 
     @property
     def input_key(self) -> Hashable:
-        return Cast(self.fmt), torch.float32
+        return self.precision.inputs, torch.float32
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the format, in FP32."""

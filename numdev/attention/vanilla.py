@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
-from numdev.attention.vendor import InDtype, dense, hides_rows
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.vendor import IN_TORCH, InDtype, dense, hides_rows
 from numdev.errors import Unsupported
 from numdev.formats import BF16, Format
 from numdev.mask import Mask
@@ -24,6 +26,8 @@ class Vanilla(InDtype):
         fmt: of inputs, scores, P and output; one that torch multiplies matrices in.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+
     fmt: Format = BF16
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
@@ -34,7 +38,7 @@ class Vanilla(InDtype):
         """
         check_shapes(q, k, v, mask)
         if self.fmt.bits < 16:
-            raise Unsupported("attention.format", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
+            raise Unsupported("precision", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
         q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         rows = group_heads(q, kv_heads).reshape(batch * kv_heads, -1, dim)  # heads of a group share k as more rows

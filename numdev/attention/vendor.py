@@ -11,22 +11,29 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from numdev.attention.base import Primary, kernel_formats
 from numdev.errors import BadInput, Unsupported
-from numdev.formats import Format
+from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.mask import Mask
 from numdev.rounding import Cast
 
 Result = tuple[Tensor, Tensor | None]
+IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of torch
 
 
-class InDtype:
+class InDtype(Primary):
     """What follows from a format that torch has a dtype for."""
 
     fmt: Format
 
     @property
-    def format(self) -> Format:
-        return self.fmt
+    def idle(self) -> dict[str, str]:
+        """See `numdev.attention.honours.Declares`."""
+        return {}
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.fmt)
 
     @property
     def input_key(self) -> Hashable:
@@ -41,7 +48,7 @@ class InDtype:
     def dtype(self) -> torch.dtype:
         """Raises BadInput for a format without one."""
         if self.fmt.dtype is None:
-            raise BadInput("attention.format", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
         return self.fmt.dtype
 
     @property

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.nearest import one_of
-from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of
+from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
 from numdev.errors import BadInput
 
 Task = Callable[[DictConfig], Ended]
@@ -57,6 +57,8 @@ def speed(cfg: DictConfig) -> Ended:
     def note(text: str) -> None:
         ERRORS.print(f"note: {text}", markup=False)
 
+    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in _overrides()):
+        raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
     bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most), cfg.counters, note)
     if cfg.study is None:
         return _measure_point(cfg, bench, show_speed)
@@ -128,16 +130,19 @@ def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
 
 def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
-    from numdev.cli import build
+    from numdev.cli import build, studies
+    from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
-    from numdev.record import Status
+    from numdev.cli.settings import Request, flat
     from numdev.store import Store
     from numdev.study import DONE
 
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    point = build.point(_plain(cfg, resolve=True))
+    hydra, config = HydraConfig.get(), _plain(cfg, resolve=True)
+    expander = studies.expander(hydra, cfg)
+    point = build.point(Request(config, expander.said(dict(flat(config)), expander.task)))
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
@@ -145,12 +150,11 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
     if found is None or not already:
         found = bench.measure(point.problem, point.variant, point.baseline, point.seeds)
         store.put(found)
-    hydra = HydraConfig.get()
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(_overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(FAILED if found.status is Status.ERROR else 0)
+    return Ended(code_of_point(found.status))
 
 
 def _has_own_terminal() -> bool | None:

@@ -9,16 +9,18 @@ from typing import Any, TypeVar
 
 from numdev.captured import Captured
 from numdev.cli.nearest import one_of
+from numdev.cli.settings import Request
 from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
 from numdev.mask import Mask
+from numdev.microscale import Microscaled
 from numdev.precision import Dot, Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
-from numdev.study import StudyPoint
-from numdev.tiling import Loop, Order, Tiling
+from numdev.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.study import Refused, StudyPoint
+from numdev.tiling import Order, Tiling
 
 Settings = Mapping[str, Any]
 E = TypeVar("E", bound=Enum)
@@ -27,21 +29,40 @@ T = TypeVar("T")
 CAPTURED = "captured"
 SHAPES = ("as_is", "swapped", "square", "square_bc")
 _DOTS = ("scores", "row_sum", "values")
+_MICROSCALED = ("inputs", "probabilities")  # steps that may be microscaled
 
 
-def point(config: Settings, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
+def point(request: Request, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
     """What a whole configuration asks for.
 
     Raises:
         BadInput: naming the setting as the command line does.
+        NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    seeds = config["seeds"]
-    if seeds < 1:
-        raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
+    from numdev.cli import honoured
     from numdev.cli.variants import attention, baseline
 
+    config = request.config
+    honoured.check(request)
     variant, posed = attention(config), problem(config["problem"])
-    return StudyPoint(posed, variant, baseline(config, variant, posed), seeds, setting, dict(labels or {}))
+    honoured.check_built(request, variant)
+    return StudyPoint(posed, variant, baseline(config, variant, posed), _seeds(config), setting, dict(labels or {}))
+
+
+def refused_point(request: Request, setting: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
+    """The place of a point that cannot be measured as it is stated."""
+    config = request.config
+    places = (f"{name}={label}" for name, label in labels.items())
+    stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *places]))
+    variant = Refused(config["attention"]["kind"], stated)
+    return StudyPoint(problem(config["problem"]), variant, None, _seeds(config), setting, dict(labels), reason)
+
+
+def _seeds(config: Settings) -> int:
+    seeds: int = config["seeds"]
+    if seeds < 1:
+        raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
+    return seeds
 
 
 def problem(settings: Settings) -> Problem:
@@ -76,28 +97,43 @@ def precision(settings: Settings) -> Precision:
     for field in fields(Precision):
         text = settings[field.name]
         if text is not None:
-            parse: Callable[[str], Cast | Dot] = Dot.parse if field.name in _DOTS else Cast.parse
+            parse: Callable[[str], Cast | Dot | Microscaled] = Dot.parse if field.name in _DOTS else Cast.parse
+            if field.name in _MICROSCALED and Microscaled.is_named_by(text):
+                parse = Microscaled.parse
             steps[field.name] = named(f"precision.{field.name}", parse, text)
     return replace(base, **(steps | {"inputs": _quantised(settings["quantise"], steps.get("inputs", base.inputs))}))
 
 
-def _quantised(settings: Settings, inputs: Cast | Quantised) -> Cast | Quantised:
+def _quantised(settings: Settings, inputs: Cast | Microscaled | Quantised) -> Cast | Quantised:
     """The inputs, quantised where any setting says how."""
     given = {name: value for name, value in settings.items() if value is not None}
+    base = Quantised(inputs) if isinstance(inputs, Microscaled) or (given and isinstance(inputs, Cast)) else inputs
     if not given:
-        return inputs
-    base = inputs if isinstance(inputs, Quantised) else Quantised(inputs)
+        return base
+    assert isinstance(base, Quantised), "what was no quantisation became one"
     field = "precision.quantise"
     if "to" in given:
-        given["to"] = named(f"{field}.to", Cast.parse, given["to"])
-    if "scale" in given:
+        given["to"] = named(f"{field}.to", _grid, given["to"])
+        if isinstance(given["to"], Microscaled):
+            given.setdefault("scale", None)
+    if given.get("scale") is not None:
         given["scale"] = choice(f"{field}.scale", Scale, given["scale"])
     if "smoothing" in given:
         given["smoothing"] = choice(f"{field}.smoothing", Smoothing, given["smoothing"])
+        if not given["smoothing"].of_q:
+            given.setdefault("smoothing_block", None)
     if "values" in given:
-        same = given["values"] == "same"
-        given["values"] = None if same else named(f"{field}.values", Cast.parse, given["values"])
+        given["values"] = None if given["values"] == "same" else named(f"{field}.values", _grid, given["values"])
+        if not isinstance(given["values"], Cast):
+            given.setdefault("values_scale", None)
+    if given.get("values_scale") is not None:
+        none = given["values_scale"] == "none"
+        given["values_scale"] = None if none else choice(f"{field}.values_scale", Scale, given["values_scale"])
     return replace(base, **given)
+
+
+def _grid(text: str) -> Cast | Microscaled:
+    return Microscaled.parse(text) if Microscaled.is_named_by(text) else Cast.parse(text)
 
 
 def tiling(settings: Settings, head_dim: int) -> Tiling:
@@ -112,7 +148,6 @@ def tiling(settings: Settings, head_dim: int) -> Tiling:
     given = Tiling(
         **sides,
         order=Order.FORWARD if settings["order"] is None else choice("tiling.order", Order, settings["order"]),
-        loop=choice("tiling.loop", Loop, settings["loop"]),
         splits=1 if settings["splits"] is None else settings["splits"],
         stride=settings["stride"],
         seed=settings["seed"],
@@ -128,12 +163,32 @@ def softmax(settings: Settings, exp: Exponential = Exponential.EXP) -> OnlineSof
     """The recurrence; `exp` is that of an implementation which is not told otherwise."""
     return OnlineSoftmax(
         normalise=choice("softmax.normalise", Normalise, settings["normalise"]),
-        exp=exp if settings["exp"] is None else choice("softmax.exp", Exponential, settings["exp"]),
+        maximum=choice("softmax.maximum", Maximum, settings["maximum"]),
+        exp=_exponential(settings, exp),
         scale_on=choice("softmax.scale_on", ScaleOn, settings["scale_on"]),
         rescale_threshold=settings["rescale_threshold"],
         p_scale=settings["p_scale"],
         tie_shift=settings["tie_shift"],
+        sum_over=choice("softmax.sum_over", SumOver, settings["sum_over"]),
     )
+
+
+def _exponential(settings: Settings, otherwise: Exponential) -> Exponential:
+    """A named exponential, or the polynomial whose coefficients are given, in the share of the columns that is given."""
+    name, coefficients, share = settings["exp"], settings["exp_coefficients"], settings["exp_share"]
+    if name is not None and name not in EXPONENTIALS:
+        raise BadInput("softmax.exp", name, one_of(name, list(EXPONENTIALS)))
+    chosen = otherwise if name is None else Exponential.parse(name)
+    if coefficients is not None:
+        if name not in (None, "exp2"):
+            raise BadInput("softmax.exp_coefficients", coefficients, f"{name} takes none; give softmax.exp=exp2 or null")
+        return Exponential.polynomial(tuple(coefficients), 1.0 if share is None else share)
+    if share is None:
+        return chosen
+    if not chosen.coefficients:
+        mend = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
+        raise BadInput("softmax.exp_share", share, mend)
+    return Exponential.polynomial(chosen.coefficients, share)
 
 
 def named(field: str, parse: Callable[[str], T], text: str) -> T:

@@ -24,8 +24,9 @@ numdev compare A B [study=NAME] [metric=rmse] [reference=golden] [out=FOLDER] [t
 
   A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
   the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
-  be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions. Points of equal bits are
-  told apart and not tested; one replicate alone has no interval, and its change is unknown.
+  be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions, and so is a point that B
+  lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
+  and its change is unknown.
 
 Exit code: 0; 1 for a regression, or if compare.csv could not be written; 2 for what cannot be used."""
 

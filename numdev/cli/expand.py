@@ -17,7 +17,9 @@
 
 The later of two statements holds: the defaults of `config.yaml`, `base`, the setting, options chosen on an axis or the command
 line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
-line says of an axis leaves that one value of it.
+line says of an axis leaves that one value of it. All of these but the defaults are explicit, unless they are null: a point
+whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose label would not be
+true, because the command line states otherwise what an entry of an axis states.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,8 +35,8 @@ from typing import Any
 from numdev.cli import build
 from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
-from numdev.cli.settings import Flat, Types, flat, nested, resolved
-from numdev.errors import BadInput
+from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested, resolved, written
+from numdev.errors import BadInput, NotHonoured
 from numdev.study import Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
@@ -71,9 +73,9 @@ class Expander:
         points: dict[str, StudyPoint] = {}
         for setting, own in (fields["settings"] or {"default": {}}).items():
             try:
-                for labels, config in self._grid(_mapping(f"study.settings.{setting}", own), fields):
-                    point = build.point(config, setting, labels)
-                    points.setdefault(json.dumps([setting, labels, config], sort_keys=True), point)
+                for labels, request, denied in self._grid(_mapping(f"study.settings.{setting}", own), fields):
+                    key = json.dumps([setting, labels, request.config], sort_keys=True)
+                    points.setdefault(key, _point(request, setting, labels, denied))
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, setting {setting})") from None
         if not points:
@@ -81,25 +83,43 @@ class Expander:
         title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
         return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), self._command(name))
 
-    def config(self, *layers: Statements) -> dict[str, Any]:
-        """The whole configuration after all layers, each above the one before it."""
-        defaults = self.library.default_choices()
-        last = dict.fromkeys(GROUPS, -1) | {group: i for i, layer in enumerate(layers) for group in layer if group in GROUPS}
+    def request(self, *layers: Statements) -> Request:
+        """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
+        chosen = {group for layer in layers for group in layer}
         settings = dict(self._defaults)
-        for i, layer in enumerate(({}, *layers), start=-1):
-            for group in (group for group, at in last.items() if at == i):
-                self._state(settings, {group: self._leaf(group, layer.get(group, defaults[group]))})
-            self._state(settings, {key: value for key, value in layer.items() if key not in GROUPS})
-        return nested(resolved(settings))
+        for group, option in self.library.default_choices().items():
+            if group in GROUPS and group not in chosen:
+                self._state(settings, {group: self._leaf(group, option)})
+        for statements, _ in self._stated(layers):
+            self._state(settings, statements)
+        settings = resolved(settings)
+        return Request(nested(settings), self.said(settings, *layers))
+
+    def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
+        """What states each setting that the layers give, where it is not null in the end."""
+        said: dict[str, Statement] = {}
+        for statements, option in self._stated(layers):
+            said |= {key: option or Statement(key, value) for key, value in flat(statements)}
+        return {key: statement for key, statement in said.items() if settings.get(key) is not None}
+
+    def _stated(self, layers: Sequence[Statements]) -> Iterator[tuple[Statements, Statement | None]]:
+        """Every statement in the order in which they hold; that of an option's file with the option, of which the last counts."""
+        last = {group: i for i, layer in enumerate(layers) for group in layer if group in GROUPS}
+        for i, layer in enumerate(layers):
+            choices, values = _split(layer)
+            for group, option in choices.items():
+                if last[group] == i:
+                    yield {group: self._leaf(group, option)}, Statement(group, option)
+            yield values, None
 
     def _command(self, name: str) -> str:
         """The command line that states what `task` and `manner` do."""
-        stated = [f"{key}={_written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
+        stated = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
-    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Labels and configuration of each point of one setting."""
+    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Request, NotHonoured | None]]:
+        """Labels of each point of one setting, what is asked for, and whether the command line denies what a label says."""
         merged = fields["axes"] | _mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key != "axes"}
         task_choices, task_values = _split(self.task)
@@ -107,7 +127,23 @@ class Expander:
         for combination in itertools.product(*axes.values()):
             labels = dict(zip(axes, (label for label, _ in combination), strict=True))
             choices, values = _split({key: value for _, statements in combination for key, value in statements.items()})
-            yield labels, self.config(fields["base"], layer, choices | task_choices, values, task_values)
+            found = (self._denied(axis, *entry) for axis, entry in zip(axes, combination, strict=True))
+            denied = next((error for error in found if error is not None), None)
+            yield labels, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
+
+    def _denied(self, axis: str, label: Any, statements: Statements) -> NotHonoured | None:
+        """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
+        choices, values = _split(statements)
+        stands_for = {key: value for group, option in choices.items() for key, value in flat({group: self._leaf(group, option)})}
+        stands_for |= choices | dict(flat(values))
+        for key, value in self.task.items():
+            if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
+                mend = f"the points {axis}={written(label)} stand for {key}={written(stands_for[key])}; leave it out"
+                return NotHonoured(key, value, mend)
+        return None
+
+    def _typed(self, key: str, value: Any) -> Any:
+        return value if key in GROUPS else self._types.check(key, value)
 
     def _axis(self, key: str, values: Any) -> Axis:
         """The values of an axis with what they state; only the command line's where it names the axis."""
@@ -136,13 +172,14 @@ class Expander:
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
 
 
-def _written(value: Any) -> str:
-    """A value as Hydra reads it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return str(value)
+def _point(request: Request, setting: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
+    """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
+    try:
+        if denied is not None:
+            raise denied
+        return build.point(request, setting, labels)
+    except NotHonoured as error:
+        return build.refused_point(request, setting, labels, str(error))
 
 
 def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from numdev.cli import app, schema
 from numdev.cli.library import config_folder
-from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
+from numdev.cli.outcome import KNOWN, Ended, code_of, gravest, sentence_of
 from numdev.errors import BadInput
 
 CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed"}
@@ -64,7 +64,7 @@ def _run(task: app.Task, command: str, arguments: list[str]) -> int:
     for job in failed:
         prefix = f"{job.job}: " if len(jobs) > 1 else ""
         print(f"{prefix}{job.sentence}", file=sys.stderr)
-    return max((job.code for job in jobs), default=0)
+    return gravest(job.code for job in jobs)
 
 
 @contextmanager

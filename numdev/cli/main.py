@@ -27,8 +27,14 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   eval "$(numdev -sc install=bash)"        completion of the shell; also install=zsh and install=fish
   numdev --version
 
-Exit code: 0; 1 if a point ended in an error, results could not be written or compare found a regression; 2 for a setting
-that cannot be used; 130 for Ctrl-C, after which the same command goes on where it stopped."""
+Exit code:
+    0  every point that was asked for by itself, or as a job of a sweep, has figures, NaN and Inf among them; of a study no point
+       ended in an error and at least one has figures, while others may be unsupported or out of memory, as the summary says
+    1  a point ended in an error or, asked for by itself, out of memory; results could not be written; compare found a regression
+    2  a setting cannot be used
+    3  a point asked for by itself is unsupported, as attention=triton is without a GPU; so is every point of a study
+  130  Ctrl-C, after which the same command goes on where it stopped
+A sweep ends with the gravest of its jobs' codes: 2, 1, 3, 0."""
 
 COMMANDS = ("compare", "measure", "paper", "report", "speed", "studies", "tune")
 

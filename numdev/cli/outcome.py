@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -13,7 +14,8 @@ from numdev.cli.nearest import one_of
 from numdev.cli.settings import Types, type_mend
 from numdev.errors import BadInput, NumdevError
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
+_GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
 KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -22,7 +24,7 @@ class Ended:
     """How one job ended. It crosses processes: a launcher may run the job elsewhere.
 
     Attributes:
-        code: 0, or `FAILED` where a point ended in an error, or `BAD_INPUT`.
+        code: 0, or one of the codes above; see `numdev.cli.codes`.
         sentence: what was wrong; empty where nothing was, or where it has been shown.
         job: the overrides of the job.
     """
@@ -38,6 +40,12 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, kept: int) -> None:
         super().__init__(kept)
         self.kept = kept
+
+
+def gravest(codes: Iterable[int]) -> int:
+    """The code of a command whose jobs ended with these: of a bad setting, else a failure, else what is unsupported, else 0."""
+    given = set(codes)
+    return next((code for code in _GRAVEST_FIRST if code in given), max(given, default=0))
 
 
 def code_of(error: Exception) -> int:

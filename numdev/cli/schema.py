@@ -48,9 +48,12 @@ class QuantiseConfig:
     to: str | None = MISSING
     scale: str | None = MISSING
     block: int | None = MISSING
+    block_q: int | None = MISSING
     hadamard: bool | None = MISSING
     smoothing: str | None = MISSING
+    smoothing_block: int | None = MISSING
     values: str | None = MISSING
+    values_scale: str | None = MISSING
     seed: int | None = MISSING
 
 
@@ -82,20 +85,23 @@ class TilingConfig:
     order: str | None = MISSING
     stride: int = MISSING
     seed: int = MISSING
-    loop: str = MISSING
     splits: int | None = MISSING
 
 
 @dataclass
 class SoftmaxConfig:
-    """`OnlineSoftmax`."""
+    """`OnlineSoftmax`; its `Exponential` is `exp`, or a polynomial with `exp_coefficients` in `exp_share` of the columns."""
 
     normalise: str = MISSING
+    maximum: str = MISSING
     exp: str | None = MISSING
+    exp_coefficients: list[float] | None = MISSING
+    exp_share: float | None = MISSING
     scale_on: str = MISSING
     rescale_threshold: float = MISSING
     p_scale: float = MISSING
     tie_shift: float | None = MISSING
+    sum_over: str = MISSING
 
 
 @dataclass
@@ -106,7 +112,6 @@ class AttentionConfig:
     count: bool = MISSING
     normalise: str = MISSING
     function: str | None = MISSING
-    format: str = MISSING
     backend: str = MISSING
     products: str = MISSING
     kernel: str = MISSING

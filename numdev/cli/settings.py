@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,33 @@ _MOST_REFERENCES = 8  # one after the other, before they are taken for a circle
 Flat = dict[str, Any]  # dotted name to value
 
 
+@dataclass(frozen=True)
+class Statement:
+    """What states a setting: the setting and its value, or the option of a group, whose file states it."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}={written(self.value)}"
+
+
+Said = Mapping[str, Statement]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The configuration of a point, and what of it is stated explicitly.
+
+    Attributes:
+        config: every setting of the point, nested.
+        said: what states each explicit setting, by dotted name. Defaults are not explicit, and null states nothing.
+    """
+
+    config: Mapping[str, Any]
+    said: Said
+
+
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting with its dotted name; a mapping is never a value."""
     for name, value in settings.items():
@@ -29,6 +57,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def written(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
 
 
 @dataclass

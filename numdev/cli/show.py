@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -69,8 +70,8 @@ def outcome(name: str, done: Outcome) -> Text:
     parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
     if done.skipped:
         parts.append(f"{done.skipped} already there")
-    if done.failures:
-        parts.append(f"{len(done.failures)} not ok")
+    ended = Counter(status for _, status, _ in done.failures)
+    parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
     count = done.measured + done.skipped
     return Text.assemble((name, "bold"), f": {count} point{'s' * (count != 1)}, ", ", ".join(parts))
 

@@ -10,10 +10,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import show
+from numdev.cli.codes import code_of_study
 from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library
-from numdev.cli.outcome import FAILED, Ended, Interrupted
+from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
@@ -103,4 +104,4 @@ def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:
         console.print(show.failures(failed))
     if store.torn:
         console.print(f"{len(store.torn)} torn files in {store.path} were measured again, such as {store.torn[0].name}")
-    return Ended(FAILED if any(done.has_errors for done in outcomes.values()) else 0)
+    return Ended(gravest(code_of_study(done.statuses) for done in outcomes.values()))

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from numdev.api import baseline_for
 from numdev.attention.base import Attention
 from numdev.attention.custom import Custom
 from numdev.attention.exact import Exact
 from numdev.attention.flex import Flex
+from numdev.attention.honours import Declares
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
 from numdev.attention.sdpa import Backend, Sdpa
@@ -21,7 +23,7 @@ from numdev.attention.vanilla import Vanilla
 from numdev.cli.build import Settings, choice, named, precision, softmax, tiling
 from numdev.cli.nearest import one_of
 from numdev.emulation import emulation_of
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 from numdev.formats import Format
 from numdev.precision import Precision
 from numdev.problem import Problem
@@ -29,12 +31,34 @@ from numdev.softmax import Exponential, Normalise
 from numdev.tiling import Order
 
 
-def attention(config: Settings) -> Attention:
-    """The variant."""
-    kind = config["attention"]["kind"]
-    if kind not in _MAKERS:
-        raise BadInput("attention.kind", kind, one_of(kind, tuple(_MAKERS)))
-    return _MAKERS[kind](config)
+def attention(config: Settings) -> Declares:
+    """The variant.
+
+    Raises:
+        NotHonoured: for a precision that an implementation of fixed arithmetic does not have.
+    """
+    kind = kind_of(config)
+    variant = MAKERS[kind].make(config)
+    preset = config["precision"]["preset"]
+    if variant.honours.family and "_" in preset and Precision.parse(preset).format != variant.format:
+        raise NotHonoured("precision.preset", preset, f"attention={kind} returns {variant.format}; name a format alone")
+    return variant
+
+
+def kind_of(config: Settings) -> str:
+    """The variant's kind, one that there is."""
+    kind: str = config["attention"]["kind"]
+    if kind not in MAKERS:
+        raise BadInput("attention.kind", kind, one_of(kind, tuple(MAKERS)))
+    return kind
+
+
+def arithmetic_of(kind: str) -> str:
+    """What an implementation of fixed arithmetic can be told of its precision."""
+    honours = MAKERS[kind].type.honours
+    names = ", ".join(fmt.name for fmt in honours.formats)
+    own = f"{honours.family}_{honours.formats[0]}"
+    return f"attention={kind} has an arithmetic of its own, which cannot be set; name a format alone ({names}) or as in {own}"
 
 
 def _tiled(config: Settings) -> Tiled:
@@ -56,7 +80,7 @@ def _triton(config: Settings) -> Triton:
     settings, tiles = config["attention"], config["tiling"]
     br, bc = _sides(config)
     return Triton(
-        fmt=_format(config),
+        fmt=_format(config, "triton"),
         br=br,
         bc=bc,
         order=_order(config),
@@ -68,16 +92,16 @@ def _triton(config: Settings) -> Triton:
 
 
 def _sdpa(config: Settings) -> Sdpa:
-    return Sdpa(choice("attention.backend", Backend, config["attention"]["backend"]), _format(config))
+    return Sdpa(choice("attention.backend", Backend, config["attention"]["backend"]), _format(config, "sdpa"))
 
 
 def _flex(config: Settings) -> Flex:
     br, bc = _sides(config)
-    return Flex(br, bc, _format(config))
+    return Flex(br, bc, _format(config, "flex"))
 
 
 def _vanilla(config: Settings) -> Vanilla:
-    return Vanilla(_format(config))
+    return Vanilla(_format(config, "vanilla"))
 
 
 def _custom(config: Settings) -> Custom:
@@ -88,24 +112,41 @@ def _custom(config: Settings) -> Custom:
     function = config["attention"]["function"]
     if function is None:
         raise BadInput("attention.function", None, "attention=custom needs one, written package.module:function")
-    return Custom(function, _format(config))
+    return Custom(function, _format(config, "custom"))
 
 
-_MAKERS: dict[str, Callable[[Settings], Attention]] = {
-    "tiled": _tiled,
-    "instrumented": _instrumented,
-    "naive": _naive,
-    "exact": lambda config: Exact(),
-    "triton": _triton,
-    "sdpa": _sdpa,
-    "flex": _flex,
-    "vanilla": _vanilla,
-    "custom": _custom,
+class Maker(NamedTuple):
+    """A kind of variant: its class, which declares what it honours, and how it is made."""
+
+    type: type[Declares]
+    make: Callable[[Settings], Declares]
+
+
+MAKERS = {
+    "tiled": Maker(Tiled, _tiled),
+    "instrumented": Maker(Instrumented, _instrumented),
+    "naive": Maker(Naive, _naive),
+    "exact": Maker(Exact, lambda config: Exact()),
+    "triton": Maker(Triton, _triton),
+    "sdpa": Maker(Sdpa, _sdpa),
+    "flex": Maker(Flex, _flex),
+    "vanilla": Maker(Vanilla, _vanilla),
+    "custom": Maker(Custom, _custom),
 }
 
 
-def _format(config: Settings) -> Format:
-    return named("attention.format", Format.parse, config["attention"]["format"])
+def _format(config: Settings, kind: str) -> Format:
+    """What the preset names for an implementation of fixed arithmetic: a format alone, or behind the name of its policies."""
+    honours, preset = MAKERS[kind].type.honours, config["precision"]["preset"]
+    named("precision.preset", Precision.parse, preset)
+    family, _, name = preset.rpartition("_")
+    try:
+        fmt = Format.parse(name)
+    except BadInput:  # of golden and others there is none
+        fmt = None
+    if fmt is None or fmt not in honours.formats or family not in ("", honours.family):
+        raise NotHonoured("precision.preset", preset, arithmetic_of(kind))
+    return fmt
 
 
 def _sides(config: Settings) -> tuple[int | None, int | None]:

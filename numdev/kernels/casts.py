@@ -3,7 +3,7 @@
 A cast becomes a tuple of compile-time numbers, (kind, mantissa bits, emin, emax, max, overflow, toward zero, flush). Formats
 with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept bit is
 even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant `1.5 * 2^(E + 23 - m)` as in
-`numdev.rounding.round_magic`; toward zero then steps back where that went away from zero.
+`numdev.bits.round_magic`; toward zero then steps back where that went away from zero.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
         (head_dim not in (64, 128, 256), f"it takes head_dim 64, 128 and 256, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
-        (settings.order is Order.FORWARD, "it visits keys from the last to the first; give order reverse or null"),
+        (settings.order not in (None, Order.REVERSE), "it visits keys from the last to the first; give order reverse or null"),
         (settings.splits not in (None, 1), "it does not split keys"),
         (settings.bc not in (None, bc := hopper_bc(head_dim)), f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"),
         ((head_dim, settings.br or 128) not in SHAPES, f"its Br is 128, or 192 at d = 64, not {settings.br}"),

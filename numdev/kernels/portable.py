@@ -18,10 +18,11 @@ from numdev.kernels.casts import Spec, spec
 from numdev.kernels.runtime import interpreting
 from numdev.kernels.tables import Tables
 from numdev.mask import Mask
+from numdev.microscale import Microscaled
 from numdev.precision import Dot, Precision
 from numdev.quantise import Quantised
 from numdev.rounding import Cast
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, SumOver
 from numdev.tiling import Order, Tiling
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
@@ -54,9 +55,18 @@ class Request:
     def __post_init__(self) -> None:
         soft, tiling = self.softmax, self.tiling
         if soft.exp not in (Exponential.EXP, Exponential.EXP2):
-            raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp.value}")
+            raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp}")
+        if soft.sum_over is not SumOver.EXPONENTIALS:
+            raise Unsupported("softmax.sum_over", "the kernel adds up P before its cast; give exponentials")
+        if soft.maximum is Maximum.LOCAL:
+            raise Unsupported("softmax.maximum", "the kernel takes exponentials from the running maximum; give running")
         if soft.tie_shift is not None:
             raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
+        if isinstance(self.precision.probabilities, Microscaled):
+            raise Unsupported("precision.probabilities", "the kernel has no blocks of P with scales; use attention=tiled")
+        if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
+            mend = "the kernel has one head_dim, and a mean of q doubles that of q and k; use attention=tiled"
+            raise Unsupported("precision.quantise.smoothing", mend)
         if tiling.order not in (Order.FORWARD, Order.REVERSE):
             raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
         if tiling.bc > _MOST_KEYS:
@@ -83,7 +93,9 @@ class Request:
         inputs = formats_of(self.precision)
         if self.tf32:
             return "tf32", "tf32"
-        return operand(*inputs), operand(*inputs, self.precision.probabilities.to)
+        probabilities = self.precision.probabilities
+        assert isinstance(probabilities, Cast), "refused otherwise"
+        return operand(*inputs), operand(*inputs, probabilities.to)
 
     @property
     def options(self) -> tuple[bool, bool, bool, bool]:

@@ -29,6 +29,7 @@ FIXED = {
     "longest": "the greatest number of keys at which both were measured",
     "times_at_longest": "time of vanilla attention over that of the tiled algorithm, at the greatest number of keys",
     "attention": "what is measured: the implementation, with its backend or kernel where one is asked for",
+    "sources": "SHA-256 of the sources of a class of the user's own that was measured",
     "kernel": "the compiled kernel that really ran, with its launch settings; empty for tensor operations",
     "format": "number format of the variant's output",
     "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
@@ -49,7 +50,7 @@ FIXED = {
     "counters": "whether the GPU's counters of its traffic were asked for",
     "seconds": "wall time of the measurement of the point",
     "replicates": "replicates that entered the summary",
-    "nonfinite": "replicates with NaN or Inf in the subject where the reference has none",
+    "nonfinite": "replicates with NaN in the subject or the reference, or Inf where the other has none",
     "claim": "name of the claim",
     "text": "what is claimed",
     "source": "where it is claimed",
@@ -124,7 +125,8 @@ def dictionary(tables: Mapping[str, Iterable[str]]) -> str:
 def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
     yield "# Columns"
     yield ""
-    yield "D is the subject's output minus the reference's, over elements where both are finite."
+    yield "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of"
+    yield "variant and baseline is finite too: their figures are over the same elements, of which `compared` is the number."
     yield "An empty cell does not apply."
     for name, columns in tables.items():
         yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")

@@ -37,6 +37,7 @@ class Change(Enum):
     """What became of a comparison from A to B, gravest first."""
 
     BROKEN = "broken"  # a result in A; none, or one with NaN or Inf, in B
+    ONLY_A = "only in A"  # B lacks the point
     WORSE = "worse"
     UNKNOWN = "unknown"  # both are measured, and it cannot be tested
     SAME = "same"
@@ -44,11 +45,10 @@ class Change(Enum):
     BETTER = "better"
     MENDED = "mended"
     NEITHER = "in neither"
-    ONLY_A = "only in A"
     ONLY_B = "only in B"
 
 
-REGRESSIONS = (Change.BROKEN.value, Change.WORSE.value)
+REGRESSIONS = (Change.BROKEN.value, Change.ONLY_A.value, Change.WORSE.value)
 COLUMNS = [
     *("study", "setting", "point", "output", "reference", "metric", "change", "note"),
     *("a", "b", "ratio", "ratio_low", "ratio_high", "replicates", "paired", "p", "p_adjusted"),

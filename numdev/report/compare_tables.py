@@ -24,8 +24,8 @@ def write(changes: pd.DataFrame, out: Path) -> None:
 
 
 def show(changes: pd.DataFrame, a: Results, b: Results, console: Console) -> None:
-    """Print how the environments differ, how many comparisons of each study changed how, what is worse and what may be."""
-    for table in (_environments(a, b), _counts(changes), _worse(changes), _open(changes)):
+    """Print how the environments differ, how many comparisons changed how, what is worse, what may be, and what A lacks."""
+    for table in (_environments(a, b), _counts(changes), _worse(changes), _open(changes), _new(changes)):
         if table is not None:
             console.print(table)
 
@@ -48,7 +48,7 @@ def _counts(changes: pd.DataFrame) -> Table:
 
 
 def _worse(changes: pd.DataFrame) -> Table | None:
-    """What is broken first, then what is worse, by ratio."""
+    """What is broken first, then what B lacks, then what is worse, by ratio."""
     found = changes[changes["change"].isin(REGRESSIONS)]
     order = found["change"].map(REGRESSIONS.index)
     found = found.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False], kind="stable")
@@ -64,6 +64,10 @@ def _open(changes: pd.DataFrame) -> Table | None:
     return _table("Largest ratios B / A, none of them judged worse", found)
 
 
+def _new(changes: pd.DataFrame) -> Table | None:
+    return _table("Points that A lacks", changes[changes["change"] == Change.ONLY_B.value])
+
+
 def _table(title: str, changes: pd.DataFrame) -> Table | None:
     table = Table(
         "study", "point", "output", "A", "B", "B / A", "adjusted p", "change", "note", title=title, title_justify="left"
@@ -74,4 +78,6 @@ def _table(title: str, changes: pd.DataFrame) -> Table | None:
         known = ["" if figure == "unknown" else figure for figure in figures]
         cells = [row["study"], f"{row['setting']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
+    if len(changes) > _MOST:
+        table.caption = f"and {len(changes) - _MOST} more, which out=FOLDER writes to compare.csv"
     return table if table.row_count else None

@@ -52,11 +52,17 @@ _PRECISION = {
     "accumulator": ("format", "O between tiles, alpha times the old O plus P V, and its division by l"),
     "output": ("format", "O as it is returned"),
     "quantise.to": ("format", "grid that q, k and v are rounded to after division by their scale"),
-    "quantise.scale": ("", "numbers of q, k and v that share one scale: those of a tensor, a block of rows or a row"),
+    "quantise.scale": (
+        "",
+        "numbers of q, k and v that share one scale: of a tensor, block of rows, row, channel or thread; empty if microscaled",
+    ),
     "quantise.block": ("rows", "rows of a head that share one scale, with a scale per block"),
+    "quantise.block_q": ("rows", "the same for q alone; empty where it is that of k"),
     "quantise.hadamard": ("", "whether q and k are turned by a random Hadamard matrix before rounding, and back after it"),
-    "quantise.smoothing": ("", "whose mean over tokens is taken out before rounding: none, k's, or q's and k's"),
+    "quantise.smoothing": ("", "whose mean over tokens is taken out before rounding: none, k's, q's, or both"),
+    "quantise.smoothing_block": ("tokens", "how many tokens of q share the mean that is taken out; empty for all"),
     "quantise.values": ("format", "v, where it is not quantised like q and k; empty where it is"),
+    "quantise.values_scale": ("", "numbers of v that share one scale where v has a grid of its own; empty without a scale"),
     "quantise.seed": ("", "what the signs of the Hadamard matrix are drawn with"),
 }
 
@@ -65,7 +71,6 @@ _TILING = {
     "br": ("rows", "Br, queries in one tile"),
     "bc": ("rows", "Bc, keys in one tile"),
     "order": ("", "in which order a row of queries meets the tiles of keys: forward, reverse, outside_in, strided or random"),
-    "loop": ("", "what the outer loop runs over, queries or keys; it changes no bit"),
     "splits": ("count", "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp"),
     "stride": ("tiles", "from one tile to the next in the order `strided`"),
     "seed": ("", "what the order `random` is drawn with"),
@@ -74,13 +79,18 @@ _TILING = {
 _SOFTMAX = {
     "type": ("", "class of numdev that states the online recurrence"),
     "normalise": ("", "when O is divided by l: `each`, after every tile (FlashAttention-1), or `end`, once (FlashAttention-2)"),
-    "exp": ("", "how the exponential of S - m is computed: exp, exp2, or exp2 by a polynomial of that degree"),
+    "maximum": (
+        "",
+        "maximum that exponentials are taken from: `running` (FlashAttention-2), or the tile's own, `local` (FlashAttention-1)",
+    ),
+    "exp": ("", "how the exponential of S - m is computed: exp, exp2, or exp2 by a named or written polynomial in some columns"),
     "scale_on": ("", "what 1/sqrt(d) is multiplied with: the scores, or the queries, which are rounded again"),
     "rescale_threshold": (
         "log 2",
         "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always",
     ),
     "p_scale": ("", "factor of P before it is rounded, taken out after the product with V"),
+    "sum_over": ("", "what l adds up: `exponentials`, P before it is rounded, or `probabilities`, P as it meets V"),
     "tie_shift": ("", "factor of m in S - m where a row's largest score is tied (Qiu & Yao 2025); empty leaves ties alone"),
 }
 
@@ -100,6 +110,9 @@ ATTENTION = {
     "kernel": ("", "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"),
     "backend": ("", "which implementation of PyTorch is asked for: flash, cudnn, efficient or math"),
     "function": ("", "where a function of one's own is imported from: `package.module:function`"),
+    "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
+    "stated": ("", "of such a point: every setting that is stated, as on the command line"),
+    "digest": ("", "SHA-256 of the sources of a function of one's own"),
 }
 
 TIMING = {

@@ -14,7 +14,7 @@ from numdev.errors import BadInput
 from numdev.record import summary
 from numdev.report.claims import ClaimResult
 from numdev.report.columns import dictionary
-from numdev.report.frames import LABEL, PLACE, Results, distinct
+from numdev.report.frames import LABEL, PLACE, Results, distinct, is_broken
 from numdev.report.settings import is_papers
 from numdev.store import write_atomically
 
@@ -86,7 +86,7 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     members: list[list[int]] = [[] for _ in range(len(places))]
     for row, group in enumerate(grouped.ngroup()):
         members[group].append(row)
-    broken = (rows["nan_count"] + rows["inf_count"] > 0).to_numpy()
+    broken = is_broken(rows).to_numpy()
     found: dict[str, list[float]] = {
         "replicates": [len(group) for group in members],
         "nonfinite": [int(broken[group].sum()) for group in members],

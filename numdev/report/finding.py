@@ -9,6 +9,7 @@ from enum import Enum
 import pandas as pd
 
 from numdev.errors import NumdevError
+from numdev.report.frames import is_broken
 from numdev.report.settings import FORMATS, formats
 from numdev.report.statistics import Interval
 
@@ -56,7 +57,7 @@ def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "basel
     if found.empty:
         what = ", ".join(f"{column} {value}" for column, value in where.items()) or subject
         raise Undecidable(f"nothing was measured for {what}")
-    broken = int((found["nan_count"] + found["inf_count"] > 0).sum())
+    broken = int(is_broken(found).sum())
     if broken:
         raise Undecidable(f"{broken} of {len(found)} replicates hold NaN or infinite values")
     return found

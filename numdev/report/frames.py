@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.deviation import METRICS
+from numdev.deviation import METRICS, NONFINITE
 from numdev.errors import BadInput
 from numdev.record import Record
 from numdev.report.typed import flatten, typed
@@ -171,7 +171,7 @@ def _policy(config: Mapping[str, Any]) -> str:
     if config.get("variant.type") in ("Triton", "Sdpa", "Flex"):
         return "kernel"
     name = str(config.get("variant.precision.name") or "")
-    if name == _format(config) or name.startswith("uniform_"):
+    if (name and name == _format(config)) or name.startswith("uniform_"):
         return "uniform"
     return "kernel" if name.startswith("kernel_") else name
 
@@ -179,7 +179,7 @@ def _policy(config: Mapping[str, Any]) -> str:
 def _attention(config: Mapping[str, Any]) -> str:
     """What was measured: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that was asked for, `triton hopper`."""
     which = config.get("variant.backend") or config.get("variant.kernel")
-    name = str(config.get("variant.type", "")).lower()
+    name = str(config.get("variant.kind") or config.get("variant.type", "")).lower()
     return f"{name} {which}" if which and which != "auto" else name
 
 
@@ -230,6 +230,12 @@ _AXES = (
 def _is_axis(name: str) -> bool:
     """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
     return name.startswith(_AXES) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
+
+
+def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Whether a comparison holds NaN, or Inf where the other side has none."""
+    held = [name for name in NONFINITE if name in rows]  # records of an older version count fewer kinds
+    return rows[held].sum(axis=1) > 0
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

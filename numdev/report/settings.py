@@ -17,6 +17,7 @@ _INPUTS = {
     "student_t": "Student's t",
     "tied": "tied maxima",
     "sink": "attention sink",
+    "gap": "attention sink without noise",
     "constant": "constant",
 }
 _POLICIES = {"uniform": "all steps in F", "kernel": "kernel(F)"}

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from numdev.report.claims import ClaimResult
 from numdev.report.finding import Verdict
-from numdev.report.frames import LABEL, Results
+from numdev.report.frames import LABEL, Results, is_broken
 from numdev.report.statistics import significant, typical
 
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
@@ -70,7 +70,7 @@ def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
         cells = [place(point.iloc[0])]
         for reference, metric in _SHOWN:
             part = point[point["reference"] == reference]
-            broken = bool((part["nan_count"] + part["inf_count"] > 0).any())
+            broken = bool(is_broken(part).any())
             cells.append("" if part.empty else "NaN or Inf" if broken else typical(part[metric].tolist()).text())
         found.append(tuple(cells))
     if len(found) > most:

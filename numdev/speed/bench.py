@@ -19,7 +19,7 @@ from numdev.deviation import Deviation, Sample, compare
 from numdev.environment import environment, resolve_device
 from numdev.errors import BadInput, Unsupported
 from numdev.mask import Mask
-from numdev.measure import failure
+from numdev.measure import failure, nonfinite
 from numdev.memory import LeastRecentlyUsed, available_bytes
 from numdev.problem import Problem
 from numdev.record import Record, Status, describe, key_of
@@ -28,6 +28,7 @@ from numdev.speed.ceiling import matmul_flops
 from numdev.speed.memory import peak_bytes
 from numdev.speed.timing import Budget, timed
 from numdev.speed.traffic import Traffic
+from numdev.usersource import foreign
 
 DEVIATIONS = ("rmse", "max_difference", "max_u")
 _GOLDEN_BYTES = 1 << 30
@@ -77,7 +78,7 @@ class SpeedBench:
             raise BadInput("baseline", type(baseline).__name__, mend)
         parts = {"problem": problem, "variant": variant, "baseline": None, "seeds": seeds, "timing": self.budget}
         counters = {} if self.traffic is None else {"counters": True}  # a point without them keeps the key that it always had
-        return {name: describe(part) for name, part in parts.items()} | counters
+        return {name: describe(part) for name, part in parts.items()} | counters | foreign(problem, variant)
 
     def announce(self, points: Iterable[Any]) -> None:
         """The points of a study that will be measured, in this order: those of a chunk are counted together."""
@@ -95,14 +96,15 @@ class SpeedBench:
         """
         config = self.config(problem, variant, baseline, seeds)
         key, start = key_of(config, self.environment()), time.perf_counter()
-        status, reason, rows, kernel = Status.OK, "", [], ""
+        status, reason, rows, kernel, compared = Status.OK, "", [], "", []
         try:
             self._check_memory(problem, variant)
             for seed in range(seeds):
-                row, wrong, kernel = self._replicate(problem, variant, seed)
+                row, deviation, kernel = self._replicate(problem, variant, seed)
                 rows.append({"seed": seed} | row)
-                if wrong:
-                    status, reason = Status.NONFINITE, "NaN or Inf in the variant or in golden alone"
+                compared.append({"subject": "variant", "reference": "golden"} | deviation.metrics())
+            if reason := nonfinite(compared):
+                status = Status.NONFINITE
         except Unsupported as error:
             status, reason, rows = Status.UNSUPPORTED, str(error), []
         except BadInput:
@@ -118,7 +120,7 @@ class SpeedBench:
         seconds = time.perf_counter() - start
         return Record(key, config, self.environment(), status, reason, rows, [], seconds, kernel)
 
-    def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], bool, str]:
+    def _replicate(self, problem: Problem, variant: Any, seed: int) -> tuple[dict[str, Any], Deviation, str]:
         inputs = prepared(problem, variant, seed, self.device)
         run = bound(problem, variant, inputs)
         first = run()
@@ -142,7 +144,7 @@ class SpeedBench:
             "output_bytes": output_bytes,
         }
         found = {name: deviation.metrics()[name] for name in DEVIATIONS}
-        return figures | self._model(problem, variant, kernel) | found, not deviation.is_finite, kernel
+        return figures | self._model(problem, variant, kernel) | found, deviation, kernel
 
     def _model(self, problem: Problem, variant: Any, kernel: str) -> dict[str, Any]:
         kind = cost.algorithm(variant)
@@ -156,7 +158,7 @@ class SpeedBench:
         """Of the result that is timed, in the heads that golden has: all others see the same numbers."""
         small = one_group(problem)
         golden = self._golden.get((small, seed), lambda: self._exact(small, seed))
-        return compare(Sample(output.out[:1, : small.shape.heads]), golden, variant.format)
+        return compare(Sample(output.out[:1, : small.shape.heads]), golden, variant.formats["out"])
 
     def _exact(self, problem: Problem, seed: int) -> Sample:
         q, k, v = problem.inputs(seed, self.device).values()

@@ -2,8 +2,8 @@
 
 One batch entry and one head at a time, every step a line of the recurrence in DESIGN section 3, in either loop order:
 queries outside (FlashAttention-2, Algorithm 1) or keys outside with the state of every Q tile kept (FlashAttention-1,
-Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts
-and products are numdev's, which have oracles of their own.
+Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts, products
+and operations that round once are numdev's, which have oracles of their own. Here every operation takes the careful way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import math
 import random
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from numdev.bits import LAYOUTS
+from numdev.elementary import Operation, RoundedOnce
 from numdev.mask import Mask
-from numdev.precision import Precision
+from numdev.precision import Dot, Precision
+from numdev.products import row_sums
 from numdev.rounding import Cast
-from numdev.softmax import EXP2_MINIMAX, Exponential, Normalise, OnlineSoftmax, ScaleOn, exp2
-from numdev.tiling import Loop, Order, Tiling
+from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
+from numdev.tiling import Order, Tiling
 
 NEVER = float("-inf")
 
@@ -47,8 +51,7 @@ class Event:
     p_scaled: Tensor
     p_cast: Tensor
     l_old: Tensor
-    l_kept: Tensor
-    l_new: Tensor
+    additions: list[tuple[Tensor, Tensor, Tensor]]  # to running row sums: before, what is added, after
 
 
 def sees(mask: Mask, batch: int, query: int, key: int, queries: int, keys: int) -> bool:
@@ -96,41 +99,87 @@ def reordered(tiles: list[range], tiling: Tiling) -> list[range]:
 
 
 def exponential(x: Tensor, kind: Exponential) -> Tensor:
-    if kind is Exponential.EXP:
-        return torch.exp(x)
-    if kind is Exponential.EXP2:
-        return exp2(x)
+    """Column by column of the tile, each by the polynomial or exactly."""
+    exact = exp2 if kind.binary else torch.exp
+    columns = [by_polynomial(x[:, c], kind) if c % kind.period in kind.columns else exact(x[:, c]) for c in range(x.shape[1])]
+    return torch.stack(columns, 1)
+
+
+def by_polynomial(x: Tensor, kind: Exponential) -> Tensor:
     whole = torch.floor(x)
     fraction = torch.where(torch.isneginf(x), torch.zeros_like(x), x - whole)
     value = torch.zeros_like(x)
-    for coefficient in reversed(EXP2_MINIMAX[int(kind.value[-1])].coefficients):
+    for coefficient in reversed(kind.coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
 
 
 def exact_twin(kind: Exponential) -> Exponential:
     """The exponential of alpha: the polynomials stand in for exp2 in P only (FlashAttention-4, section 3)."""
-    return Exponential.EXP if kind is Exponential.EXP else Exponential.EXP2
+    return Exponential(kind.binary)
 
 
-def new_maximum(m: float, scores: list[float], soft: OnlineSoftmax) -> float:
-    """The maximum that one row goes on with, from the old one and the row's scores in a tile."""
+def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
+    """`cast(x o y)`, one rounding, whatever the operands are."""
+    left, right = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype))
+    whole = LAYOUTS[x.dtype].format
+    return RoundedOnce(operation, cast, whole, whole, x.dtype)(left.clone(), right.clone())
+
+
+def add(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
+    return once(Operation.ADD, cast, x, y)
+
+
+def times(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
+    return once(Operation.MULTIPLY, cast, x, y)
+
+
+def over(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
+    return once(Operation.DIVIDE, cast, x, y)
+
+
+def decayed(cast: Cast, x: Tensor, m: Tensor, function: Exponential) -> Tensor:
+    """`exp(x - m)`, 0 where x is no number."""
+    number = x != NEVER
+    difference = once(Operation.SUBTRACT, cast, torch.where(number, x, 0.0), torch.where(m == NEVER, 0.0, m))
+    return torch.where(number, cast(exponential(difference, function)), 0.0)
+
+
+def running_sum(dot: Dot, p: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    """The row sums, and each addition behind them."""
+    every, cast = dot.every or p.shape[1], dot.accumulate
+    total, additions = cast(row_sums(p[:, :every])), []
+    for start in range(every, p.shape[1], every):
+        part = row_sums(p[:, start : start + every])
+        before, total = total, add(cast, total, part)
+        additions.append((before, part, total))
+    return total, additions
+
+
+def largest_of(scores: list[float], soft: OnlineSoftmax, cast: Cast, dtype: torch.dtype) -> float:
+    """The maximum of one row's scores in a tile, shifted where it is tied."""
     largest = max(scores)
     if soft.tie_shift is not None and scores.count(largest) > 1 and math.isfinite(largest):
-        largest = largest * soft.tie_shift if largest > 0 else 0.0
+        return times(cast, torch.tensor([largest], dtype=dtype), soft.tie_shift).item() if largest > 0 else 0.0
+    return largest
+
+
+def new_maximum(m: float, largest: float, soft: OnlineSoftmax) -> float:
+    """The maximum that one row goes on with, from the old one and the tile's."""
     if soft.rescale_threshold > 0:
         units = 1.0 if soft.exp.is_binary else math.log(2)
         return largest if largest - m > soft.rescale_threshold * units else m
-    return max(m, largest)
+    return max(m, largest) if not math.isnan(m) and not math.isnan(largest) else math.nan
 
 
 @dataclass(frozen=True)
 class DoubleLoop:
-    """The oracle; call it like `Tiled`, with inputs already rounded."""
+    """The oracle; call it like `Tiled`, with inputs already rounded. `keys_outside` is FlashAttention-1's order of the loops."""
 
     precision: Precision
     tiling: Tiling
     softmax: OnlineSoftmax = OnlineSoftmax()
+    keys_outside: bool = False
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, events: list[Event] | None = None
@@ -157,7 +206,7 @@ class DoubleLoop:
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):
             states = [self._start(q[rows.start : rows.stop], v) for rows in q_tiles]
-            if self.tiling.loop is Loop.QUERIES:
+            if not self.keys_outside:
                 pairs = [(i, keys) for i in range(len(q_tiles)) for keys in kv_tiles]
             else:
                 pairs = [(i, keys) for keys in kv_tiles for i in range(len(q_tiles))]
@@ -175,30 +224,40 @@ class DoubleLoop:
     def _start(q: Tensor, v: Tensor) -> State:
         return State(q.new_full((len(q), 1), NEVER), q.new_zeros(len(q), 1), q.new_zeros(len(q), v.shape[1]))
 
-    def _step(self, state: State, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, factor: float) -> tuple[Tensor, ...]:
+    def _step(self, state: State, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, factor: float) -> tuple[Any, ...]:
         """One pass through the body of the double loop."""
         step, soft = self.precision, self.softmax
-        accumulate_l, accumulate_v = step.row_sum.accumulate, step.values.accumulate
+        accumulate_s, accumulate_l, accumulate_v = (dot.accumulate for dot in (step.scores, step.row_sum, step.values))
         s = step.scores(q, k.T)
-        s = step.scores.accumulate(s * factor)
+        s = times(accumulate_s, s, factor) if factor != 1.0 else s
         s = torch.where(seen, s, NEVER)
-        rows = zip(state.m.tolist(), s.tolist(), strict=True)
-        m = torch.tensor([[new_maximum(old, scores, soft)] for (old,), scores in rows], dtype=s.dtype)
-        shift = torch.where(m == NEVER, 0.0, m)  # a row that has seen nothing has no maximum to subtract
-        p = step.exponential(exponential(step.exponential(s - shift), soft.exp))
-        base = Exponential.EXP2 if soft.exp.is_binary else Exponential.EXP
-        alpha = step.rescale(exponential(step.rescale(state.m - shift), base))
-        kept = accumulate_l(alpha * state.l)
-        new_l = accumulate_l(kept + step.row_sum.sum(p))
+        largest = torch.tensor([[largest_of(scores, soft, accumulate_s, s.dtype)] for scores in s.tolist()], dtype=s.dtype)
+        pairs = zip(state.m[:, 0].tolist(), largest[:, 0].tolist(), strict=True)
+        m = torch.tensor([[new_maximum(old, new, soft)] for old, new in pairs], dtype=s.dtype)
+        base = largest if soft.maximum is Maximum.LOCAL else m
+        p = decayed(step.exponential, s, base, soft.exp)
+        alpha = decayed(step.rescale, state.m, m, exact_twin(soft.exp))
+        tile_sum, additions = running_sum(step.row_sum, p)
+        kept = times(accumulate_l, state.l, alpha)
         p_scaled = p * soft.p_scale
-        p_cast = step.probabilities(p_scaled)
-        product = accumulate_v(step.values(p_cast, v) / soft.p_scale)
+        entering = step.probabilities
+        p_cast = times(entering, p, soft.p_scale) if isinstance(entering, Cast) else entering(p_scaled)
+        if soft.sum_over is SumOver.PROBABILITIES:
+            tile_sum, additions = running_sum(step.row_sum, p_cast)
+            tile_sum = over(accumulate_l, tile_sum, soft.p_scale)
+        product = over(accumulate_v, step.values(p_cast, v), soft.p_scale)
+        if soft.maximum is Maximum.LOCAL:
+            beta = decayed(step.rescale, largest, m, exact_twin(soft.exp))
+            tile_sum = times(accumulate_l, tile_sum, beta)
+            product = times(step.accumulator, product, beta)
+        new_l = add(accumulate_l, kept, tile_sum)
+        additions.append((kept, tile_sum, new_l))
         if soft.normalise is Normalise.END:
-            new_o = step.accumulator(step.accumulator(alpha * state.o) + product)
+            new_o = add(step.accumulator, times(step.accumulator, state.o, alpha), product)
         else:
-            new_o = step.accumulator(step.accumulator(kept * state.o) + product)
-            new_o = step.accumulator(new_o / torch.where(new_l == 0, 1.0, new_l))
-        event = (s, state.m, alpha, p, p_scaled, p_cast, state.l, kept, new_l)
+            new_o = add(step.accumulator, times(step.accumulator, state.o, kept), product)
+            new_o = over(step.accumulator, new_o, torch.where(new_l == 0, 1.0, new_l))
+        event = (s, state.m, alpha, p, p_scaled, p_cast, state.l, additions)
         any_seen = seen.any(1, keepdim=True)
         state.m, state.l = torch.where(any_seen, m, state.m), torch.where(any_seen, new_l, state.l)
         state.o = torch.where(any_seen, new_o, state.o)
@@ -207,22 +266,27 @@ class DoubleLoop:
     def _finish(self, state: State) -> tuple[Tensor, Tensor]:
         out, cast = state.o, self.precision.row_sum.accumulate
         if self.softmax.normalise is Normalise.END:
-            out = self.precision.accumulator(out / torch.where(state.l == 0, 1.0, state.l))
+            out = over(self.precision.accumulator, out, torch.where(state.l == 0, 1.0, state.l))
         m = torch.where(state.m == NEVER, 0.0, state.m)
         if self.softmax.exp.is_binary:
-            m = cast(m / math.log2(math.e))
-        return out, cast(m + cast(torch.log(state.l)))
+            m = over(cast, m, math.log2(math.e))
+        return out, self._log_sum(m, state.l)
+
+    def _log_sum(self, m: Tensor, total: Tensor) -> Tensor:
+        """`m + log l`, minus infinity where l is 0."""
+        cast = self.precision.row_sum.accumulate
+        log = cast(torch.log(torch.where(total == 0, 1.0, total)))
+        return torch.where(total == 0, NEVER, add(cast, log, m))
 
     def _combine(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Flash-Decoding: LSE over the splits, then the mean of the results weighted by exp(LSE_s - LSE)."""
         step, cast = self.precision, self.precision.row_sum.accumulate
         largest = torch.stack([lse for _, lse in parts]).amax(0)
-        largest = torch.where(largest == NEVER, 0.0, largest)
         total, out = torch.zeros_like(largest), torch.zeros_like(parts[0][0])
         for _, lse in parts:
-            total = cast(total + step.rescale(torch.exp(step.rescale(lse - largest))))
-        whole = cast(largest + cast(torch.log(total)))
+            total = add(cast, total, decayed(step.rescale, lse, largest, Exponential.EXP))
+        whole = self._log_sum(torch.where(largest == NEVER, 0.0, largest), total)
         for part, lse in parts:
-            weight = step.rescale(torch.exp(step.rescale(lse - torch.where(whole == NEVER, 0.0, whole))))
-            out = step.accumulator(out + step.accumulator(weight * part))
+            weight = decayed(step.rescale, lse, whole, Exponential.EXP)
+            out = add(step.accumulator, out, times(step.accumulator, part, weight))
         return out, whole

@@ -16,8 +16,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from numdev.bits import Rounding
 from numdev.formats import Format, Specials
-from numdev.rounding import Overflow, Rounding, Subnormals
+from numdev.rounding import Overflow, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
@@ -145,9 +146,9 @@ def overflowed(fmt: Format, mode: Rounding, overflow: Overflow, negative: bool) 
     return math.inf if fmt.specials is Specials.IEEE else math.nan
 
 
-def round_exactly(x: float, fmt: Format, mode: Rounding, overflow: Overflow) -> float:
+def round_exactly(x: float | Fraction, fmt: Format, mode: Rounding, overflow: Overflow) -> float:
     """A finite `x` rounded by any mode but the stochastic one, in rational arithmetic; subnormals are kept."""
-    magnitude, negative = abs(Fraction(x)), math.copysign(1.0, x) < 0
+    magnitude, negative = abs(Fraction(x)), x < 0 or (x == 0 and math.copysign(1.0, x) < 0)
     smallest = 2 - 2 ** (fmt.exponent_bits - 1)
     exponent = max(smallest, magnitude.numerator.bit_length() - magnitude.denominator.bit_length() - 1)
     while magnitude >= Fraction(2) ** (exponent + 1):

@@ -13,6 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from numdev.report.frames import is_broken
 from numdev.report.settings import describe, is_papers, ordered
 from numdev.report.statistics import Interval, typical
 from numdev.report.style import COLUMN, GREY, PAGE, SMALL
@@ -121,7 +122,7 @@ def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval
 
 def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
     """The geometric mean over seeds, or None where nothing was measured or a replicate holds NaN or Inf."""
-    if rows.empty or bool((rows["nan_count"] + rows["inf_count"] > 0).any()):
+    if rows.empty or bool(is_broken(rows).any()):
         return None
     return typical(rows.groupby("seed")[metric].mean().tolist())
 

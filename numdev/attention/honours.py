@@ -1,0 +1,58 @@
+"""What an implementation of attention honours of all that can be set: nothing that is stated may be ignored.
+
+A setting is known by its dotted name on the command line. Which ones an implementation reads stands beside its class; that a
+setting is read only under another one (`tiling.stride` only in the order `strided`) says the object itself, `idle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Protocol, runtime_checkable
+
+from numdev.attention.base import Attention
+from numdev.formats import Format
+from numdev.precision import Precision
+from numdev.quantise import Quantised
+from numdev.softmax import OnlineSoftmax
+from numdev.tiling import Tiling
+
+
+def settings_of(group: str, kind: type) -> frozenset[str]:
+    """The settings of a group that are the fields of a value object."""
+    return frozenset(f"{group}.{field.name}" for field in fields(kind))
+
+
+PRESET = frozenset({"precision.preset"})
+STEPS = settings_of("precision", Precision) | settings_of("precision.quantise", Quantised)
+SIDES = frozenset({"tiling.br", "tiling.bc", "tiling.sram", "tiling.shape"})
+TILES = SIDES | settings_of("tiling", Tiling)
+RECURRENCE = settings_of("softmax", OnlineSoftmax) | {"softmax.exp_coefficients", "softmax.exp_share"}  # of `exp`
+
+
+@dataclass(frozen=True)
+class Honours:
+    """The settings that an implementation reads.
+
+    Attributes:
+        settings: their dotted names.
+        family: of an implementation whose arithmetic is fixed, the policies that it has, `kernel` or `eager`; `precision` then
+            names a format alone, or with this in front of it. Empty where the policy is free, or there is none.
+        formats: those that an implementation of fixed arithmetic can be asked for.
+    """
+
+    settings: frozenset[str] = frozenset()
+    family: str = ""
+    formats: tuple[Format, ...] = ()
+
+
+@runtime_checkable
+class Declares(Attention, Protocol):
+    """An implementation that says what it honours, as every one must that the command line can ask for."""
+
+    honours: ClassVar[Honours]
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Settings that it honours, but does not read as it is, and the setting under which it would."""
+        ...

@@ -1,0 +1,32 @@
+"""Which code computes: the modules of numdev that a measurement can run, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+KEEPS_OR_SHOWS = ("cli", "report", "public.py", "store.py", "study.py")
+"""What no measurement runs: it states what is measured, keeps it or shows it. No other module imports these."""
+
+
+def computing(package: Path = PACKAGE) -> list[Path]:
+    """The Python files of the package that a measurement can run, in the order of their names."""
+    files = (path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in KEEPS_OR_SHOWS)
+    return sorted(files, key=lambda path: path.relative_to(package).as_posix())
+
+
+def digest_of(package: Path) -> str:
+    """SHA-256 of the names and the bytes of `computing(package)`: a comment counts too, documentation beside them does not."""
+    found = hashlib.sha256()
+    for path in computing(package):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(package).as_posix()}\0{len(data)}\0".encode() + data)
+    return found.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def digest() -> str:
+    """That of numdev as it was when this process first asked for it, which is when it imports what measures."""
+    return digest_of(PACKAGE)

@@ -1,0 +1,278 @@
+"""The sources of a user's function or class: the file that defines it, and what that imports from its own folder or package.
+
+A function is known by what it computes, not by its name. So its digest is taken of
+
+- the file of its module, and of every module that the file imports, also inside of functions, from the same folder or package,
+  and what these import in turn. A compiled extension among them counts with its bytes. Where the module lies in an installation
+  (site-packages, the standard library), only its own package is followed;
+- the name and the version of every other package that those files import. torch, numpy, triton and numdev are left out: the
+  environment of a record names them;
+- of a module that is built into Python, its name and the version of Python.
+
+Imports are read from the syntax tree, so a module whose name is computed when the program runs is not seen, nor is a file that
+the function opens.
+
+Python keeps a module that is imported once, whatever becomes of its file. `loaded` refuses a function whose file differs from
+what was imported: see there.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.metadata
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from numdev.errors import BadInput
+
+_NAMED_BY_THE_ENVIRONMENT = {"torch", "numpy", "triton", "numdev"}
+_SEEN: dict[str, tuple[Any, str]] = {}  # by module: the spec from which it was imported, and the digest of its file then
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A function, and the sources that define it.
+
+    Attributes:
+        function: what the module holds under the name.
+        digest: see the module.
+        modules: of these sources, those that are imported: their names, and the specs from which they were.
+    """
+
+    function: Callable[..., Any]
+    digest: str
+    modules: tuple[tuple[str, Any], ...]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether none of the modules has been imported anew, so that the function still runs the sources of the digest."""
+        return all(_spec(name) is spec for name, spec in self.modules)
+
+
+def loaded(name: str, field: str) -> Loaded:
+    """The function `package.module:function`, imported, and what its sources are.
+
+    The digest is that of the code which runs. So a function is refused until `importlib.reload` has read its file, where
+
+    - the file of a module has changed since numdev first looked at it;
+    - numdev looks for the first time at a module that was imported before, and a function of it is not the one of its file;
+    - Python took a module from bytecode of an older file, which it does where both were written within one second and are of
+      one size.
+
+    An edit of a value outside of all functions, made after a session imported the module and before numdev first looked at it,
+    is not seen.
+
+    Raises:
+        BadInput: naming `field`, where there is no such function, or its sources are not those that were imported.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or module.startswith("."):
+        raise BadInput(field, name, "write it as package.module:function")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise BadInput(field, name, f"its module cannot be imported ({error})") from None
+    if not callable(found):
+        raise BadInput(field, name, f"module {module} has no function {attribute}")
+    if module == "__main__" and _path(module) is None:
+        raise BadInput(field, name, "results are filed by its source; write the function to a file, and name it module:function")
+    files, parts = _sources(module, name, field)
+    digest = hashlib.sha256("\0".join([name, *parts]).encode()).hexdigest()
+    return Loaded(found, digest, tuple((own, _spec(own)) for own in files if own in sys.modules))
+
+
+def foreign(*objects: object) -> dict[str, str]:
+    """Under `sources`, the digest of the modules of those objects' classes that are not numdev's own; nothing where all are.
+
+    A class that was written in a session, and is in no file, is known by its name and its fields alone.
+
+    Raises:
+        BadInput: where a file has changed since it was imported, see `loaded`.
+    """
+    modules = sorted({type(each).__module__ for each in objects if each is not None})
+    parts = [
+        part
+        for module in modules
+        if module.partition(".")[0] not in ("numdev", "builtins") and module in sys.modules and _path(module) is not None
+        for part in _sources(module, module, "variant")[1]
+    ]
+    return {"sources": hashlib.sha256("\0".join(parts).encode()).hexdigest()} if parts else {}
+
+
+def _sources(module: str, name: str, field: str) -> tuple[dict[str, Path], list[str]]:
+    """The files of a module by the modules that they hold, and what stands for each file and each other package."""
+    files, outside = _walk(module)
+    for own in files:
+        if own in sys.modules and not _is_imported(own, files[own]):
+            mend = f"{files[own]} has changed since {own} was imported; call importlib.reload on it, or start Python again"
+            raise BadInput(field, name, mend)
+    parts = [f"{own} {_digest(files[own])}" for own in sorted(files)]
+    return files, parts + [f"{top} {_version(top)}" for top in sorted(outside)]
+
+
+def _walk(module: str) -> tuple[dict[str, Path], set[str]]:
+    """The files by module that `module` consists of, and the packages that it takes from elsewhere."""
+    top, start = module.partition(".")[0], _path(module)
+    if start is None:
+        return {}, {top}
+    folder = _folder(module, start)
+    installed = any(folder.is_relative_to(place) for place in _installations())
+    files: dict[str, Path] = {}
+    outside = {top} if installed else set()
+    todo = [module, *_with_parents(module)]
+    while todo:
+        name = todo.pop()
+        first = name.partition(".")[0]
+        path = start if name == module else None if installed and first != top else _below(folder, name)
+        if path is not None and name not in files and (name == module or first not in _NAMED_BY_THE_ENVIRONMENT):
+            files[name] = path
+            todo += [] if first in _NAMED_BY_THE_ENVIRONMENT else _imports(_read(path), name, path.name)
+        elif path is None and (installed or not _is_in(folder, first)) and first != top:
+            outside.add(first)
+    return files, outside - _NAMED_BY_THE_ENVIRONMENT - sys.stdlib_module_names
+
+
+def _path(module: str) -> Path | None:
+    file = getattr(sys.modules[module], "__file__", None)
+    return Path(file).resolve() if file and Path(file).is_file() else None
+
+
+def _spec(module: str) -> Any:
+    """A new object at each import and reload of the module; None for the script that runs, which is read once."""
+    return getattr(sys.modules.get(module), "__spec__", None)
+
+
+def _folder(module: str, file: Path) -> Path:
+    """What holds the module, or the outermost package that it lies in."""
+    up = module.count(".") + (file.stem == "__init__")
+    return file.parents[up]
+
+
+@lru_cache(maxsize=1)
+def _installations() -> tuple[Path, ...]:
+    return tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+
+
+def _below(folder: Path, module: str) -> Path | None:
+    """The file of a module, if it lies in the folder."""
+    base = folder.joinpath(*module.split("."))
+    endings = ("/__init__.py", ".py", *EXTENSION_SUFFIXES)
+    return next((file for ending in endings if (file := Path(f"{base}{ending}")).is_file()), None)
+
+
+def _is_in(folder: Path, top: str) -> bool:
+    return _below(folder, top) is not None or (folder / top).is_dir()
+
+
+def _with_parents(module: str) -> list[str]:
+    """`a`, `a.b`, `a.b.c` of `a.b.c`: Python runs them all."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _read(path: Path) -> bytes:
+    """The source, or nothing of a compiled extension."""
+    return path.read_bytes() if path.suffix == ".py" else b""
+
+
+@lru_cache(maxsize=256)
+def _imports(source: bytes, module: str, file: str) -> tuple[str, ...]:
+    """What a source may import: of `from a import b` both `a` and `a.b`, which may be a module or not."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:  # what cannot be read cannot be imported
+        return ()
+    package = module.split(".") if file == "__init__.py" else module.split(".")[:-1]
+    found: dict[str, None] = {}
+    for node in nodes:
+        for name in _named(node, package):
+            found |= dict.fromkeys(_with_parents(name))
+    return tuple(found)
+
+
+def _named(node: ast.AST, package: list[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*above, *filter(None, [node.module])])
+        yield from filter(None, [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*")])
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__") and isinstance(name := node.args[0].value, str) and name.strip("."):
+            yield name if not name.startswith(".") else ".".join([*package, name.lstrip(".")])
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _version(top: str) -> str:
+    """Of an installed package; of Python for one of its own modules."""
+    if top in sys.stdlib_module_names:
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        owners = _distributions().get(top, ())
+        return " ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in sorted(set(owners))) or "unknown"
+
+
+@lru_cache(maxsize=1)
+def _distributions() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _is_imported(module: str, path: Path) -> bool:
+    """Whether a module of `sys.modules` is what its file says now."""
+    spec, digest = _spec(module), _digest(path)
+    if module in _SEEN and _SEEN[module][0] is spec:
+        return _SEEN[module][1] == digest
+    if not _is_of(sys.modules[module], path):
+        return False
+    _SEEN[module] = spec, digest
+    return True
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    """Whether the functions of a module, and the bytecode that Python keeps of it, are those of its source.
+
+    Of a compiled extension, and of a module that an import hook has rewritten, that cannot be told.
+    """
+    loader = getattr(module.__spec__, "loader", None)
+    if path.suffix != ".py" or type(loader) not in (SourceFileLoader, type(None)):
+        return True
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    if isinstance(loader, SourceFileLoader) and loader.get_code(loader.name) != code:  # of `python -m` the module is __main__
+        return False
+    known = set(_codes(code))
+    return all(found in known for found in _functions(module, code))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _functions(module: ModuleType, code: CodeType) -> Iterator[CodeType]:
+    """The code of the functions and methods of a module that come from its file, and not from another or from a decorator."""
+    held = list(vars(module).values())
+    for value in held + [method for cls in held if isinstance(cls, type) for method in vars(cls).values()]:
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and _same(value.__code__, code):
+            yield value.__code__
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    return Path(one.co_filename).resolve() == Path(other.co_filename)

@@ -1,0 +1,303 @@
+"""The sources of a user's function: what an edit changes, and which stale function is refused."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import pickle
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from numdev import usersource
+from numdev.attention.custom import Custom
+from numdev.attention.exact import Exact
+from numdev.distributions import Distribution
+from numdev.errors import BadInput
+from numdev.measure import Bench
+from numdev.problem import Problem, Shape
+from numdev.record import describe
+from numdev.usersource import loaded
+
+FIELD = "attention.function"
+PROBLEM = Problem(Distribution(), Shape(queries=4, keys=4, head_dim=4))
+FUNCTION = "def f(q, k, v, mask, scale):\n    return v[..., :1, :].expand(v.shape) * {factor}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to import from, whose modules are forgotten again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(usersource, "_SEEN", {})
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+STAMP = iter(range(10**9, 2 * 10**9, 10))
+
+
+def write(path: Path, text: str) -> None:
+    """The file with a time of its own: Python tells sources of one size apart by the second in which they were written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (stamp := next(STAMP), stamp))
+
+
+def digest_in_another_process(folder: Path, name: str = "mine:f") -> str:
+    command = f"from numdev.usersource import loaded; print(loaded({name!r}, 'f').digest)"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path.cwd()}"}
+    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment)
+    return ran.stdout.strip()
+
+
+def fresh(name: str) -> str:
+    """The digest as a new process would tell it."""
+    for module in [own for own in sys.modules if own.partition(".")[0] in ("mine", "pkg", "helper", "late", "far", "space")]:
+        del sys.modules[module]
+    importlib.invalidate_caches()
+    usersource._SEEN.clear()
+    return loaded(name, FIELD).digest
+
+
+PACKAGE = {
+    "pkg/__init__.py": "",
+    "pkg/mine.py": "from pkg.near import g\nfrom . import beside\nimport pkg.sub.deep as deep\n\n"
+    "def f(*args, **kw):\n    from .late import h\n    import helper\n    importlib.import_module('far')\n\nimport importlib\n",
+    "pkg/near.py": "from pkg.second import *\ng = 1\n",
+    "pkg/second.py": "x = 1\n",
+    "pkg/beside.py": "",
+    "pkg/late.py": "def h(): pass\n",
+    "pkg/sub/__init__.py": "",
+    "pkg/sub/deep.py": "from ..other import y\n",
+    "pkg/other.py": "y = 1\n",
+    "helper.py": "",
+    "far.py": "",
+}
+
+
+@pytest.mark.parametrize("edited", PACKAGE)
+def test_every_module_that_it_imports_counts(folder: Path, edited: str) -> None:
+    """Directly, through others, relatively, by star, inside of functions, from the package or the folder beside it."""
+    for name, text in PACKAGE.items():
+        write(folder / name, text)
+    before = fresh("pkg.mine:f")
+    assert fresh("pkg.mine:f") == before
+    write(folder / edited, PACKAGE[edited] + "EDITED = 1\n")
+    assert fresh("pkg.mine:f") != before
+
+
+@pytest.mark.parametrize("name", ["pkg/unused.py", "pkg/notes.md", "unused.py", "pkg/near.txt"])
+def test_nothing_else_counts(folder: Path, name: str) -> None:
+    for own, text in PACKAGE.items():
+        write(folder / own, text)
+    before = fresh("pkg.mine:f")
+    write(folder / name, "EDITED = 1\n")
+    assert fresh("pkg.mine:f") == before
+
+
+def test_the_place_of_the_folder_does_not_count(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    for place in (folder, other):
+        write(place / "mine.py", FUNCTION.format(factor=1.0))
+    assert digest_in_another_process(folder) == digest_in_another_process(other) == loaded("mine:f", FIELD).digest
+
+
+def test_an_edit_is_another_key_and_another_figure(folder: Path) -> None:
+    """In one process after another, as commands run: the key is that of the function that computed."""
+    found = []
+    for factor in ("1.0", "3.0", "1.0"):
+        write(folder / "mine.py", FUNCTION.format(factor=factor))
+        fresh("mine:f")
+        record = Bench(Exact(), "cpu").measure(PROBLEM, Custom("mine:f"), seeds=1)
+        found.append((record.key, record.rows[0]["rmse"]))
+    assert found[0] == found[2]
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+
+
+def test_two_functions_of_one_module_have_two_digests(folder: Path) -> None:
+    write(folder / "mine.py", FUNCTION.format(factor=1.0) + "def g():\n    pass\n")
+    assert loaded("mine:f", FIELD).digest != loaded("mine:g", FIELD).digest
+
+
+class TestSessions:
+    def test_an_edit_without_reload_is_refused(self, folder: Path) -> None:
+        write(folder / "mine.py", FUNCTION.format(factor=1.0))
+        before = Custom("mine:f")
+        write(folder / "mine.py", FUNCTION.format(factor=2.0))
+        with pytest.raises(BadInput, match=r"^attention.function: .*mine.py has changed since mine was imported; .*reload"):
+            Custom("mine:f")
+        importlib.reload(sys.modules["mine"])
+        assert Custom("mine:f").digest != before.digest
+
+    def test_an_edit_of_what_it_imports_is_refused_too(self, folder: Path) -> None:
+        write(folder / "helper.py", "factor = 1.0\n")
+        write(folder / "mine.py", "import helper\n" + FUNCTION.format(factor="helper.factor"))
+        before = Custom("mine:f")
+        write(folder / "helper.py", "factor = 2.0\n")
+        with pytest.raises(BadInput, match=r"helper.py has changed since helper was imported"):
+            Custom("mine:f")
+        importlib.reload(sys.modules["helper"])
+        assert Custom("mine:f").digest != before.digest
+        q = torch.ones(1, 1, 2, 2)
+        with pytest.raises(BadInput, match="a module of it was reloaded since it was named; make the Custom again"):
+            before(q, q, q, PROBLEM.mask)
+        assert float(Custom("mine:f")(q, q, q, PROBLEM.mask).out[0, 0, 0, 0]) == 2.0
+
+    def test_a_function_edited_before_numdev_first_looked_is_refused(self, folder: Path) -> None:
+        write(folder / "mine.py", FUNCTION.format(factor=1.0))
+        importlib.import_module("mine")
+        write(folder / "mine.py", FUNCTION.format(factor=2.0))
+        with pytest.raises(BadInput, match="has changed since mine was imported"):
+            Custom("mine:f")
+        importlib.reload(sys.modules["mine"])
+        Custom("mine:f")
+
+    def test_a_method_edited_before_numdev_first_looked_is_refused(self, folder: Path) -> None:
+        text = "class A:\n    def __call__(self):\n        return {}\n\nf = A()\n"
+        write(folder / "mine.py", text.format(1))
+        importlib.import_module("mine")
+        write(folder / "mine.py", text.format(2))
+        with pytest.raises(BadInput, match="has changed since mine was imported"):
+            Custom("mine:f")
+
+    def test_stale_bytecode_is_refused(self, folder: Path) -> None:
+        """Two sources of one size within one second: Python runs the first, whatever the file says."""
+        for factor in ("1.0", "2.0"):
+            text = f"FACTOR = {factor}\n" + FUNCTION.format(factor="FACTOR")
+            (folder / "mine.py").write_text(text)
+            os.utime(folder / "mine.py", (10**9, 10**9))
+            sys.modules.pop("mine", None)
+            importlib.import_module("mine")
+        if sys.modules["mine"].FACTOR == 1.0:  # where Python writes bytecode at all
+            with pytest.raises(BadInput, match="has changed since mine was imported"):
+                Custom("mine:f")
+
+    def test_what_has_not_changed_is_accepted_again(self, folder: Path) -> None:
+        write(
+            folder / "mine.py",
+            "import dataclasses\nimport functools\n\n@dataclasses.dataclass\nclass D:\n    x: int = 1\n\n"
+            "def deco(g):\n    @functools.wraps(g)\n    def inner(*a, **k):\n        return g(*a, **k)\n    return inner\n\n"
+            "g = lambda x: [y for y in range(x)]\n\n@deco\n" + FUNCTION.format(factor=1.0),
+        )
+        importlib.import_module("mine")
+        digests = {Custom("mine:f").digest for _ in range(3)}
+        importlib.reload(sys.modules["mine"])
+        assert {Custom("mine:f").digest} == digests
+        sys.modules["mine"].f(*[torch.ones(1, 1, 2, 2)] * 3, mask=None, scale=1.0)
+
+    def test_another_process_finds_its_own(self, folder: Path) -> None:
+        write(folder / "mine.py", FUNCTION.format(factor=1.0))
+        variant = Custom("mine:f")
+        again = pickle.loads(pickle.dumps(variant))
+        assert again == variant
+        assert describe(again) == describe(variant)
+
+    def test_a_function_that_is_in_no_file_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        main: Any = sys.modules["__main__"]
+        monkeypatch.setattr(main, "f", lambda: None, raising=False)
+        monkeypatch.setattr(main, "__file__", None, raising=False)
+        with pytest.raises(BadInput, match="write the function to a file"):
+            loaded("__main__:f", FIELD)
+
+
+class TestWithoutSource:
+    @pytest.mark.parametrize(
+        "name", ["math:sqrt", "torch:matmul", "torch.nn.functional:scaled_dot_product_attention", "json:dumps"]
+    )
+    def test_is_known_by_module_and_version(self, name: str) -> None:
+        assert loaded(name, FIELD).digest == loaded(name, FIELD).digest
+
+    def test_of_python_by_its_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = loaded("math:sqrt", FIELD).digest
+        assert loaded("math:sin", FIELD).digest != before
+        monkeypatch.setattr(platform, "python_version", lambda: "3.99")
+        built_in = loaded("sys:getsizeof", FIELD).digest
+        monkeypatch.undo()
+        assert loaded("sys:getsizeof", FIELD).digest != built_in
+
+    def test_of_a_package_that_it_imports_the_version_counts(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(folder / "mine.py", "import scipy\nimport jaxtyping\nimport torch\nimport os\n" + FUNCTION.format(factor=1.0))
+        _, parts = usersource._walk("mine") if importlib.import_module("mine") else ({}, set())
+        assert parts == {"scipy", "jaxtyping"}
+        before, real = loaded("mine:f", FIELD).digest, usersource._version
+        newer: Callable[[str], str] = lambda top: "99" if top == "scipy" else real(top)  # noqa: E731
+        monkeypatch.setattr(usersource, "_version", newer)
+        assert loaded("mine:f", FIELD).digest != before
+        assert real("scipy") == importlib.import_module("scipy").__version__
+
+    def test_a_compiled_extension_beside_it_counts_with_its_bytes(self, folder: Path) -> None:
+        write(folder / "mine.py", FUNCTION.format(factor=1.0) + "\ndef g():\n    import far\n")
+        write(folder / f"far{EXTENSION_SUFFIXES[0]}", "one")
+        before = fresh("mine:f")
+        write(folder / f"far{EXTENSION_SUFFIXES[0]}", "two")
+        assert fresh("mine:f") != before
+
+    def test_a_file_that_cannot_be_parsed_counts_with_its_bytes(self, folder: Path) -> None:
+        write(folder / "mine.py", FUNCTION.format(factor=1.0) + "\ndef g():\n    import far\n")
+        write(folder / "far.py", "def (")
+        before = fresh("mine:f")
+        write(folder / "far.py", "def ((")
+        assert fresh("mine:f") != before
+
+    def test_a_namespace_package_is_followed(self, folder: Path) -> None:
+        write(folder / "space" / "inner" / "a.py", "from space.inner import b\n" + FUNCTION.format(factor="b.factor"))
+        write(folder / "space" / "inner" / "b.py", "factor = 1.0\n")
+        before = fresh("space.inner.a:f")
+        write(folder / "space" / "inner" / "b.py", "factor = 2.0\n")
+        assert fresh("space.inner.a:f") != before
+
+
+def test_an_edited_function_is_measured_anew_by_the_same_command(folder: Path) -> None:
+    """And what is not edited is not, though the command is a process of its own each time."""
+    command = [sys.executable, "-m", "numdev.cli.main", "measure", "problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu"]
+    command += ["attention=custom", "attention.function=mine:f", "attention.format=fp32"]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parent.parent}"}
+    said = []
+    for factor in ("1.0", "1.0", "3.0"):
+        write(folder / "mine.py", FUNCTION.format(factor=factor))
+        said.append(subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert ["already measured" in text for text in said] == [False, True, False]
+    assert len(list((folder / "results" / "records").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("start", [["script.py"], ["-m", "script"]])
+def test_a_class_of_a_script_is_known_by_the_script(folder: Path, start: list[str]) -> None:
+    text = (
+        "from dataclasses import dataclass\nfrom numdev.usersource import foreign, loaded\n@dataclass(frozen=True)\nclass Mine:\n"
+    )
+    text += "    x: int = {}\ndef f():\n    pass\nprint(foreign(Mine(5))['sources'], loaded('__main__:f', 'f').digest)\n"
+    found = []
+    for default in (1, 1, 2):
+        write(folder / "script.py", text.format(default))
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        ran = subprocess.run([sys.executable, *start], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        found.append(ran.stdout.split())
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])
+
+
+def test_a_class_of_ones_own_is_known_by_its_source(folder: Path) -> None:
+    """As a variant: fields alone would not tell an edit of what it computes."""
+    text = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    x: int = {}\n"
+    write(folder / "mine.py", text.format(1))
+    before = usersource.foreign(PROBLEM, importlib.import_module("mine").Mine(5), None)
+    assert usersource.foreign(PROBLEM, Exact()) == {}
+    write(folder / "mine.py", text.format(2))
+    stale = sys.modules["mine"].Mine(5)
+    with pytest.raises(BadInput, match="has changed since mine was imported"):
+        usersource.foreign(stale)
+    importlib.reload(sys.modules["mine"])
+    assert usersource.foreign(sys.modules["mine"].Mine(5)) != before
+    assert math.isfinite(len(before["sources"]))

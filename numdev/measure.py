@@ -45,10 +45,11 @@ class Measurable(Protocol):
 
 @runtime_checkable
 class Reproducible(Protocol):
-    """A problem: named inputs from a seed, the arguments that go with them, and about how much memory it takes."""
+    """A problem: named inputs from a seed, the arguments that go with them, which replicates are alike, and about how much memory it takes."""
 
     def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]: ...
     def arguments(self) -> dict[str, Any]: ...
+    def cluster(self, seed: int) -> str: ...
     @property
     def bytes(self) -> int: ...
 
@@ -122,6 +123,7 @@ class Bench:
         output = variant(*self._rounded(problem, variant, seed), **arguments)
         samples = {name: Sample(tensor) for name, tensor in output.tensors().items()}
         references = self._golden(problem, variant, seed)
+        place = {"seed": seed, "cluster": problem.cluster(seed)}
         rows = []
         if baseline is not None:
             references = references | {"baseline": self._baseline(problem, baseline, seed)}
@@ -132,10 +134,11 @@ class Bench:
                     self._baseline(problem, baseline, seed),
                     self._golden(problem, baseline, seed),
                     baseline.format,
-                    seed,
+                    place,
                 ),
             )
-        return _rows("variant", samples, references, variant.format, seed) + rows, output.counters, getattr(output, "kernel", "")
+        own = _rows("variant", samples, references, variant.format, place)
+        return own + rows, output.counters, getattr(output, "kernel", "")
 
     def _inputs(self, problem: Reproducible, seed: int) -> tuple[Tensor, ...]:
         return self._kept.get(("inputs", problem, seed), lambda: tuple(problem.inputs(seed, self.device).values()))
@@ -178,14 +181,14 @@ def _rows(
     samples: dict[str, Sample],
     references: dict[str, dict[str, Sample]],
     fmt: Format,
-    seed: int,
+    place: dict[str, Any],
 ) -> list[dict[str, Any]]:
     rows = []
     for reference, expected in references.items():
         for output, sample in samples.items():
             if output in expected:
                 deviation = compare(sample, expected[output], fmt)
-                head = {"seed": seed, "subject": subject, "output": output, "reference": reference}
+                head = place | {"subject": subject, "output": output, "reference": reference}
                 rows.append(head | deviation.metrics() | {"max_index": list(deviation.max_index)})
     return rows
 

@@ -75,7 +75,8 @@ class Record:
         config: canonical description of problem, variant, baseline and seeds.
         environment: see `numdev.environment.environment`.
         status: how it ended; `reason` says why where it is not `ok`.
-        rows: one per (seed, subject, output, reference), with every metric of `Deviation`; of a measurement of speed one per
+        rows: one per (seed, subject, output, reference), with every metric of `Deviation`, and the `cluster` of the replicate, the
+            group of replicates that are alike (empty where all are independent); of a measurement of speed one per
             seed, with the figures of `numdev.speed.columns`. The subject is the variant or the
             baseline; the reference `golden` (unrounded inputs: total error), `golden_same_inputs` (the subject's rounded
             inputs: arithmetic error) or `baseline`.
@@ -173,9 +174,9 @@ def summary(values: list[float], confidence: float = 0.95) -> Summary:
     return Summary(mean, mean - half, mean + half, min(values), max(values), count)
 
 
-def student_quantile(confidence: float, freedom: int) -> float:
+def student_quantile(confidence: float, freedom: float) -> float:
     """The two-sided quantile of Student's t."""
     from scipy.special import stdtrit  # imported late: scipy costs more than the rest of numdev's import
 
-    quantile: Callable[[int, float], Any] = stdtrit
+    quantile: Callable[[float, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))

@@ -29,19 +29,20 @@ SHAPES = ("as_is", "swapped", "square", "square_bc")
 _DOTS = ("scores", "row_sum", "values")
 
 
-def point(config: Settings, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
+def point(config: Settings, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
     """What a whole configuration asks for.
 
     Raises:
         BadInput: naming the setting as the command line does.
     """
     seeds = config["seeds"]
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
     from numdev.cli.variants import attention, baseline
 
     variant, posed = attention(config), problem(config["problem"])
-    return StudyPoint(posed, variant, baseline(config, variant, posed), seeds, setting, dict(labels or {}))
+    replicates = posed.replicates(seeds)
+    return StudyPoint(posed, variant, baseline(config, variant, posed), replicates, scenario, dict(labels or {}))
 
 
 def problem(settings: Settings) -> Problem:

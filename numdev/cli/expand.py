@@ -5,8 +5,12 @@
     more: [rescales]                    # further figures of the same rows
     claims: [fig6c]
     base: {tiling.br: 64}               # common to all points
-    settings:                           # each point belongs to one; without any there is one, `default`
-      uniform_each: {problem: uniform, softmax: fa1}
+    scenarios:                          # each point belongs to one; without any there is one, `default`
+      uniform_each:
+        title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
+        role: assumed                   # paper, assumed, beyond or control: see `numdev.study.Role`; beyond unless given
+        problem: uniform
+        softmax: fa1
       captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
     axes:                               # the grid
       precision: [bf16, fp16]           # a group and its options, or a setting and its values
@@ -15,7 +19,7 @@
         scores: {precision.scores: bf16}
         values: {precision.values: bf16}
 
-The later of two statements holds: the defaults of `config.yaml`, `base`, the setting, options chosen on an axis or the command
+The later of two statements holds: the defaults of `config.yaml`, `base`, the scenario, options chosen on an axis or the command
 line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
 line says of an axis leaves that one value of it.
 """
@@ -35,11 +39,12 @@ from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import Flat, Types, flat, nested, resolved
 from numdev.errors import BadInput
-from numdev.study import Study, StudyPoint
+from numdev.study import Role, Scenario, Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
 Axis = list[tuple[Any, Statements]]  # label and what it states
 
+_OF_SCENARIO = ("title", "role")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
 
 
@@ -68,18 +73,55 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        points: dict[str, StudyPoint] = {}
-        for setting, own in (fields["settings"] or {"default": {}}).items():
-            try:
-                for labels, config in self._grid(_mapping(f"study.settings.{setting}", own), fields):
-                    point = build.point(config, setting, labels)
-                    points.setdefault(json.dumps([setting, labels, config], sort_keys=True), point)
-            except BadInput as error:
-                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, setting {setting})") from None
+        stated = {key: _mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        scenarios = tuple(_scenario(key, own) for key, own in stated.items())
+        points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
-        title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
-        return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), self._command(name))
+        return Study(
+            name,
+            fields["title"],
+            fields["figure"],
+            tuple(fields["claims"]),
+            points,
+            tuple(fields["more"]),
+            self._command(name),
+            scenarios,
+            self._overrides(name, stated, fields, points),
+        )
+
+    @staticmethod
+    def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A study's scenarios; one that states none has a single one, which is called as the study is."""
+        return fields["scenarios"] or {"default": {"title": fields["title"]}}
+
+    def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
+        points: dict[str, StudyPoint] = {}
+        for scenario, own in scenarios.items():
+            try:
+                for labels, config in self._grid(own, fields):
+                    point = build.point(config, scenario, labels)
+                    points.setdefault(json.dumps([scenario, labels, config], sort_keys=True), point)
+            except BadInput as error:
+                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
+        return tuple(points.values())
+
+    def _overrides(
+        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
+    ) -> tuple[str, ...]:
+        """What the command line states, if that makes a point which the study's file alone does not have.
+
+        Another number of replicates is no other point, nor is one value of an axis.
+        """
+        stated = tuple(f"{key}={_written(value)}" for key, value in self.task.items() if key != "seeds")
+        if not stated:
+            return ()
+        try:
+            plain = Expander(self.library)._points(name, scenarios, fields)
+        except BadInput:  # the file alone makes no study
+            return stated
+        own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}
+        return stated if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
 
     def config(self, *layers: Statements) -> dict[str, Any]:
         """The whole configuration after all layers, each above the one before it."""
@@ -99,9 +141,9 @@ class Expander:
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Labels and configuration of each point of one setting."""
+        """Labels and configuration of each point of one scenario."""
         merged = fields["axes"] | _mapping("axes", own.get("axes"))
-        layer = {key: value for key, value in own.items() if key != "axes"}
+        layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = _split(self.task)
         axes = {key: self._axis(key, values) for key, values in merged.items()}
         for combination in itertools.product(*axes.values()):
@@ -134,6 +176,13 @@ class Expander:
     def _defaults(self) -> Flat:
         root = self.library.root()
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
+
+
+def _scenario(name: str, own: Statements) -> Scenario:
+    title = own.get("title", name)
+    if not isinstance(title, str) or not title.strip():
+        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
+    return Scenario(name, title, build.choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value)))
 
 
 def _written(value: Any) -> str:

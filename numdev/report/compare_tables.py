@@ -72,6 +72,6 @@ def _table(title: str, changes: pd.DataFrame) -> Table | None:
         ratio = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0).text()
         figures = [significant(row["a"], 3), significant(row["b"], 3), ratio, significant(row["p_adjusted"])]
         known = ["" if figure == "unknown" else figure for figure in figures]
-        cells = [row["study"], f"{row['setting']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
+        cells = [row["study"], f"{row['scenario']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     return table if table.row_count else None

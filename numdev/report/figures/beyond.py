@@ -25,7 +25,7 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import Name, spread
 from numdev.report.figures.trends import in_u, limits
-from numdev.report.settings import describe, formats, inputs, ordered
+from numdev.report.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
 from numdev.report.statistics import Interval
 from numdev.report.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
 
@@ -47,13 +47,13 @@ def parting(rows: pd.DataFrame) -> Figure:
     variant, baseline = chosen(own, reference="golden"), chosen(own, "baseline", "golden")
     log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,), N))
     ends = []
-    for setting in ordered(own["setting"]):
-        mine = variant[variant["setting"] == setting]
+    for scenario in ordered(own):
+        mine = of(variant, scenario)
         if not mine.empty:
             shade = _POLICIES.get(str(mine["policy"].iloc[0]), GREY)
-            ends.append(_line(axes, mine, shade, f"{setting}: {describe(mine)}"))
+            ends.append(_line(axes, mine, shade, scenario.title))
     for _, mine in baseline.groupby("problem.source.kind" if "problem.source.kind" in baseline else "format", dropna=False):
-        first = mine[mine["setting"] == ordered(mine["setting"])[0]]
+        first = of(mine, ordered(mine)[0])
         ends.append(_line(axes, first, GREY, f"baseline: {inputs(first)}"))
     places = own[N].astype(float).unique().tolist()
     plain_ticks(axes, places)
@@ -110,7 +110,7 @@ def total(rows: pd.DataFrame) -> Figure:
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_yscale("log")
-    tiled = [_point(own[own["setting"] == setting], setting) for setting in ordered(own["setting"])]
+    tiled = [_point(of(own, scenario), scenario.title) for scenario in ordered(own)]
     sides = {True: [p for p in tiled if p], False: [p for p in map(_point, _baselines(own)) if p]}
     points = [point for side in sides.values() for point in side]
     for filled, side in sides.items():
@@ -131,22 +131,22 @@ def total(rows: pd.DataFrame) -> Figure:
 
 
 def _baselines(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """The first setting for each baseline: settings with the same inputs share it, but for one that rounds every operation."""
+    """The first scenario for each baseline: those with the same inputs share it, but for one that rounds every operation."""
     first: dict[tuple[str, bool], pd.DataFrame] = {}
-    for setting in ordered(rows["setting"]):
-        own = rows[rows["setting"] == setting]
+    for scenario in ordered(rows):
+        own = of(rows, scenario)
         first.setdefault((inputs(own), _STRICT in describe(own)), own)
     return list(first.values())
 
 
-def _point(rows: pd.DataFrame, setting: str = "") -> _Point | None:
-    """Of tiled attention in a setting, or of the baseline if none is named."""
-    subject = "variant" if setting else "baseline"
+def _point(rows: pd.DataFrame, title: str = "") -> _Point | None:
+    """Of tiled attention in a scenario, or of the baseline if none is named."""
+    subject = "variant" if title else "baseline"
     x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
     if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
         return None
-    if setting:
-        return _Point(x, y, setting, _POLICIES.get(str(rows["policy"].iloc[0]), GREY))
+    if title:
+        return _Point(x, y, title, _POLICIES.get(str(rows["policy"].iloc[0]), GREY))
     strict = ", all steps in F" if _STRICT in describe(rows) else ""
     return _Point(x, y, f"baseline, {inputs(rows)}{strict}", GREY)
 
@@ -188,22 +188,22 @@ def rescales(rows: pd.DataFrame) -> Figure:
     """
     fmt = formats(rows)[0]
     own = chosen(rows[rows["format"] == fmt])
-    settings = ordered(own["setting"])
-    down = math.ceil(len(settings) / 3)
+    scenarios = ordered(own)
+    down = math.ceil(len(scenarios) / 3)
     figure = Figure(figsize=(PAGE, 2.0 * down + 0.4), layout="constrained")
     counts = [count for _, count in _counts(own)]
     low, high = at_least_a_decade(*limits(own, (_METRIC,), AREA))
-    for place, setting in enumerate(settings):
-        here = own[own["setting"] == setting]
+    for place, scenario in enumerate(scenarios):
+        here = of(own, scenario)
         axes = figure.add_subplot(down, 3, place + 1)
-        head(axes, Panel(setting, describe(here), here, large=False))
+        head(axes, Panel(scenario.title, ROLES[scenario.role], here, large=False), 3)
         log_y(axes, low, high)
         points = means(here, AREA, _METRIC)
         intervals = [interval for _, interval in points]
         axes.errorbar([x for x, _ in points], [i.estimate for i in intervals], whiskers(intervals), color=colour(fmt), marker="o")
         plain_ticks(axes, here[AREA].astype(float).unique().tolist(), turned=True)
         axes.tick_params(labelleft=place % 3 == 0)
-        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(settings) - 1)
+        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(scenarios) - 1)
     figure.supxlabel("block area Br · Bc, elements; R = ceil(N / Bc) − 1, the number of rescales", fontsize=8)
     figure.supylabel(f"max |tiled − baseline| at {fmt},\nabsolute (filled); R (open, right)", fontsize=8)
     return figure
@@ -211,7 +211,7 @@ def rescales(rows: pd.DataFrame) -> Figure:
 
 def _counts(rows: pd.DataFrame) -> list[tuple[float, int]]:
     """The number of rescales at each block area."""
-    tiles = rows.drop_duplicates(["setting", AREA]).sort_values(AREA)
+    tiles = rows.drop_duplicates([SCENARIO, AREA]).sort_values(AREA)
     sizes = zip(tiles[AREA], tiles[N], tiles["variant.tiling.bc"], strict=True)
     return [(float(area), math.ceil(int(n) / int(bc)) - 1) for area, n, bc in sizes]
 

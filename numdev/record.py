@@ -174,9 +174,9 @@ def summary(values: list[float], confidence: float = 0.95) -> Summary:
     return Summary(mean, mean - half, mean + half, min(values), max(values), count)
 
 
-def student_quantile(confidence: float, freedom: float) -> float:
+def student_quantile(confidence: float, freedom: int) -> float:
     """The two-sided quantile of Student's t."""
     from scipy.special import stdtrit  # imported late: scipy costs more than the rest of numdev's import
 
-    quantile: Callable[[float, float], Any] = stdtrit
+    quantile: Callable[[int, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))

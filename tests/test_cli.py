@@ -415,7 +415,7 @@ class TestStudy:
             ("title: T\naxes: {problem.n: 3}\n", "list"),
             ("axes: {problem.n: [3]}\n", "title"),
             ("title: T\nbase: {device: cpu}\n", "command line"),
-            ("title: T\nsettings: {one: 3}\n", "settings.one"),
+            ("title: T\nscenarios: {one: 3}\n", "scenarios.one"),
             ("title: [\n", "bad.yaml"),
         ):
             (toy_configs / "study" / "bad.yaml").write_text(text)

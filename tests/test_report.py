@@ -83,7 +83,7 @@ def test_claims_stand_in_the_files_and_on_the_screen(made: tuple[Path, str]) -> 
     claims = pd.read_csv(out / "claims.csv")
     judged = {"fig4", "fig5a", "fig5b", "sign"}
     assert set(claims["claim"]) == judged
-    assert set(claims[claims["claim"] == "fig4"]["setting"]) == {"uniform_end", "normal_end", "kernel_uniform"}
+    assert set(claims[claims["claim"] == "fig4"]["scenario"]) == {"uniform_end", "normal_end", "kernel_uniform"}
     markdown = (out / "claims.md").read_text()
     for name in judged:
         assert f"## {CLAIMS[name].text}" in markdown
@@ -93,7 +93,7 @@ def test_claims_stand_in_the_files_and_on_the_screen(made: tuple[Path, str]) -> 
 
 
 def test_a_figure_describes_itself_in_numbers(made: tuple[Path, str]) -> None:
-    claims = pd.read_csv(made[0] / "claims.csv").set_index(["claim", "setting"])
+    claims = pd.read_csv(made[0] / "claims.csv").set_index(["claim", "scenario"])
     figure = str(claims.loc[("fig4", "uniform_end"), "figure"])
     assert f"uniform_end: {figure}." in (made[0] / "figures" / "fig4.svg").read_text()
 

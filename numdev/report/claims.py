@@ -16,7 +16,7 @@ from numdev.study import Role, Scenario
 
 GOLDEN = "Golden et al. 2024"
 FA3 = "Shah et al. 2024 (FlashAttention-3)"
-OURS = "our question"
+OURS = "Our question"
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Claim:
         name: as a study's manifest lists it.
         figure: the figure that shows it.
         text: the claim.
-        source: where it is made; `OURS` where no paper makes it.
+        source: where it is made, or to which claims of papers it is our question.
         test: weighs it on the rows of one scenario.
         across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
+        is_ours: whether no paper makes it, so that there is nothing to reproduce.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Claim:
     source: str
     test: Callable[[pd.DataFrame], Evidence]
     across: bool = False
+    is_ours: bool = False
 
     def weigh(self, rows: pd.DataFrame) -> Evidence:
         """The evidence of the rows of one scenario; without a question, and with the reason, if they cannot answer."""
@@ -72,6 +74,7 @@ _CLAIMS = (
         "The ratio of Figure 4 is about 10 whatever N is",
         f"{OURS}; {GOLDEN} give neither N nor the inputs of Figure 4",
         evidence.fig4_assumptions,
+        is_ours=True,
     ),
     Claim(
         "fig5a",
@@ -93,6 +96,7 @@ _CLAIMS = (
         "The max difference from golden is larger the larger N, beyond the lengths of Figure 5a",
         f"{OURS}: {GOLDEN}, section IV.A, Figure 5a, carried on",
         evidence.long,
+        is_ours=True,
     ),
     Claim(
         "fig6a",
@@ -129,6 +133,7 @@ _CLAIMS = (
         "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
         f"{OURS}: {GOLDEN}, Figure 4, against {FA3}, section 4.3",
         evidence_fa3.sign,
+        is_ours=True,
     ),
     Claim(
         "validate",
@@ -143,10 +148,11 @@ _CLAIMS = (
         "Production kernels deviate as FP32 inside does, kernel(F), not as every step in the format, uniform(F)",
         f"{OURS}; that their kernels keep S, m, l and O in FP32 is said in {FA3}, section 4.3",
         evidence_kernels.inside,
+        is_ours=True,
     ),
 )
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}
-_REPRODUCED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced", Verdict.UNDECIDED: "undecided"}
+_REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
 
 
 @dataclass(frozen=True)
@@ -177,16 +183,17 @@ class ClaimResult:
 
     @property
     def word(self) -> str:
-        """What the chief scenarios say of the claim.
+        """What the chief scenarios say of the claim: that it is reproduced, partly or not reproduced, or undecided.
 
-        Where they stand for the source: reproduced, partly or not reproduced, or undecided. Else the verdict.
+        Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not.
         """
+        word = _BORNE_OUT if self.claim.is_ours or not is_sources(self.main) else _REPRODUCED
         found = {self.findings[scenario].verdict for scenario in self.chief}
-        if not is_sources(self.main):
-            return found.pop().value if len(found) == 1 else "holds in part" if Verdict.HOLDS in found else "does not hold"
-        if len(found) == 1:
-            return _REPRODUCED[found.pop()]
-        return "partly reproduced" if Verdict.HOLDS in found else "not reproduced"
+        if found == {Verdict.UNDECIDED}:
+            return "undecided"
+        if Verdict.HOLDS in found:
+            return word if len(found) == 1 else f"partly {word}"
+        return f"not {word}"
 
     @property
     def where(self) -> str:

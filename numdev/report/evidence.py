@@ -54,8 +54,8 @@ def per_replicate(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def over(above: pd.DataFrame, below: pd.DataFrame) -> Interval:
     """The ratio of two results of `per_replicate`, paired by seed."""
-    pairs = above.join(below["value"], how="inner", rsuffix="_below")
-    return ratio(pairs["value"], pairs["value_below"], pairs.index, pairs["cluster"])
+    pairs = above.join(below["value"].rename("below"), how="inner")
+    return ratio(pairs["value"], pairs["below"], pairs.index, pairs["cluster"])
 
 
 def clustered(rows: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +86,9 @@ def fig4_assumptions(rows: pd.DataFrame) -> Evidence:
     times = (pairs[DEVIATION] / pairs[f"{DEVIATION}_baseline"]).where(pairs[f"{DEVIATION}_baseline"] > 0)
     exponent = slope(pairs[LENGTH].astype(float), times, pairs["seed"], pairs["cluster"])
     told = ", ".join(f"{one.text()} at {n}" for n, one in each.items())
-    figure = f"{' to '.join(significant(each[n].estimate) for n in (lengths[0], lengths[-1]))} at N = {lengths[0]} to {lengths[-1]}"
+    figure = (
+        f"{' to '.join(significant(each[n].estimate) for n in (lengths[0], lengths[-1]))} at N = {lengths[0]} to {lengths[-1]}"
+    )
     sentence = f"The variant over the baseline, max difference from golden: {told}; it goes as N to the {exponent.text()}."
     questions = [Question(exponent, FLAT), *(Question(one, about(FIG4_RATIO, AROUND)) for one in each.values())]
     return Evidence(figure, sentence + left_out(exponent), tuple(questions))

@@ -7,7 +7,19 @@ from itertools import combinations
 import pandas as pd
 
 from numdev.report.evidence import DEVIATION, EVERY, over, over_baseline, per_replicate
-from numdev.report.finding import ABOVE, LARGER, SMALLER, Evidence, Question, Undecidable, Verdict, about, by_format, left_out, select
+from numdev.report.finding import (
+    ABOVE,
+    LARGER,
+    SMALLER,
+    Evidence,
+    Question,
+    Undecidable,
+    Verdict,
+    about,
+    by_format,
+    left_out,
+    select,
+)
 from numdev.report.published import FA3_RMSE
 from numdev.report.scenarios import SCENARIO
 from numdev.report.statistics import Interval, ratio

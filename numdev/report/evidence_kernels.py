@@ -42,8 +42,8 @@ class Agreement:
 
     def questions(self, control: Agreement) -> tuple[Question, ...]:
         """Whether most of the error is predicted, more than by `control`, exact attention, and its size."""
-        pairs = control.shares.join(self.shares["value"], how="inner", rsuffix="_own")
-        nearer = Question(_mean(pairs.assign(value=pairs["value"] - pairs["value_own"])), Region(low=0.0))
+        pairs = control.shares.join(self.shares["value"].rename("own"), how="inner")
+        nearer = Question(_mean(pairs.assign(value=pairs["value"] - pairs["own"])), Region(low=0.0))
         return Question(self.distance, Region(high=SMALL)), nearer, Question(self.size, about(1.0, SIZE))
 
     def text(self) -> str:

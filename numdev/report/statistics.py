@@ -36,7 +36,7 @@ class Share:
 
     mean: float
     error: float
-    freedom: float
+    freedom: int
 
     def half(self, confidence: float) -> float:
         """Half the width of the two-sided interval."""
@@ -276,9 +276,7 @@ class Signs:
         return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
 
 
-def signs(
-    a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None
-) -> Signs:
+def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
     """The signs of `log a/b` by replicate, of which several pairs are averaged: their number is no number of trials.
 
     Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
@@ -295,7 +293,7 @@ def signs(
     return Signs(sum(v > 0 for v in found), sum(v < 0 for v in found), sum(v == 0 for v in found))
 
 
-def _upper_tail(t: float, freedom: float) -> float:
+def _upper_tail(t: float, freedom: int) -> float:
     """Probability that Student's t exceeds `t`."""
     from scipy.special import stdtr  # imported late, as in numdev.record
 

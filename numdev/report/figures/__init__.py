@@ -15,7 +15,9 @@ _PANELS = (
     "One panel per scenario, our assumption about the paper first; geometric means over seeds or captured heads, with their 95 % "
     "confidence intervals."
 )
-_SHAPES = "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
+_SHAPES = (
+    "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
+)
 
 FIGURES: dict[str, Plot] = {
     "fig3": Plot(

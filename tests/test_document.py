@@ -29,8 +29,8 @@ from numdev.report.paper import make_report
 from numdev.speed.bench import SpeedBench
 from numdev.speed.timing import Budget
 from numdev.store import Store
-from tests.toy_studies import title_of
 from numdev.study import Study, StudyPoint, run
+from tests.toy_studies import title_of
 
 LIBRARY = Library((config_folder(),))
 

@@ -65,11 +65,11 @@ def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> Non
 def test_every_axis_says_what_it_shows_and_in_what_unit(drawn: dict[str, Figure], name: str) -> None:
     written = " ".join(texts(drawn[name]))
     units = {"fig3": "absolute", "fig4": "absolute", "fa3_table3": "absolute", "sign": "that of the baseline"}
-    units |= {"parting": "absolute", "rescales": "absolute"}
+    units |= {"parting": "absolute", "rescales": "absolute", "fig4_assumptions": "tiled / baseline"}
     units |= {"validate": "over that of the emulation", "kernels": "absolute"}
     assert units.get(name, "in u of F") in written
     across = {"fig3": "number format F", "fig4": "number format F", "fig5a": "tokens", "fig5b": "tokens"}
-    across |= {"parting": "tokens", "total": "arithmetic error"}
+    across |= {"parting": "tokens", "fig4_assumptions": "tokens", "total": "arithmetic error"}
     across |= {"validate": "RMSE between kernel and emulation", "kernels": "RMSE of O from golden"}
     across |= {"fa3_table3": "RMSE of O against FP64", "sign": "deviation of tiled attention from golden"}
     assert across.get(name, "elements") in written
@@ -181,7 +181,7 @@ def test_rescales_can_be_compared_across_panels(drawn: dict[str, Figure]) -> Non
     assert len(left) == len(right) == 3
     for panels in (left, right):
         assert len({axes.get_ylim() for axes in panels}) == 1
-    assert [axes.texts[0].get_text() for axes in left][-1] == "U[0, 1), kernel(F), FA2"
+    assert [axes.get_title(loc="left") for axes in left][-1] == title_of("kernel_uniform")
     assert "at bf16" in figure.get_supylabel()
 
 

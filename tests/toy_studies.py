@@ -46,7 +46,7 @@ class Size:
 
 
 def named(study: Study) -> Study:
-    """With a title and a role for each scenario: uniform inputs are what we assume of the paper, as are the methods of Table 3."""
+    """With a title and a role for each scenario: uniform inputs and the methods of Table 3 are what we assume of the papers."""
     names = dict.fromkeys(point.scenario for point in study.points)
     roles = {name: Role.ASSUMED if name.startswith(("uniform", "fp16_", "fp8_")) else Role.BEYOND for name in names}
     return replace(study, scenarios=tuple(Scenario(name, title_of(name), role) for name, role in roles.items()))

@@ -268,8 +268,8 @@ def note(claims: list[ClaimResult]) -> str:
     """What the reader of a table of claims has to know of its intervals and verdicts."""
     asked = max((result.questions for result in claims), default=0)
     return (
-        "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are adjusted "
-        f"for all {asked} questions of this table (Holm), so an interval alone may look more certain than its verdict. "
+        "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
+        f"adjusted for all {asked} questions of this table (Holm), so an interval alone may look more certain than its verdict. "
         "What the source of a claim leaves open is our assumption, and is marked as that."
     )
 

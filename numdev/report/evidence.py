@@ -1,7 +1,7 @@
 """The tests behind the claims on Figures 3 to 6: rows of one scenario in, the evidence out.
 
-Each reads `out` only; the deviation is the paper's max_difference (section V) unless it says otherwise. Beside the maximum, which is
-one element and moves in steps of an ulp of the output, most are judged by RMSE too, which sees every element.
+Each reads `out` only; the deviation is the paper's max_difference (section V) unless it says otherwise. Beside the maximum, which
+is one element and moves in steps of an ulp of the output, most are judged by RMSE too, which sees every element.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AROUND = 2.0  # "about ten times" is within this factor of ten
 
 
 def fig3(rows: pd.DataFrame) -> Evidence:
-    """The difference falls from BF16 over FP16 and FP32 to FP64: each of two neighbours is the larger one, paired by replicate."""
+    """The difference falls from BF16 over FP16 and FP32 to FP64: at each step, paired by replicate."""
     names = known_formats(rows)
     found = [per_replicate(select(rows, format=name), DEVIATION) for name in names]
     steps = [over(above, below) for above, below in pairwise(found)]

@@ -1,12 +1,12 @@
 """A verdict and the figure behind it, and how an interval becomes one: every rule of a verdict stands here.
 
-A claim says that a value lies in a region: that an exponent is above 0.1, that a ratio is within 10 % of 1. It *holds* if the whole
-interval of the value lies inside the region, *fails* if the whole interval lies outside it, and is *undecided* else. So one
+A claim says that a value lies in a region: that an exponent is above 0.1, that a ratio is within 10 % of 1. It *holds* if the
+whole interval of the value lies inside the region, *fails* if the whole interval lies outside it, and is *undecided* else. So one
 verdict at most can apply, a wide interval decides nothing, and that two things are the same has to be shown as their being
 different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
 
-A table holds many verdicts. The p-value of one is the least alpha at which the interval of confidence 1 - alpha decides it, and what
-decides is that p adjusted for the number of questions in the table (Holm 1979): the probability of any wrong decision in
+A table holds many verdicts. The p-value of one is the least alpha at which the interval of confidence 1 - alpha decides it, and
+what decides is that p adjusted for the number of questions in the table (Holm 1979): the probability of any wrong decision in
 the whole table is below 5 %.
 """
 
@@ -28,8 +28,8 @@ ALPHA = 0.05
 TREND = 0.1
 """An exponent within this of 0 is no trend: y changes by less than 7 % when x doubles."""
 MARGIN = 1.1
-"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept an error that is 1.1
-times that of plain attention, as no worse."""
+"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error that
+is 1.1 times that of plain attention as no worse."""
 
 
 class Verdict(Enum):

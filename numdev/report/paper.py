@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from numdev.report.claims import ClaimResult, judge, note, unknown
+from numdev.report.claims import ClaimResult, judge, unknown
+from numdev.report.claims import note as note_on
 from numdev.report.export import write_tables
 from numdev.report.figures import FIGURES
 from numdev.report.frames import Results, is_timed, load
@@ -117,7 +118,7 @@ def claims_markdown(claims: list[ClaimResult]) -> str:
 def _markdown(claims: list[ClaimResult]) -> Iterator[str]:
     yield "# Claims"
     yield ""
-    yield note(claims)
+    yield note_on(claims)
     yield from ("", "| claim | source | measured | verdict |", "|---|---|---|---|")
     for result in claims:
         figure = f"{result.main.title}: {result.findings[result.main].figure}"

@@ -98,7 +98,7 @@ def describe(rows: pd.DataFrame) -> str:
 
 
 def circumstances(rows: pd.DataFrame) -> str:
-    """Of one scenario in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64; over seeds of U[0, 1) (10 here)`."""
+    """Of one scenario in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64`, and its replicates."""
     own = rows[rows["subject"] == "variant"]
     if own.empty:
         return ""

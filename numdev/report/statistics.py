@@ -3,9 +3,9 @@
 A replicate is a seed, or a head of captured tensors. Everything that is compared was measured on the same inputs, so comparisons
 are paired by replicate; several measurements of one replicate are not independent and count once, by their mean.
 
-Replicates of one *cluster*, such as the heads of a layer, are alike: to take all heads of a model for independent would count a layer's
-own share once for every head. So each cluster has an interval of its own, over its replicates, and the interval of the whole
-is the least that holds them all. What it decides, it decides in every cluster, and nothing is said about other clusters:
+Replicates of one *cluster*, such as the heads of a layer, are alike: to take all heads of a model for independent would count a
+layer's own share once for every head. So each cluster has an interval of its own, over its replicates, and the interval of the
+whole is the least that holds them all. What it decides, it decides in every cluster, and nothing is said about other clusters:
 "over the heads of these 2 layers". An interval over layers as the replicates would speak of the whole model, but two layers leave
 it one degree of freedom, and its 95 % interval is 12.7 standard errors wide to each side.
 """

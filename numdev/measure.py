@@ -45,7 +45,7 @@ class Measurable(Protocol):
 
 @runtime_checkable
 class Reproducible(Protocol):
-    """A problem: named inputs from a seed, the arguments that go with them, which replicates are alike, and about how much memory it takes."""
+    """A problem: named inputs from a seed, the arguments that go with them, which replicates are alike, and its memory."""
 
     def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]: ...
     def arguments(self) -> dict[str, Any]: ...

@@ -20,10 +20,10 @@ _UNITS = {
 
 FIXED = {
     "study": "the study's name",
-    "scenario": "the circumstances under which the study repeats its question, by their name in its file",
+    "scenario": "under which circumstances the study repeats its question, by their name in its file",
     "scenario.title": "the scenario in words",
-    "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption about "
-    "what it leaves open; `beyond`, where else we look; `control`",
+    "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption "
+    "about what it leaves open; `beyond`, where else we look; `control`",
     "key": "of the point: a hash of its configuration and environment, and the name of its record",
     "series": "what is measured, as the study labels it",
     "phase": "`decode` for one query per sequence, else `prefill`",

@@ -44,7 +44,7 @@ def fa3_table3(rows: pd.DataFrame) -> Evidence:
     ways = [ABOVE.verdict(pair) for pair in pairs]
     counts = [ways.count(way) for way in (Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED)]
     told = ", ".join(f"{name} {ratios[name].text()}" for name in FA3_RMSE)
-    ordered = f"{counts[0]} of {len(pairs)} pairs are in the published order by their intervals, {counts[1]} in the other, {counts[2]} open."
+    ordered = f"By their intervals {counts[0]} of {len(pairs)} pairs are in the published order, {counts[1]} in another, {counts[2]} open."
     figure = f"{close} of {len(ratios)} within {FACTOR:g}, {counts[0]} of {len(pairs)} pairs in order"
     questions = [*(Question(times, region) for times in ratios.values()), *(Question(pair, ABOVE) for pair in pairs)]
     return Evidence(figure, f"Measured over published: {told}. {ordered}", tuple(questions))

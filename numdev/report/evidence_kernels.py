@@ -93,7 +93,8 @@ def validate(rows: pd.DataFrame) -> Evidence:
     figure = f"{counted}, at most {significant(worst.estimate)} of the error unpredicted"
     note = (
         "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
-        f"u max |r|, error over the emulation's: {told}. Exact attention, rounded once, is at a distance of {control.distance.text()}."
+        f"u max |r|, error over the emulation's: {told}. "
+        f"Exact attention, rounded once, is at a distance of {control.distance.text()}."
     )
     return Evidence(figure, note, tuple(question for a in found.values() for question in a.questions(control)))
 

@@ -28,8 +28,8 @@ ALPHA = 0.05
 TREND = 0.1
 """An exponent within this of 0 is no trend: y changes by less than 7 % when x doubles."""
 MARGIN = 1.1
-"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error that
-is 1.1 times that of plain attention as no worse."""
+"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error
+that is 1.1 times that of plain attention as no worse."""
 
 
 class Verdict(Enum):

@@ -34,8 +34,8 @@ FIGURES: dict[str, Plot] = {
     "fig4_assumptions": Plot(
         fig4_assumptions,
         "Lines of the ratio of Figure 4, the max difference of tiled attention from golden over that of the baseline at BF16, "
-        "over the sequence length N, on log axes, one line per distribution of the inputs, each with its name and 95 % confidence "
-        "intervals; a dashed line stands at the paper's ten times, and a band at half and twice that.",
+        "over the sequence length N, on log axes, one line per distribution of the inputs, each with its name and 95 % "
+        "confidence intervals; a dashed line stands at the paper's ten times, and a band at half and twice that.",
     ),
     "fig5a": Plot(
         fig5a,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -75,8 +76,8 @@ def _say(axes: Axes, across: list[float], heights: list[float]) -> None:
 def _paper(axes: Axes) -> None:
     axes.axhspan(FIG4_RATIO / AROUND, FIG4_RATIO * AROUND, color=PALE, zorder=0)
     axes.axhline(FIG4_RATIO, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
-    words = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "color": GREY, "fontsize": SMALL}
-    axes.annotate("paper: 10 times, N and inputs not given", (0, FIG4_RATIO), (3, 2), **words)
+    words: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+    axes.annotate("paper: 10 times, N and inputs not given", (0, FIG4_RATIO), (3, 2), color=GREY, fontsize=SMALL, **words)
 
 
 def _label(axes: Axes, names: list[Name]) -> None:

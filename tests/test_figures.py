@@ -165,8 +165,12 @@ def test_total_names_each_scenario_once_at_the_narrowest_format(drawn: dict[str,
     rows = results.study("fig4")
     (axes,) = drawn["total"].axes
     written = [text.get_text() for text in axes.texts]
-    assert sorted(text for text in written if text in set(rows["scenario.title"])) == sorted(rows["scenario.title"].unique())
-    assert {"baseline, U[0, 1)", "baseline, N(0, 1)", "total = arithmetic"} <= set(written)
+    titles = [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
+    assert set(titles) == set(rows["scenario.title"])
+    (legend,) = drawn["total"].legends
+    listed = [f"{i}  {title}" for i, title in enumerate(titles, 1)] + ["a  baseline, U[0, 1)", "b  baseline, N(0, 1)"]
+    assert [text.get_text() for text in legend.get_texts()] == listed
+    assert sorted(written) == sorted(["1", "2", "3", "a", "b", "total = arithmetic"])
     assert len([item for item in axes.containers if isinstance(item, ErrorbarContainer)]) == 3 + 2  # tiled, baselines
     assert "at bf16" in axes.get_xlabel()
     across, up = (math.dist(*axes.transData.transform(ends)) for ends in ([(0.1, 1), (1, 1)], [(1, 0.1), (1, 1)]))

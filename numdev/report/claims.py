@@ -209,24 +209,24 @@ class ClaimResult:
     @property
     def overall(self) -> str:
         """`word`, and where the scenarios differ, what each of them says, with the figures."""
-        return self._overall(lambda scenario: f"{scenario.title} ({self.findings[scenario].figure})")
+        parts = [self.word + self.where]
+        for verdict, scenarios in self._rest().items():
+            told = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
+            parts.append(f"{verdict.value.capitalize()} with {told}")
+        return ". ".join(parts)
 
     @property
     def brief(self) -> str:
-        """`overall` without the figures."""
-        return self._overall(lambda scenario: scenario.title)
+        """`word`, and where the scenarios differ, how many of the others have which verdict."""
+        counts = [f"{verdict.value} in {len(scenarios)}" for verdict, scenarios in self._rest().items()]
+        return self.word + self.where + (f"; other scenarios: {', '.join(counts)}" if counts else "")
 
-    def _overall(self, name: Callable[[Scenario], str]) -> str:
-        head = self.word + self.where
-        if self.everywhere:
-            return head
+    def _rest(self) -> dict[Verdict, list[Scenario]]:
+        """The scenarios of which `word` does not speak, by verdict; none where all say the same."""
         agree = len({self.findings[own].verdict for own in self.chief}) == 1
-        told = [scenario for scenario in self.findings if not agree or scenario not in self.chief]
-        rest = []
-        for verdict in Verdict:
-            if names := [name(scenario) for scenario in told if self.findings[scenario].verdict is verdict]:
-                rest.append(f"{verdict.value} with {'; '.join(names)}")
-        return ". ".join([head, *(f"{text[0].upper()}{text[1:]}" for text in rest)])
+        told = [] if self.everywhere else [scenario for scenario in self.findings if not agree or scenario not in self.chief]
+        found = {verdict: [scenario for scenario in told if self.findings[scenario].verdict is verdict] for verdict in Verdict}
+        return {verdict: scenarios for verdict, scenarios in found.items() if scenarios}
 
 
 def judge(results: Results) -> list[ClaimResult]:

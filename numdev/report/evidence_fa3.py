@@ -20,7 +20,7 @@ from numdev.report.finding import (
     left_out,
     select,
 )
-from numdev.report.published import FA3_RMSE
+from numdev.report.published import FA3_NAMES, FA3_RMSE
 from numdev.report.scenarios import SCENARIO
 from numdev.report.statistics import Interval, ratio
 
@@ -43,8 +43,9 @@ def fa3_table3(rows: pd.DataFrame) -> Evidence:
     close = sum(region.verdict(times) is Verdict.HOLDS for times in ratios.values())
     ways = [ABOVE.verdict(pair) for pair in pairs]
     counts = [ways.count(way) for way in (Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED)]
-    told = ", ".join(f"{name} {ratios[name].text()}" for name in FA3_RMSE)
-    ordered = f"By their intervals {counts[0]} of {len(pairs)} pairs are in the published order, {counts[1]} in another, {counts[2]} open."
+    told = ", ".join(f"{FA3_NAMES[name]} {ratios[name].text()}" for name in FA3_RMSE)
+    ordered = f"Of {len(pairs)} pairs the interval of {counts[0]} is in the published order, of {counts[1]} in the other, "
+    ordered += f"and of {counts[2]} in neither."
     figure = f"{close} of {len(ratios)} within {FACTOR:g}, {counts[0]} of {len(pairs)} pairs in order"
     questions = [*(Question(times, region) for times in ratios.values()), *(Question(pair, ABOVE) for pair in pairs)]
     return Evidence(figure, f"Measured over published: {told}. {ordered}", tuple(questions))

@@ -87,7 +87,7 @@ def validate(rows: pd.DataFrame) -> Evidence:
         raise Undecidable("without its control, exact attention rounded once, nearness to the emulation says little")
     control = agreement(rows, CONTROL)
     found = {name: agreement(rows, name) for name in names if name != CONTROL}
-    told = "; ".join(f"{name} {a.text()}" for name, a in found.items())
+    told = "; ".join(f"{name.replace('_', ' ')} {a.text()}" for name, a in found.items())
     worst = max(found.values(), key=lambda a: a.distance.estimate).distance
     counted = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
     figure = f"{counted}, at most {significant(worst.estimate)} of the error unpredicted"
@@ -119,7 +119,7 @@ def inside(rows: pd.DataFrame) -> Evidence:
     strict = over_policy(rows, UNIFORM, INSIDE)
     near = tuple(Question(t, about(1.0, NEAR)) for t in times.values())
     questions = (*near, Question(strict, Region(low=NEAR), is_condition=True))
-    told = ", ".join(f"{name} {t.text()}" for name, t in times.items())
+    told = ", ".join(f"{name.replace('_', ' ')} {t.text()}" for name, t in times.items())
     low, high = min(t.estimate for t in times.values()), max(t.estimate for t in times.values())
     uniform = significant(strict.estimate)
     figure = f"{significant(low, 3)} to {significant(high, 3)} times kernel(F), uniform(F) {uniform} times"

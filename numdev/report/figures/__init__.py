@@ -87,7 +87,7 @@ FIGURES: dict[str, Plot] = {
     ),
     "total": Plot(
         total,
-        "One named point per scenario, of the narrowest format, on log axes of equal aspect: total error, from golden on the "
+        "One numbered point per scenario, with a list of their titles, of the narrowest format, on log axes of equal aspect: total error, from golden on the "
         "unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled attention filled, its "
         "baselines open. On the diagonal the two are equal; above it, the rounding of the inputs has its share.",
         title="Total error against arithmetic error",

@@ -323,7 +323,7 @@ def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
     assert [is_sources(scenario) for scenario in ordered(rows)] == [True, False, False]
     panels = [panel for row in by_scenario(rows) for panel in row]
     assert [panel.title for panel in panels] == [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
-    assert [panel.note for panel in panels] == ["our assumption about the source", "", ""]
+    assert [panel.note for panel in panels] == ["our assumption", "", ""]
     uniform = rows.query("scenario == 'uniform_end'")
     assert describe(uniform) == "U[0, 1), all steps in F, FA2"
     strict = uniform.assign(**{"baseline.precision.name": rows["format"]})

@@ -100,7 +100,7 @@ def test_claims_stand_in_the_files_and_on_the_screen(made: tuple[Path, str]) -> 
     decided = claims[claims["verdict"] != "undecided"]
     assert (decided["p_verdict"] < 0.05).all()
     assert f"all {claims['questions'].iloc[0]} questions of this table (Holm)" in markdown
-    assert "our assumption about the source" in markdown
+    assert "(our assumption)" in markdown
     assert "(3 here)" in markdown
 
 
@@ -138,7 +138,7 @@ def test_a_report_of_a_study_with_overrides_says_so(toy_results: Store, tmp_path
     report(store.path, tmp_path / "out", ["sign"])
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "with overrides: problem.n=64" in text
-    assert "our assumption about the source" not in text.split("## ", 1)[1]
+    assert "(our assumption)" not in text.split("## ", 1)[1]
     table = pd.read_csv(tmp_path / "out" / "claims.csv")
     assert set(table["scenario.role"]) == {"beyond"}
 

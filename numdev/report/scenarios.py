@@ -11,7 +11,7 @@ from numdev.study import Role, Scenario
 SCENARIO, TITLE, ROLE = "scenario", "scenario.title", "scenario.role"
 ROLES = {
     Role.PAPER: "as the source states it",
-    Role.ASSUMED: "our assumption about the source",
+    Role.ASSUMED: "our assumption",
     Role.BEYOND: "",
     Role.CONTROL: "control",
 }

@@ -87,9 +87,10 @@ FIGURES: dict[str, Plot] = {
     ),
     "total": Plot(
         total,
-        "One numbered point per scenario, with a list of their titles, of the narrowest format, on log axes of equal aspect: total error, from golden on the "
-        "unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled attention filled, its "
-        "baselines open. On the diagonal the two are equal; above it, the rounding of the inputs has its share.",
+        "One numbered point per scenario, with a list of their titles, of the narrowest format, on log axes of equal aspect: "
+        "total error, from golden on the unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled "
+        "attention filled, its baselines open and with letters. On the diagonal the two are equal; above it, the rounding of the "
+        "inputs has its share.",
         title="Total error against arithmetic error",
     ),
     "rescales": Plot(

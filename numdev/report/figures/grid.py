@@ -31,7 +31,7 @@ class Panel:
     large: bool
 
 
-_CHARACTERS = 740  # of one point, bold, that stand beside one another on a page within its axes
+_CHARACTERS = 640  # of one point, bold, that stand beside one another on a page within its axes
 
 Draw = Callable[[Axes, Panel], None]
 Limits = Callable[[pd.DataFrame], tuple[float, float]]

@@ -12,8 +12,8 @@ from numdev.report.claims import CLAIMS, ClaimResult, judge, note, unknown
 from numdev.report.finding import Finding, Verdict
 from numdev.report.frames import Results, load
 from numdev.report.published import FA3_RMSE
+from numdev.scenario import Role, Scenario
 from numdev.store import Store
-from numdev.study import Role, Scenario
 
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 SEEDS = 5

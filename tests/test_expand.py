@@ -13,8 +13,9 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.settings import Types, flat, resolved
 from numdev.errors import BadInput
+from numdev.scenario import Role, Scenario
 from numdev.softmax import Normalise
-from numdev.study import Role, Scenario, Study, StudyPoint
+from numdev.study import Study, StudyPoint
 
 LIBRARY = Library((config_folder(),))
 

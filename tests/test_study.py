@@ -25,8 +25,9 @@ from numdev.measure import Bench
 from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.record import Status
+from numdev.scenario import Role, Scenario, is_old, scenarios_of
 from numdev.store import Store, StoreError
-from numdev.study import Outcome, Replaced, Role, Scenario, Shard, Study, StudyPoint, is_old, replaced, run, scenarios_of
+from numdev.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
 from numdev.tiling import Tiling
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)

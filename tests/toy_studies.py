@@ -23,9 +23,10 @@ from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Scale
 from numdev.rounding import Cast
+from numdev.scenario import Role, Scenario
 from numdev.softmax import Normalise, OnlineSoftmax
 from numdev.store import Store
-from numdev.study import Role, Scenario, Study, StudyPoint, run
+from numdev.study import Study, StudyPoint, run
 from numdev.tiling import Order, Tiling
 
 FORMATS = ("bf16", "fp16", "fp32", "fp64")

@@ -8,7 +8,7 @@
     scenarios:                          # each point belongs to one; without any there is one, `default`
       uniform_each:
         title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
-        role: assumed                   # paper, assumed, beyond or control: see `numdev.study.Role`; beyond unless given
+        role: assumed                   # paper, assumed, beyond or control: see `numdev.scenario.Role`; beyond unless given
         problem: uniform
         softmax: fa1
       captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
@@ -39,7 +39,8 @@ from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import Flat, Types, flat, nested, resolved
 from numdev.errors import BadInput
-from numdev.study import Role, Scenario, Study, StudyPoint
+from numdev.scenario import Role, Scenario
+from numdev.study import Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
 Axis = list[tuple[Any, Statements]]  # label and what it states

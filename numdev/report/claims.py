@@ -12,7 +12,7 @@ from numdev.report import evidence, evidence_fa3, evidence_kernels
 from numdev.report.finding import Evidence, Finding, Undecidable, Verdict, count, judged
 from numdev.report.frames import Results
 from numdev.report.scenarios import by_role, generality, is_sources, of, shown_first
-from numdev.study import Role, Scenario
+from numdev.scenario import Role, Scenario
 
 GOLDEN = "Golden et al. 2024"
 FA3 = "Shah et al. 2024 (FlashAttention-3)"

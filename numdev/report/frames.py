@@ -16,8 +16,8 @@ from numdev.errors import BadInput
 from numdev.record import Record
 from numdev.report.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.typed import flatten, typed
+from numdev.scenario import Scenario, is_old, scenarios_of
 from numdev.store import Store
-from numdev.study import Scenario, is_old, scenarios_of
 
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from numdev.study import Role, Scenario
+from numdev.scenario import Role, Scenario
 
 SCENARIO, TITLE, ROLE = "scenario", "scenario.title", "scenario.role"
 ROLES = {

@@ -17,7 +17,7 @@ from numdev.report.published import FIG4_RATIO
 from numdev.report.scenarios import ROLES, of, ordered
 from numdev.report.statistics import Interval, significant
 from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
-from numdev.study import Role
+from numdev.scenario import Role
 
 METRIC = "max_difference"
 _MARKERS = "os^Dv<>P"

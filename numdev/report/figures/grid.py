@@ -18,7 +18,7 @@ from numdev.report.evidence import per_replicate
 from numdev.report.scenarios import ROLES, is_sources, of, ordered
 from numdev.report.statistics import Interval, typical
 from numdev.report.style import COLUMN, GREY, PAGE, SMALL
-from numdev.study import Scenario
+from numdev.scenario import Scenario
 
 
 @dataclass(frozen=True)

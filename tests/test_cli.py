@@ -487,7 +487,7 @@ class TestReport:
         assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)
         ran = numdev("report", "study=paper", "out=o")
         assert ran.code == 0, ran.err
-        assert "note: results holds no fig4, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
+        assert "note: results holds no fig4, fig4_assumptions, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
         assert set(pd.read_csv("o/points.csv")["study"]) == {"fig3"}
 
     @pytest.mark.parametrize(

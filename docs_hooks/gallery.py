@@ -47,7 +47,7 @@ def _figure(path: Path) -> Iterator[str]:
     found = [row for row in _claims(REFERENCE / name) if row["study"] == path.stem]
     said = shown
     for row in found:  # they stand in the table
-        said = said.replace(f" {row['setting']}: {row['figure']}.", "")
+        said = said.replace(f" {row['scenario.title']}: {row['figure']}.", "")
     yield from ("", f"### {path.stem} {{ #{name.replace('/', '-')}-{path.stem} }}", "")
     alt = shown.replace("[", "(").replace("]", ")").replace('"', "'")
     yield f"[![{alt}]({address(path)})]({address(path)})"
@@ -68,14 +68,15 @@ def _commands(study: str, device: str) -> Iterator[str]:
 
 
 def _verdicts(rows: Rows) -> Iterator[str]:
-    """The verdict in a sentence, and what every setting says, folded."""
+    """The verdict in a sentence, and what every scenario says, folded."""
     by_claim = {row["claim"]: [each for each in rows if each["claim"] == row["claim"]] for row in rows}
     for claim in by_claim.values():
         brief = re.sub(r" \([^()]*\)", "", claim[0]["overall"])
         yield from (f"**Claim:** {escaped(claim[0]['text'])} ({escaped(claim[0]['source'])}).", "")
         yield from (f"**Verdict:** {escaped(brief)}.", "")
-        yield from ('??? note "Every setting"', "", "    | setting | verdict | measured |", "    |---|---|---|")
-        yield from (f"    | `{row['setting']}` | {row['verdict']} | {cell(escaped(row['figure']))} |" for row in claim)
+        yield from ('??? note "Every scenario"', "", "    | scenario | verdict | measured |", "    |---|---|---|")
+        for row in claim:
+            yield f"    | {cell(escaped(row['scenario.title']))} | {row['verdict']} | {cell(escaped(row['figure']))} |"
         yield ""
 
 

@@ -135,7 +135,7 @@ def rules() -> Iterator[str]:
 
 
 def claims() -> Iterator[str]:
-    """Every claim, and what the reference results say of it in the first of the paper's settings."""
+    """Every claim, and what the reference results say of it in the first scenario."""
     from numdev.report.claims import CLAIMS
 
     folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]

@@ -33,7 +33,7 @@ from numdev.store import Store
 STUDY = """\
 title: A study to be killed
 base: {problem.n: 128, problem.head_dim: 16, seeds: 2}
-settings: {each: {softmax: fa1}, end: {softmax: fa2}}
+scenarios: {each: {softmax: fa1}, end: {softmax: fa2}}
 axes:
   precision: [bf16, fp16, fp32, kernel_bf16]
   tiling.bc: [16, 32, 64]

@@ -292,8 +292,8 @@ FAULTS = (
     Fault(
         "a kernel is predicted without its control",
         "report/evidence_kernels.py",
-        "self.distance.high < min(SMALL, control.low)",
-        "self.distance.high < SMALL",
+        "Question(self.distance, Region(high=SMALL)), nearer, Question",
+        "Question(self.distance, Region(high=SMALL)), Question",
         ("claims",),
     ),
     Fault(
@@ -304,11 +304,32 @@ FAULTS = (
         ("emulation",),
     ),
     Fault(
-        "a setting that is not the paper's decides a claim",
+        "a scenario that does not stand for the source decides a claim",
         "report/claims.py",
-        "self.findings[name].verdict for name in self.papers}\n        if",
+        "self.findings[scenario].verdict for scenario in self.chief}\n        if",
         "finding.verdict for finding in self.findings.values()}\n        if",
         ("claims",),
+    ),
+    Fault(
+        "verdicts of a table are not adjusted for their number",
+        "report/finding.py",
+        "tested = iter(holm([p for p in raw if not math.isnan(p)]))",
+        "tested = iter([p for p in raw if not math.isnan(p)])",
+        ("finding", "claims"),
+    ),
+    Fault(
+        "heads of a layer are independent",
+        "report/statistics.py",
+        "cluster_of[name] = None if clusters is None else clusters[place]",
+        "cluster_of[name] = None",
+        ("statistics",),
+    ),
+    Fault(
+        "replicates take the first heads of the first layer",
+        "captured.py",
+        "sorted(rounds, key=lambda item: item[0])[seed]",
+        "rounds[seed]",
+        ("captured",),
     ),
     Fault(
         "masks that hide rows are not seen",
@@ -370,8 +391,8 @@ FAULTS = (
     Fault(
         "long sequences are judged against the baseline",
         "report/evidence.py",
-        'over_length(rows, DEVIATION, "golden")',
-        "over_length(rows, DEVIATION)",
+        'over_length(rows, metric, "golden") for metric',
+        "over_length(rows, metric) for metric",
         ("claims",),
     ),
 )

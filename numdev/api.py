@@ -27,7 +27,7 @@ def measure(
     variant: Attention,
     baseline: Attention | None = None,
     *,
-    seeds: int = 10,
+    seeds: int | None = None,
     device: str = "auto",
 ) -> Record:
     """Measure `variant` on `problem` against golden, FP64 attention, and against a baseline.
@@ -36,13 +36,13 @@ def measure(
         problem: shapes, mask and inputs.
         variant: any implementation of attention.
         baseline: `baseline_for(variant.format)` unless given.
-        seeds: replicates 0 to `seeds - 1`.
+        seeds: replicates 0 to `seeds - 1`; unless given, ten draws of a distribution, or every head of captured tensors.
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
         BadInput: for a request that cannot be measured; every other failure is a status of the record.
     """
-    return bench(device).measure(problem, variant, baseline or baseline_for(variant.format), seeds)
+    return bench(device).measure(problem, variant, baseline or baseline_for(variant.format), problem.replicates(seeds))
 
 
 @lru_cache(maxsize=2)

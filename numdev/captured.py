@@ -22,8 +22,10 @@ _FIELD = "problem.source.path"
 class Captured:
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
-    The heads of all chosen layers (and batch entries) stand in a row, and replicate `seed` takes the next `heads` of them:
-    a captured tensor has no seed, so other heads are its replicates. The first `queries` and `keys` tokens are used.
+    A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
+    (batch entries of the file stand behind one another), and replicates go round the layers: the first of each, then the second
+    of each. So any number of replicates is spread over the layers as evenly as can be. Heads of one layer are alike, so the
+    layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
 
     Attributes:
         path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
@@ -43,33 +45,54 @@ class Captured:
 
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
-        layers = _load(self.path, self.digest)
-        chosen = [layers[self.layer]] if self.layer is not None else list(layers.values())
-        for q, k, _ in chosen:
+        layers = self._layers()
+        for q, k, _ in layers.values():
             if len(q) * shape.kv_heads != len(k) * shape.heads:
                 mend = f"{self.path} has {len(k)} heads of k for {len(q)} of q; keep their ratio to problem.heads"
                 raise BadInput("problem.kv_heads", shape.kv_heads, mend)
-        tensors = []
-        for i, name in enumerate("qkv"):
-            size = shape.q if name == "q" else shape.kv
-            tensors.append(self._take([layer[i] for layer in chosen], name, size, seed))
-        return tensors[0], tensors[1], tensors[2]
+            self._check_size(q, "q", shape.q)
+            self._check_size(k, "k", shape.kv)
+        name, place = self._place(shape, seed)
+        q, k, v = (
+            tensor[place * size[0] * size[1] : (place + 1) * size[0] * size[1], : size[2]].double().unflatten(0, size[:2])
+            for tensor, size in zip(layers[name], (shape.q, shape.kv, shape.kv), strict=True)
+        )
+        return q, k, v
 
-    def _take(self, layers: list[Tensor], name: str, size: tuple[int, int, int, int], seed: int) -> Tensor:
-        batch, wanted, tokens, dim = size
-        for layer in layers:
-            if layer.shape[-1] != dim:
-                raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {layer.shape[-1]}")
-            if layer.shape[-2] < tokens:
-                where = "problem.queries" if name == "q" else "problem.keys"
-                raise BadInput(where, tokens, f"{name} of {self.path} has {layer.shape[-2]} tokens; give at most that")
-        heads = torch.cat([layer[:, :tokens] for layer in layers])
-        count = batch * wanted
-        replicates = heads.shape[0] // count
-        if seed >= replicates:
-            mend = f"{self.path} has {heads.shape[0]} heads of {name}, so {replicates} replicates of {count}"
+    def replicates(self, shape: Shape) -> int:
+        """How many replicates of this shape the chosen layers have."""
+        return sum(self._counts(shape).values())
+
+    def cluster(self, shape: Shape, seed: int) -> str:
+        """The layer of a replicate."""
+        return self._place(shape, seed)[0]
+
+    def _layers(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        layers = _load(self.path, self.digest)
+        return layers if self.layer is None else {self.layer: layers[self.layer]}
+
+    def _counts(self, shape: Shape) -> dict[str, int]:
+        """Replicates by layer."""
+        return {name: len(q) // (shape.batch * shape.heads) for name, (q, _, _) in self._layers().items()}
+
+    def _place(self, shape: Shape, seed: int) -> tuple[str, int]:
+        """Layer of a replicate, and its number in there."""
+        counts = self._counts(shape)
+        rounds = [(place, name) for name, count in counts.items() for place in range(count)]
+        if seed >= len(rounds):
+            heads = ", ".join(f"{len(q)} in {name}" for name, (q, _, _) in self._layers().items())
+            mend = f"{self.path} has heads of q: {heads}; so {len(rounds)} replicates of {shape.batch * shape.heads}"
             raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
-        return heads[seed * count : (seed + 1) * count].double().unflatten(0, (batch, wanted))
+        place, name = sorted(rounds, key=lambda item: item[0])[seed]
+        return name, place
+
+    def _check_size(self, tensor: Tensor, name: str, size: tuple[int, int, int, int]) -> None:
+        tokens, dim = size[2:]
+        if tensor.shape[-1] != dim:
+            raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {tensor.shape[-1]}")
+        if tensor.shape[-2] < tokens:
+            where = "problem.queries" if name == "q" else "problem.keys"
+            raise BadInput(where, tokens, f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that")
 
 
 @lru_cache(maxsize=4)

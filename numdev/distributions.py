@@ -72,6 +72,13 @@ class Distribution:
             takes = "takes no parameter" if self.kind not in _DEFAULTS else f"takes such as {_DEFAULTS[self.kind]:g}"
             raise BadInput("problem.source.parameter", self.parameter, f"{self.kind.value} {takes}")
 
+    def replicates(self, shape: Shape) -> None:
+        """Any number can be drawn."""
+
+    def cluster(self, shape: Shape, seed: int) -> str:
+        """None: draws are independent."""
+        return ""
+
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v in FP64 on the CPU: a function of the arguments alone."""
         generator = torch.Generator().manual_seed(seed)

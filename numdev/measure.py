@@ -49,10 +49,11 @@ class Measurable(Protocol):
 
 @runtime_checkable
 class Reproducible(Protocol):
-    """A problem: named inputs from a seed, the arguments that go with them, and about how much memory it takes."""
+    """A problem: named inputs from a seed, the arguments that go with them, which replicates are alike, and its memory."""
 
     def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]: ...
     def arguments(self) -> dict[str, Any]: ...
+    def cluster(self, seed: int) -> str: ...
     @property
     def bytes(self) -> int: ...
 
@@ -131,7 +132,8 @@ class Bench:
             others = self._baseline(problem, baseline, seed)
             references = references | {"baseline": others}
             rows = self._baseline_rows(problem, baseline, samples, seed)
-        found = list(_rows("variant", samples, references, others, variant.formats, seed))
+        place = {"seed": seed, "cluster": problem.cluster(seed)}
+        found = list(_rows("variant", samples, references, others, variant.formats, place))
         return found + rows, output.counters, getattr(output, "kernel", "")
 
     def _baseline_rows(
@@ -141,7 +143,8 @@ class Bench:
 
         def made() -> list[dict[str, Any]]:
             samples, references = self._baseline(problem, baseline, seed), self._golden(problem, baseline, seed)
-            return list(_rows("baseline", samples, references, variant, baseline.formats, seed))
+            place = {"seed": seed, "cluster": problem.cluster(seed)}
+            return list(_rows("baseline", samples, references, variant, baseline.formats, place))
 
         if all(sample.is_finite for sample in variant.values()):
             return self._kept.get(("baseline rows", problem, baseline, seed), made)
@@ -189,7 +192,7 @@ def _rows(
     references: dict[str, dict[str, Sample]],
     others: dict[str, Sample],
     formats: Mapping[str, Format],
-    seed: int,
+    place: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Each output of a subject against each reference, in ulp and u of the output's own format.
 
@@ -202,7 +205,7 @@ def _rows(
                 other = others.get(output)
                 leave_out = None if other is None or other.is_finite else ~other.values.isfinite()
                 deviation = compare(sample, expected[output], formats[output], leave_out)
-                head = {"seed": seed, "subject": subject, "output": output, "reference": reference}
+                head = place | {"subject": subject, "output": output, "reference": reference}
                 yield head | deviation.metrics() | {"max_index": list(deviation.max_index)}
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from numdev.errors import BadInput
 from numdev.mask import Mask
 
+REPLICATES = 10
+"""Draws of a distribution, unless a number is given."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -61,6 +64,14 @@ class Source(Protocol):
         """q, k, v in FP64 on the CPU, a function of the arguments alone."""
         ...
 
+    def replicates(self, shape: Shape) -> int | None:
+        """How many replicates there are; None where any number can be drawn."""
+        ...
+
+    def cluster(self, shape: Shape, seed: int) -> str:
+        """The group of replicates that are alike to which one belongs, such as a layer; empty where all are independent."""
+        ...
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -95,6 +106,14 @@ class Problem:
         """
         q, k, v = self.source.draw(self.shape, self.softmax_scale, seed)
         return {"q": q.to(device), "k": k.to(device), "v": v.to(device)}
+
+    def replicates(self, seeds: int | None = None) -> int:
+        """How many replicates a measurement has: `seeds` where given, else all that the source has, else `REPLICATES`."""
+        return (self.source.replicates(self.shape) or REPLICATES) if seeds is None else seeds
+
+    def cluster(self, seed: int) -> str:
+        """See `Source.cluster`."""
+        return self.source.cluster(self.shape, seed)
 
     @property
     def bytes(self) -> int:

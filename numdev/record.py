@@ -86,7 +86,8 @@ class Record:
         config: canonical description of problem, variant, baseline and seeds.
         environment: see `numdev.environment.environment`.
         status: how it ended; `reason` says why where it is not `ok`.
-        rows: one per (seed, subject, output, reference), with every metric of `Deviation`; of a measurement of speed one per
+        rows: one per (seed, subject, output, reference), with every metric of `Deviation`, and the `cluster` of the replicate:
+            the group of replicates that are alike, empty where all are independent; of a measurement of speed one per
             seed, with the figures of `numdev.speed.columns`. The subject is the variant or the
             baseline; the reference `golden` (unrounded inputs: total error), `golden_same_inputs` (the subject's rounded
             inputs: arithmetic error) or `baseline`.

@@ -93,7 +93,7 @@ class Store:
                 yield record
 
     def put_study(self, name: str, manifest: dict[str, Any]) -> None:
-        """Write which points a study has, with their settings and labels."""
+        """Write which points a study has, with their scenarios and labels."""
         write_atomically(self.path / "studies" / f"{name}.json", json.dumps(manifest, indent=1).encode())
 
     def studies(self) -> dict[str, dict[str, Any]]:

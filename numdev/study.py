@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.record import Record, Status, describe
+from numdev.scenario import Scenario, is_old
 from numdev.store import Store
 
 DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
@@ -33,7 +34,7 @@ class StudyPoint:
 
     Attributes:
         problem, variant, baseline, seeds: what `Bench.measure` takes.
-        setting: the name of the circumstances, such as `uniform_each`; a claim is judged once per setting.
+        scenario: the name of the circumstances; a claim is judged once in each.
         labels: the point's place on the study's axes, for tables and figures.
         refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
     """
@@ -42,13 +43,13 @@ class StudyPoint:
     variant: Any
     baseline: Any
     seeds: int
-    setting: str = "default"
+    scenario: str = "default"
     labels: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
 
     def text(self) -> str:
-        """Setting and labels in one line."""
-        return " ".join([self.setting, *(f"{name}={value}" for name, value in self.labels.items())])
+        """Scenario and labels in one line."""
+        return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items())])
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Study:
         points: in the order of the grid.
         more: further figures of the same rows.
         command: what measures it again, but for the device.
+        scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
+        overrides: what the command line stated that gave the study points which its file does not have.
     """
 
     name: str
@@ -72,15 +75,28 @@ class Study:
     points: tuple[StudyPoint, ...]
     more: tuple[str, ...] = ()
     command: str = ""
+    scenarios: tuple[Scenario, ...] = ()
+    overrides: tuple[str, ...] = ()
 
     def manifest(self, keys: list[str]) -> dict[str, Any]:
         """Which points belong to the study: what the report reads."""
         points = [
-            {"key": key, "setting": point.setting, "labels": describe(point.labels)}
+            {"key": key, "scenario": point.scenario, "labels": describe(point.labels)}
             for key, point in zip(keys, self.points, strict=True)
         ]
-        head = {"name": self.name, "title": self.title, "command": self.command, "figure": self.figure}
-        return head | {"more": list(self.more), "claims": list(self.claims), "points": points}
+        known = {scenario.name: scenario for scenario in self.scenarios}
+        found = [known.get(name, Scenario(name, name)) for name in dict.fromkeys(point.scenario for point in self.points)]
+        return {
+            "name": self.name,
+            "title": self.title,
+            "command": self.command,
+            "overrides": list(self.overrides),
+            "figure": self.figure,
+            "more": list(self.more),
+            "claims": list(self.claims),
+            "scenarios": [one.stated() for one in found],
+            "points": points,
+        }
 
 
 @dataclass(frozen=True)
@@ -191,8 +207,8 @@ class Replaced:
 def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
     """How a run narrows or changes the stored study of the same name; None where it keeps every point.
 
-    A point is kept if setting, labels and configuration are the same: in another environment it is measured again, as it
-    should be. Of a point without a record the configuration is not known, and setting and labels tell.
+    A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
+    should be. Of a point without a record the configuration is not known, and scenario and labels tell.
     """
     manifest = store.studies().get(study.name)
     if manifest is None:
@@ -200,14 +216,17 @@ def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
     points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
     for point in study.points:
         key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
-        points.setdefault(_place(point.setting, describe(point.labels)), {})[key] = point
-    stored = {(_place(old["setting"], old["labels"]), old["key"]) for old in manifest["points"]}
+        points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
+    ours = sum(map(len, points.values()))
+    if is_old(manifest):
+        return Replaced(len(manifest["points"]), ours, 0)
+    stored = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
     shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in stored)
-    return Replaced(len(stored), sum(map(len, points.values())), shared) if shared < len(stored) else None
+    return Replaced(len(stored), ours, shared) if shared < len(stored) else None
 
 
-def _place(setting: str, labels: dict[str, Any]) -> str:
-    return json.dumps([setting, labels], sort_keys=True)
+def _place(scenario: str, labels: dict[str, Any]) -> str:
+    return json.dumps([scenario, labels], sort_keys=True)
 
 
 def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:

@@ -348,7 +348,7 @@ class TestBaseline:
 
 def test_point_carries_seeds_setting_and_labels() -> None:
     point = build.point(request(seeds=3), "here", {"problem.n": 1024})
-    assert (point.seeds, point.setting, point.labels) == (3, "here", {"problem.n": 1024})
+    assert (point.seeds, point.scenario, point.labels) == (3, "here", {"problem.n": 1024})
 
 
 @pytest.mark.parametrize(

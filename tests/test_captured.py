@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -58,10 +61,13 @@ def test_the_tensors_that_ship() -> None:
         f"layer{i}.{part}": (12, 256, 32) for i in (0, 5) for part in "qkv"
     }
     source, shape = Captured(), Shape(queries=256, keys=256, head_dim=32)
-    for seed in (0, 11, 12, 23):
+    assert source.replicates(shape) == 24
+    for seed in range(24):
+        layer, head = ("layer0", "layer5")[seed % 2], seed // 2
+        assert source.cluster(shape, seed) == layer
         for tensor, part in zip(source.draw(shape, 1.0, seed), "qkv", strict=True):
             assert tensor.dtype == torch.float64
-            assert torch.equal(tensor[0, 0], shipped[f"layer{0 if seed < 12 else 5}.{part}"][seed % 12].double())
+            assert torch.equal(tensor[0, 0], shipped[f"{layer}.{part}"][head].double())
     whole = Captured(layer="layer5").draw(Shape(heads=12, kv_heads=12, queries=256, keys=256, head_dim=32), 1.0, 0)
     assert torch.equal(whole[0][0], shipped["layer5.q"].double())
     assert source.digest == hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -71,15 +77,37 @@ def test_the_tensors_that_ship() -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("ndim", [3, 4])
 def test_formats_and_layouts(tmp_path: Path, suffix: str, ndim: int) -> None:
-    """A batch before the heads is one row of heads; replicates are the successive heads of all layers."""
+    """A batch before the heads is one row of heads; replicates are successive heads of a layer, and go round the layers."""
     flat = layers("a", "b")
     stored = flat if ndim == 3 else {name: t.unflatten(0, (2, 2)).contiguous() for name, t in flat.items()}
     source = Captured(save(tmp_path / f"x{suffix}", stored))
     shape = Shape(heads=2, kv_heads=2, queries=4, keys=5, head_dim=3)
     for seed in range(4):
-        name, start = "ab"[seed // 2], 2 * (seed % 2)
+        name, start = "ab"[seed % 2], 2 * (seed // 2)
         for tensor, part, tokens in zip(source.draw(shape, 1.0, seed), "qkv", (4, 5, 5), strict=True):
             assert torch.equal(tensor, flat[f"{name}.{part}"][None, start : start + 2, :tokens].double())
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4))
+def test_any_number_of_replicates_is_spread_over_the_layers(tmp_path_factory: Any, counts: list[int], heads: int) -> None:
+    """Each head once at most, none across two layers, and as many of each layer as the smallest allows."""
+    stored = {f"l{i}.{part}": torch.arange(count)[:, None, None] + 100.0 * i for i, count in enumerate(counts) for part in "qkv"}
+    source = Captured(save(tmp_path_factory.mktemp("x") / "x.npz", stored))
+    shape = Shape(heads=heads, kv_heads=heads, queries=1, keys=1, head_dim=1)
+    whole = [count // heads for count in counts]
+    assert source.replicates(shape) == sum(whole)
+    seen: list[float] = []
+    taken = [0] * len(counts)
+    for seed in range(sum(whole)):
+        values = source.draw(shape, 1.0, seed)[0].flatten().tolist()
+        layers = {int(value // 100) for value in values}
+        assert source.cluster(shape, seed) == f"l{layers.pop()}"
+        assert not layers
+        seen += values
+        taken[int(values[0] // 100)] += 1
+        open_ = [done for done, most in zip(taken, whole, strict=True) if done < most]
+        assert not open_ or max(taken) - min(open_) <= 1
+    assert len(set(seen)) == len(seen) == heads * sum(whole)
 
 
 def test_batch_entries_are_successive_heads_too() -> None:
@@ -146,9 +174,9 @@ SHAPE = Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=3)
         (Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=4), 0, "problem.head_dim", "head_dim 3"),
         (Shape(heads=2, kv_heads=2, queries=7, keys=6, head_dim=3), 0, "problem.queries", "6 tokens"),
         (Shape(heads=2, kv_heads=2, queries=6, keys=7, head_dim=3), 0, "problem.keys", "6 tokens"),
-        (SHAPE, 2, "seeds", "4 heads of q, so 2 replicates of 2"),
-        (Shape(heads=8, kv_heads=8, queries=6, keys=6, head_dim=3), 0, "seeds", "0 replicates of 8"),
-        (Shape(batch=5, queries=6, keys=6, head_dim=3), 0, "seeds", "0 replicates of 5"),
+        (SHAPE, 2, "seeds", "heads of q: 4 in a; so 2 replicates of 2"),
+        (Shape(heads=8, kv_heads=8, queries=6, keys=6, head_dim=3), 0, "seeds", "4 in a; so 0 replicates of 8"),
+        (Shape(batch=5, queries=6, keys=6, head_dim=3), 0, "seeds", "4 in a; so 0 replicates of 5"),
     ],
 )
 def test_what_the_file_cannot_serve(tmp_path: Path, shape: Shape, seed: int, field: str, mend: str) -> None:

@@ -471,7 +471,7 @@ class TestStudy:
             ("title: T\naxes: {problem.n: 3}\n", "list"),
             ("axes: {problem.n: [3]}\n", "title"),
             ("title: T\nbase: {device: cpu}\n", "command line"),
-            ("title: T\nsettings: {one: 3}\n", "settings.one"),
+            ("title: T\nscenarios: {one: 3}\n", "scenarios.one"),
             ("title: [\n", "bad.yaml"),
         ):
             (toy_configs / "study" / "bad.yaml").write_text(text)
@@ -543,7 +543,7 @@ class TestReport:
         assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)
         ran = numdev("report", "study=paper", "out=o")
         assert ran.code == 0, ran.err
-        assert "note: results holds no fig4, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
+        assert "note: results holds no fig4, fig4_assumptions, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
         assert set(pd.read_csv("o/points.csv")["study"]) == {"fig3"}
 
     @pytest.mark.parametrize(

@@ -65,12 +65,18 @@ def failed(status: Status, reason: str, **changes: Any) -> Point:
     return point(status=status, reason=reason, rows=[], **changes)
 
 
+UNIFORM = [{"name": "uniform", "title": "uniform inputs", "role": "beyond"}]
+
+
 def store_of(path: Path, *points: Point, study: str = "s") -> Store:
     store = Store(path)
     for _, made in points:
         store.put(made)
-    listed = [{"key": made.key, "setting": "uniform", "labels": labels} for labels, made in points]
-    store.put_study(study, {"name": study, "title": "t", "figure": None, "claims": [], "points": listed})
+    listed = [{"key": made.key, "scenario": "uniform", "labels": labels} for labels, made in points]
+    store.put_study(
+        study,
+        {"name": study, "title": "t", "figure": None, "claims": [], "scenarios": UNIFORM, "overrides": [], "points": listed},
+    )
     return store
 
 
@@ -99,7 +105,7 @@ class TestChange:
     def test_is_judged_on_the_ratio(self, tmp_path: Path, factors: Any, tolerance: float, change: str) -> None:
         (row,) = changes(tmp_path, [point()], [point(scaled(factors), "two")], tolerance=tolerance).to_dict("records")
         assert (row["change"], row["paired"], row["replicates"]) == (change, True, 5)
-        assert (row["study"], row["setting"], row["point"], row["output"]) == ("s", "uniform", "precision=bf16", "out")
+        assert (row["study"], row["scenario"], row["point"], row["output"]) == ("s", "uniform", "precision=bf16", "out")
         assert row["a"] == pytest.approx(stats.gmean(BASE))
         assert row["ratio"] == pytest.approx(stats.gmean(np.ones(5) * factors), rel=1e-12)
         assert (row["key_a"], row["key_b"]) == ("one-8-bf16", "two-8-bf16")
@@ -297,7 +303,7 @@ class TestTests:
 
 class TestCommand:
     def test_the_same_results_have_equal_bits(self, numdev: Command, tmp_path: Path) -> None:
-        study = by_format("fig4", Size(n=16, dim=8, seeds=2, settings=("uniform_end",)))
+        study = by_format("fig4", Size(n=16, dim=8, seeds=2, scenarios=("uniform_end",)))
         run(study, Bench(Exact(), "cpu"), Store(tmp_path / "a"))
         ran = numdev("compare", "a", "a", "out=o")
         assert ran.code == 0, ran.err

@@ -30,6 +30,7 @@ from numdev.speed.bench import SpeedBench
 from numdev.speed.timing import Budget
 from numdev.store import Store
 from numdev.study import Study, StudyPoint, run
+from tests.toy_studies import title_of
 
 LIBRARY = Library((config_folder(),))
 
@@ -104,7 +105,7 @@ def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]
     assert dict(shown["commands"])["fig5"].startswith("numdev measure study=fig5")
     own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig5"))
     assert own["figures"]
-    assert {found["setting"] for found in own["findings"]} >= {"uniform_end"}
+    assert {found["title"] for found in own["findings"]} >= {title_of("uniform_end")}
 
 
 def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
@@ -126,28 +127,28 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
         assert float(row[1].split()[0]) <= high * 1.1
 
 
-def test_a_setting_says_what_it_is(shown: dict[str, Any], results: Results) -> None:
+def test_a_scenario_says_what_it_is(shown: dict[str, Any], results: Results) -> None:
     """Its shape, tile and seeds come from the points, not from a text."""
     own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig3"))
     rows = results.study("fig3")
     for found in own["findings"]:
-        part = rows[rows["setting"] == found["setting"]]
+        part = rows[rows["scenario.title"] == found["title"]]
         assert f"N = {part['problem.shape.keys'].iloc[0]}" in found["about"]
-        assert f"{part['seed'].nunique()} seeds" in found["about"]
+        assert f"({part['seed'].nunique()} here)" in found["about"]
 
 
 def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) -> None:
     judged = judge(results)
     assert [claim["text"] for claim in shown["claims"]] == [result.claim.text for result in judged]
     for claim, result in zip(shown["claims"], judged, strict=True):
-        assert [own["setting"] for own in claim["papers"]] == result.papers
+        assert [own["title"] for own in claim["chief"]] == [scenario.title for scenario in result.chief]
     assert f"Of {len(judged)} claims" in shown["summary"]
-    counted = re.findall(r"(\d+) (?:is|are) (?:reproduced|partly reproduced|not reproduced|undecided)", shown["summary"])
+    counted = re.findall(r"(\d+) (?:is|are) (?:undecided|(?:partly |not )?(?:reproduced|borne out))", shown["summary"])
     assert sum(map(int, counted)) == len(judged)
 
 
 def test_failures_are_listed_with_their_reasons(shown: dict[str, Any]) -> None:
-    assert len(shown["failures"]) == 4  # FlexAttention in two studies and two settings
+    assert len(shown["failures"]) == 4  # FlexAttention in two studies and two scenarios
     assert all("CUDA" in row[3] for row in shown["failures"])
 
 

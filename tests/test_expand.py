@@ -15,6 +15,7 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.settings import Types, flat, resolved
 from numdev.errors import BadInput
+from numdev.scenario import Role, Scenario
 from numdev.softmax import Normalise
 from numdev.study import Study, StudyPoint
 
@@ -38,21 +39,21 @@ class TestGrid:
         assert [tiled(point).tiling.bc for point in made.points] == [16, 32, 16, 32]
         assert [point.variant.precision.name for point in made.points] == ["bf16", "bf16", "fp16", "fp16"]
 
-    def test_settings_replace_and_add_axes(self) -> None:
+    def test_scenarios_replace_and_add_axes(self) -> None:
         made = study(
             base={"tiling.br": 16, "problem.n": 1024},
-            settings={
+            scenarios={
                 "uniform_each": {"problem": "uniform", "softmax": "fa1"},
                 "captured": {"problem": "captured", "axes": {"tiling.bc": [8], "problem.n": [64, 128, 256]}},
             },
             axes={"precision": ["bf16", "fp16"], "tiling.bc": [16, 32, 64]},
         )
-        by_setting = {s: [p for p in made.points if p.setting == s] for s in ("uniform_each", "captured")}
-        assert [len(points) for points in by_setting.values()] == [6, 6]
-        assert all(tiled(point).softmax.normalise is Normalise.EACH for point in by_setting["uniform_each"])
-        assert {point.problem.shape.keys for point in by_setting["uniform_each"]} == {1024}
-        assert {point.problem.shape.keys for point in by_setting["captured"]} == {64, 128, 256}
-        assert all(isinstance(point.problem.source, Captured) for point in by_setting["captured"])
+        by_scenario = {s: [p for p in made.points if p.scenario == s] for s in ("uniform_each", "captured")}
+        assert [len(points) for points in by_scenario.values()] == [6, 6]
+        assert all(tiled(point).softmax.normalise is Normalise.EACH for point in by_scenario["uniform_each"])
+        assert {point.problem.shape.keys for point in by_scenario["uniform_each"]} == {1024}
+        assert {point.problem.shape.keys for point in by_scenario["captured"]} == {64, 128, 256}
+        assert all(isinstance(point.problem.source, Captured) for point in by_scenario["captured"])
         assert {tiled(point).tiling.br for point in made.points} == {16}
 
     def test_names_with_settings(self) -> None:
@@ -65,7 +66,7 @@ class TestGrid:
     def test_carries_title_figure_and_claims(self) -> None:
         made = study(figure="fig6c", claims=["a", "b"])
         assert (made.name, made.title, made.figure, made.claims) == ("toy", "Toy", "fig6c", ("a", "b"))
-        assert [point.setting for point in made.points] == ["default"]
+        assert [point.scenario for point in made.points] == ["default"]
 
     @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
     def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:
@@ -100,27 +101,27 @@ class TestGrid:
 
 class TestPrecedence:
     def test_later_layers_stand_above_earlier_ones(self) -> None:
-        parts = {"base": {"tiling.bc": 1}, "settings": {"s": {"tiling.bc": 2}}, "axes": {"tiling.bc": [3]}}
+        parts = {"base": {"tiling.bc": 1}, "scenarios": {"s": {"tiling.bc": 2}}, "axes": {"tiling.bc": [3]}}
         found = []
-        for keep in ((), ("base",), ("base", "settings"), ("base", "settings", "axes")):
+        for keep in ((), ("base",), ("base", "scenarios"), ("base", "scenarios", "axes")):
             found.append(tiled(study(**{name: parts[name] for name in keep}).points[0]).tiling.bc)
         assert found == [64, 1, 2, 3]
         assert tiled(study({"tiling.bc": 4}, **parts).points[0]).tiling.bc == 4
 
     def test_a_choice_states_what_its_file_says(self) -> None:
         made = study(
-            base={"problem.n": 1024, "softmax.tie_shift": 2.0}, settings={"s": {"problem": "captured", "softmax": "fa1"}}
+            base={"problem.n": 1024, "softmax.tie_shift": 2.0}, scenarios={"s": {"problem": "captured", "softmax": "fa1"}}
         )
         point = made.points[0]
         assert (point.problem.shape.keys, point.problem.shape.head_dim) == (256, 32)
         assert (tiled(point).softmax.normalise, tiled(point).softmax.tie_shift) == (Normalise.EACH, 2.0)
 
     def test_values_stand_above_the_choice_of_their_layer(self) -> None:
-        made = study(settings={"s": {"problem.n": 64, "problem": "captured"}})
+        made = study(scenarios={"s": {"problem.n": 64, "problem": "captured"}})
         assert made.points[0].problem.shape.keys == 64
 
     def test_a_choice_is_replaced_whole(self) -> None:
-        made = study(base={"problem": "normal_logits", "problem.source.parameter": 8.0}, settings={"s": {"problem": "uniform"}})
+        made = study(base={"problem": "normal_logits", "problem.source.parameter": 8.0}, scenarios={"s": {"problem": "uniform"}})
         assert made.points[0].problem.source.parameter is None
 
     def test_an_axis_keeps_its_values_under_a_choice_of_the_command_line(self) -> None:
@@ -203,18 +204,21 @@ class TestBadStudies:
     @pytest.mark.parametrize(
         ("parts", "words"),
         [
-            ({"axes": {"tiling.bcc": [1]}}, r"tiling\.bcc: 1 .*did you mean tiling\.bc.*\(study toy, setting default\)"),
+            ({"axes": {"tiling.bcc": [1]}}, r"tiling\.bcc: 1 .*did you mean tiling\.bc.*\(study toy, scenario default\)"),
             ({"axes": {"precision": ["bf17"]}}, r"precision: 'bf17' .*did you mean bf16"),
             ({"axes": {"precision": []}}, r"study: 'toy' .*no points"),
             ({"axes": {"problem.n": 64}}, r"axes\.problem\.n: 64 .*a list"),
             ({"axes": {"problem.n": ["many"]}}, r"problem\.n: 'many' .*whole number"),
             ({"axes": {"step": {"one": 3}}}, r"axes\.step\.one: 3 .*setting: value"),
-            ({"settings": {"s": ["uniform"]}}, r"study\.settings\.s: \['uniform'\]"),
+            ({"scenarios": {"s": ["uniform"]}}, r"study\.scenarios\.s: \['uniform'\]"),
+            ({"scenarios": {"s": {"role": "papers"}}}, r"study\.scenarios\.s\.role: 'papers' .*paper"),
+            ({"scenarios": {"s": {"title": " "}}}, r"study\.scenarios\.s\.title: ' ' .*in words"),
+            ({"settings": {"s": {}}}, r"study: 'toy' .*'settings'.*a study has .*scenarios"),
             ({"base": {"device": "cpu"}}, r"device: 'cpu' .*command line"),
             ({"base": {"tiling": {"bc": 0}}}, r"tiling: "),
-            ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, setting default\)"),
+            ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, scenario default\)"),
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
-            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, base, settings, axes"),
+            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, base, scenarios, axes"),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],
     )
@@ -242,9 +246,9 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     from numdev.study import run
 
     made = Expander(LIBRARY, {"seeds": 2}).study(name, LIBRARY.study(name))
-    by_setting = {setting: [p for p in made.points if p.setting == setting] for setting in LIBRARY.study(name)["settings"]}
-    assert all(by_setting.values())
-    ends = tuple(small(point) for points in by_setting.values() for point in (points[0], points[-1]))
+    by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}
+    assert all(by_scenario.values())
+    ends = tuple(small(point) for points in by_scenario.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
     outcome = run(replace(made, points=ends), bench("cpu"), store)
     assert not outcome.has_errors
@@ -271,6 +275,68 @@ def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
     made = Expander(LIBRARY).study(name, LIBRARY.study(name))
     assert made.points
     assert [point.refused for point in made.points if point.refused] == []
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_scenario_that_ships_says_what_it_is_and_stands_for(name: str) -> None:
+    stated = LIBRARY.study(name)["scenarios"]
+    assert stated
+    for key, own in stated.items():
+        assert own["title"] != key
+        assert "_" not in own["title"]
+        assert Role(own["role"]) is not Role.PAPER, "no source states all of N, d and the inputs"
+    titles = [own["title"] for own in stated.values()]
+    assert len(set(titles)) == len(titles)
+
+
+def test_a_scenario_has_a_title_and_a_role() -> None:
+    made = study(scenarios={"one": {"title": "as in the book", "role": "paper", "problem": "normal"}, "two": None})
+    assert made.scenarios == (Scenario("one", "as in the book", Role.PAPER), Scenario("two", "two", Role.BEYOND))
+    assert [point.problem.source.kind.value for point in made.points] == ["normal", "uniform"]
+    assert study().scenarios == (Scenario("default", study().title, Role.BEYOND),)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides"),
+    [
+        ({}, ()),
+        ({"seeds": 3}, ()),
+        ({"precision": "bf16"}, ()),  # a value of an axis: some of the study's own points
+        ({"problem.n": 64}, ("problem.n=64",)),
+        ({"problem": "normal", "seeds": 3}, ("problem=normal",)),
+        ({"precision": "fp8"}, ("precision=fp8",)),
+        ({"baseline": "none"}, ("baseline=none",)),
+        ({"problem.n": 128}, ()),  # what the file states already
+    ],
+)
+def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
+    assert made.overrides == overrides
+    assert made.manifest(["k"] * len(made.points))["overrides"] == list(overrides)
+
+
+def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:
+    whole = study(scenarios={"s": {"problem": "captured"}, "t": {"problem": "normal"}})
+    assert [point.seeds for point in whole.points] == [24, 10]
+    assert [point.seeds for point in study({"seeds": 3}, scenarios={"s": {"problem": "captured"}}).points] == [3]
+    (layer,) = study(
+        base={"problem": "captured", "problem.source.layer": "layer5", "problem.heads": 4, "problem.kv_heads": 4}
+    ).points
+    assert layer.seeds == 3
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c"])
+def test_captured_scenarios_of_the_paper_take_every_head_of_both_layers(name: str) -> None:
+    captured = [p for p in Expander(LIBRARY).study(name, LIBRARY.study(name)).points if isinstance(p.problem.source, Captured)]
+    assert captured
+    for point in captured:
+        layers = [point.problem.cluster(seed) for seed in range(point.seeds)]
+        assert {layer: layers.count(layer) for layer in layers} == {"layer0": 12, "layer5": 12}
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_study_can_be_built_at_full_size(name: str) -> None:
+    assert Expander(LIBRARY).study(name, LIBRARY.study(name)).points
 
 
 def test_flat_names_every_setting() -> None:

@@ -53,7 +53,7 @@ def study_rows() -> pd.DataFrame:
     parts = []
     for setting, scale in (("one_low", 1.0), ("one_high", 100.0)):
         for place, step in enumerate((NO_STEP, *STEPS)):
-            parts.append(rows({("variant", "golden"): scale * (place + 1)}, step).assign(setting=setting))
+            parts.append(rows({("variant", "golden"): scale * (place + 1)}, step).assign(scenario=setting))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -172,8 +172,8 @@ def test_blame_has_a_pair_of_bars_for_each_step() -> None:
 
 def test_blame_writes_what_it_cannot_draw() -> None:
     found = study_rows()
-    found.loc[(found["label.step"] == "output") & (found["setting"] == "one_low"), "max_difference"] = 0.0
-    found.loc[(found["label.step"] == "output") & (found["setting"] == "one_high"), "inf_count"] = 1
+    found.loc[(found["label.step"] == "output") & (found["scenario"] == "one_low"), "max_difference"] = 0.0
+    found.loc[(found["label.step"] == "output") & (found["scenario"] == "one_high"), "inf_count"] = 1
     figure = blame(found)
     assert len(bars(figure)) == 2
     assert {"0", "NaN"} <= set(texts(figure).splitlines())
@@ -181,7 +181,7 @@ def test_blame_writes_what_it_cannot_draw() -> None:
 
 def test_blame_refuses_another_study() -> None:
     with pytest.raises(BadInput, match="one_low"):
-        blame(study_rows().assign(setting="uniform"))
+        blame(study_rows().assign(scenario="uniform"))
 
 
 @pytest.mark.parametrize("figure", ["map", "histogram", "titled map", "titled histogram", "errors", "blame"])

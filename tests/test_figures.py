@@ -18,12 +18,13 @@ from scipy import stats
 from numdev.cli.library import Library, config_folder
 from numdev.report.claims import CLAIMS
 from numdev.report.figures import FIGURES
-from numdev.report.figures.grid import at_least_a_decade, by_setting, name_steps, short
+from numdev.report.figures.grid import at_least_a_decade, by_scenario, name_steps, short
 from numdev.report.figures.labels import name_points, room_above, spread
 from numdev.report.frames import Results, load
-from numdev.report.settings import describe, formats, is_papers, ordered
+from numdev.report.scenarios import describe, formats, is_sources, ordered
 from numdev.report.style import FORMAT_COLOURS, to_png, to_svg
 from numdev.store import Store
+from tests.toy_studies import title_of
 
 LIBRARY = Library((config_folder(),))
 MORE = {name for study in LIBRARY.options("study") for name in LIBRARY.study(study)["more"]}  # beside that of a claim
@@ -64,11 +65,11 @@ def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> Non
 def test_every_axis_says_what_it_shows_and_in_what_unit(drawn: dict[str, Figure], name: str) -> None:
     written = " ".join(texts(drawn[name]))
     units = {"fig3": "absolute", "fig4": "absolute", "fa3_table3": "absolute", "sign": "that of the baseline"}
-    units |= {"parting": "absolute", "rescales": "absolute"}
+    units |= {"parting": "absolute", "rescales": "absolute", "fig4_assumptions": "tiled / baseline"}
     units |= {"validate": "over that of the emulation", "kernels": "absolute"}
     assert units.get(name, "in u of F") in written
     across = {"fig3": "number format F", "fig4": "number format F", "fig5a": "tokens", "fig5b": "tokens"}
-    across |= {"parting": "tokens", "total": "arithmetic error"}
+    across |= {"parting": "tokens", "fig4_assumptions": "tokens", "total": "arithmetic error"}
     across |= {"validate": "RMSE between kernel and emulation", "kernels": "RMSE of O from golden"}
     across |= {"fa3_table3": "RMSE of O against FP64", "sign": "deviation of tiled attention from golden"}
     assert across.get(name, "elements") in written
@@ -104,7 +105,7 @@ def assert_apart(axes: Axes) -> None:
 
 
 def large(figure: Figure) -> list[Axes]:
-    return [axes for axes in figure.axes if axes.get_title(loc="left").startswith("uniform_end")]
+    return [axes for axes in figure.axes if axes.get_title(loc="left").startswith(title_of("uniform_end"))]
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c", "total", "rescales"])
@@ -160,12 +161,16 @@ def test_the_ratio_is_free_of_intervals(results: Results, factor: float) -> None
             assert box.x1 < axes.bbox.x1
 
 
-def test_total_names_each_setting_once_at_the_narrowest_format(drawn: dict[str, Figure], results: Results) -> None:
+def test_total_names_each_scenario_once_at_the_narrowest_format(drawn: dict[str, Figure], results: Results) -> None:
     rows = results.study("fig4")
     (axes,) = drawn["total"].axes
     written = [text.get_text() for text in axes.texts]
-    assert sorted(text for text in written if text in set(rows["setting"])) == sorted(rows["setting"].unique())
-    assert {"baseline, U[0, 1)", "baseline, N(0, 1)", "total = arithmetic"} <= set(written)
+    titles = [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
+    assert set(titles) == set(rows["scenario.title"])
+    (legend,) = drawn["total"].legends
+    listed = [f"{i}  {title}" for i, title in enumerate(titles, 1)] + ["a  baseline, U[0, 1)", "b  baseline, N(0, 1)"]
+    assert [text.get_text() for text in legend.get_texts()] == listed
+    assert sorted(written) == sorted(["1", "2", "3", "a", "b", "total = arithmetic"])
     assert len([item for item in axes.containers if isinstance(item, ErrorbarContainer)]) == 3 + 2  # tiled, baselines
     assert "at bf16" in axes.get_xlabel()
     across, up = (math.dist(*axes.transData.transform(ends)) for ends in ([(0.1, 1), (1, 1)], [(1, 0.1), (1, 1)]))
@@ -180,7 +185,7 @@ def test_rescales_can_be_compared_across_panels(drawn: dict[str, Figure]) -> Non
     assert len(left) == len(right) == 3
     for panels in (left, right):
         assert len({axes.get_ylim() for axes in panels}) == 1
-    assert [axes.texts[0].get_text() for axes in left][-1] == "U[0, 1), kernel(F), FA2"
+    assert [axes.get_title(loc="left") for axes in left][-1] == title_of("kernel_uniform")
     assert "at bf16" in figure.get_supylabel()
 
 
@@ -204,14 +209,14 @@ def test_every_figure_has_words_for_those_who_cannot_see_it(name: str) -> None:
     assert name in CLAIMS or name in MORE
 
 
-def test_the_papers_setting_is_first_and_largest(drawn: dict[str, Figure]) -> None:
+def test_what_stands_for_the_paper_is_first_and_largest(drawn: dict[str, Figure]) -> None:
     first, *others = drawn["fig4"].axes
-    assert first.get_title(loc="left") == "uniform_end"
+    assert first.get_title(loc="left") == title_of("uniform_end")
     assert all(first.bbox.width * first.bbox.height > axes.bbox.width * axes.bbox.height for axes in others)
 
 
 def test_the_ratio_at_bf16_stands_beside_the_papers(drawn: dict[str, Figure], results: Results) -> None:
-    rows = results.study("fig4").query("setting == 'uniform_end'")
+    rows = results.study("fig4").query("scenario == 'uniform_end'")
     estimate = CLAIMS["fig4"].find(rows).figure.split()[0]
     written = texts(drawn["fig4"])
     assert "paper: 10× (dashed)" in written
@@ -220,7 +225,7 @@ def test_the_ratio_at_bf16_stands_beside_the_papers(drawn: dict[str, Figure], re
 
 def test_bars_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> None:
     rows = results.study("fig3").query(
-        "setting == 'uniform_end' and subject == 'variant' and output == 'out' and reference == 'baseline'"
+        "scenario == 'uniform_end' and subject == 'variant' and output == 'out' and reference == 'baseline'"
     )
     expected = [rows[rows["format"] == name]["max_difference"] for name in formats(rows)]
     heights = [bar.get_height() for bar in drawn["fig3"].axes[0].patches]  # type: ignore[attr-defined]
@@ -228,7 +233,7 @@ def test_bars_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> 
 
 
 def test_nan_is_written_and_not_drawn(results: Results) -> None:
-    rows = results.study("fig3").query("setting == 'uniform_end'").copy()
+    rows = results.study("fig3").query("scenario == 'uniform_end'").copy()
     rows.loc[(rows["format"] == "fp16").to_numpy(), "nan_count"] = 3
     figure = FIGURES["fig3"](rows)
     assert "NaN" in texts(figure)
@@ -236,19 +241,19 @@ def test_nan_is_written_and_not_drawn(results: Results) -> None:
 
 
 def test_equal_bits_are_written_as_zero(results: Results) -> None:
-    rows = results.study("fig3").query("setting == 'uniform_end'").copy()
+    rows = results.study("fig3").query("scenario == 'uniform_end'").copy()
     rows.loc[(rows["format"] == "fp64").to_numpy(), "max_difference"] = 0.0
     assert "0" in texts(FIGURES["fig3"](rows))
 
 
 def test_one_seed_draws_no_infinite_bar(results: Results) -> None:
-    rows = results.study("fig5").query("seed == 0 and setting == 'uniform_end'")
+    rows = results.study("fig5").query("seed == 0 and scenario == 'uniform_end'")
     for axes in FIGURES["fig5a"](rows).axes:
         assert all(map(math.isfinite, axes.dataLim.get_points().ravel()))
 
 
 def test_a_method_that_is_missing_is_said_to_be(results: Results) -> None:
-    rows = results.study("fa3_table3").query("setting != 'fp8_fa3'")
+    rows = results.study("fa3_table3").query("scenario != 'fp8_fa3'")
     assert texts(FIGURES["fa3_table3"](rows)).count("not measured") == 1
 
 
@@ -312,17 +317,17 @@ def test_short(value: int, text: str) -> None:
     assert short(float(value)) == text
 
 
-def test_settings_in_order_and_in_words(results: Results) -> None:
+def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
     rows = results.study("fig3")
-    assert ordered(rows["setting"]) == ["uniform_end", "normal_end", "kernel_uniform"]
-    assert [panel.note for row in by_setting(rows) for panel in row] == [
-        "U[0, 1), all steps in F, FA2",
-        "N(0, 1), all steps in F, FA2",
-        "U[0, 1), kernel(F), FA2",
-    ]
-    strict = rows.query("setting == 'uniform_end'").assign(**{"baseline.precision.name": rows["format"]})
+    assert [scenario.name for scenario in ordered(rows)] == ["uniform_end", "normal_end", "kernel_uniform"]
+    assert [is_sources(scenario) for scenario in ordered(rows)] == [True, False, False]
+    panels = [panel for row in by_scenario(rows) for panel in row]
+    assert [panel.title for panel in panels] == [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
+    assert [panel.note for panel in panels] == ["our assumption", "", ""]
+    uniform = rows.query("scenario == 'uniform_end'")
+    assert describe(uniform) == "U[0, 1), all steps in F, FA2"
+    strict = uniform.assign(**{"baseline.precision.name": rows["format"]})
     assert describe(strict) == "U[0, 1), all steps in F (baseline too), FA2"
-    assert [is_papers(name) for name in ("uniform", "uniform_each", "kernel_uniform", "uniformly")] == [True, True, False, False]
 
 
 def test_formats_go_from_few_bits_to_many() -> None:

@@ -20,7 +20,7 @@ from numdev.store import Store
 from numdev.study import Shard, run
 from tests.toy_studies import Size, by_area, by_format, sign
 
-SMALL = Size(n=32, sweep=(32,), sram=(1024, 2048), seeds=2, settings=("uniform_end",))
+SMALL = Size(n=32, sweep=(32,), sram=(1024, 2048), seeds=2, scenarios=("uniform_end",))
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,15 @@ def record(key: str, **changes: Any) -> Record:
     return dataclasses.replace(made, **changes)
 
 
-def store_of(path: Path, *records: Record, settings: tuple[str, ...] = ()) -> Store:
+def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store:
     store = Store(path)
     for made in records:
         store.put(made)
-    names = settings or ("default",) * len(records)
-    points = [{"key": made.key, "setting": name, "labels": {}} for made, name in zip(records, names, strict=True)]
-    store.put_study("s", {"name": "s", "title": "t", "figure": None, "claims": [], "points": points})
+    names = names or ("default",) * len(records)
+    points = [{"key": made.key, "scenario": name, "labels": {}} for made, name in zip(records, names, strict=True)]
+    scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
+    manifest = {"name": "s", "title": "t", "figure": None, "claims": [], "overrides": [], "scenarios": scenarios}
+    store.put_study("s", manifest | {"points": points})
     return store
 
 
@@ -50,7 +52,7 @@ def test_every_replicate_and_comparison_is_a_row(results: Results, toy_results: 
     manifest = results.manifests["fig3"]
     records = [toy_results.get(point["key"]) for point in manifest["points"]]
     assert len(results.study("fig3")) == sum(len(found.rows) for found in records if found)
-    keys = ["study", "setting", "key", "label.precision", *COMPARISON]
+    keys = ["study", "scenario", "key", "label.precision", *COMPARISON]
     assert not results.study("fig3").duplicated(keys).any()
 
 
@@ -64,10 +66,10 @@ def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Sto
 
 
 def test_rows_say_what_was_measured(results: Results) -> None:
-    kernel = results.study("fig3").query("setting == 'kernel_uniform' and `label.precision` == 'kernel_bf16'").iloc[0]
+    kernel = results.study("fig3").query("scenario == 'kernel_uniform' and `label.precision` == 'kernel_bf16'").iloc[0]
     assert (kernel["format"], kernel["policy"], kernel["problem.shape.keys"]) == ("bf16", "kernel", 64)
     assert (kernel["tiling.area"], kernel["variant.softmax.normalise"]) == (256, "end")
-    uniform = results.study("fig3").query("setting == 'uniform_end' and `label.precision` == 'fp16'").iloc[0]
+    uniform = results.study("fig3").query("scenario == 'uniform_end' and `label.precision` == 'fp16'").iloc[0]
     assert (uniform["format"], uniform["policy"]) == ("fp16", "uniform")
 
 
@@ -84,13 +86,13 @@ def test_points_have_counters_as_means(tmp_path: Path) -> None:
     assert found.points["counter.tied_rows"].tolist() == [0.5]
 
 
-def test_a_baseline_stands_once_per_problem_and_setting(results: Results) -> None:
+def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> None:
     rows = distinct(results.rows)
     baseline = rows[rows["subject"] == "baseline"]
-    assert not baseline.duplicated(["study", "setting", "pairing", *COMPARISON]).any()
+    assert not baseline.duplicated(["study", "scenario", "pairing", *COMPARISON]).any()
     whole = results.rows[results.rows["subject"] == "baseline"]
-    lost = set(map(tuple, whole[["study", "setting", "pairing", "seed"]].to_numpy()))
-    assert lost == set(map(tuple, baseline[["study", "setting", "pairing", "seed"]].to_numpy()))
+    lost = set(map(tuple, whole[["study", "scenario", "pairing", "seed"]].to_numpy()))
+    assert lost == set(map(tuple, baseline[["study", "scenario", "pairing", "seed"]].to_numpy()))
     assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
 
 
@@ -99,10 +101,10 @@ def test_a_point_that_the_grid_meets_twice_is_read_once(tmp_path: Path) -> None:
     assert len(load(store_of(tmp_path, made, made)).points) == 1
 
 
-def test_one_key_in_two_settings_is_two_points(tmp_path: Path) -> None:
+def test_one_key_in_two_scenarios_is_two_points(tmp_path: Path) -> None:
     made = record("a")
-    found = load(store_of(tmp_path, made, made, settings=("one", "two")))
-    assert found.points["setting"].tolist() == ["one", "two"]
+    found = load(store_of(tmp_path, made, made, names=("one", "two")))
+    assert found.points["scenario"].tolist() == ["one", "two"]
     assert len(found.rows) == 2
 
 
@@ -129,7 +131,7 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
     found = load(store)
     assert found.rows.empty
     write_tables(found, [], tmp_path / "out")
-    assert (tmp_path / "out" / "results.csv").read_text().startswith("study,setting,key")
+    assert (tmp_path / "out" / "results.csv").read_text().startswith("study,scenario,key")
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:

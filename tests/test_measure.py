@@ -134,7 +134,7 @@ def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
         for name, tensor in x.tensors().items():
             (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
             expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16 if name == "out" else FP32)
-            head = {"seed": 1, "subject": subject, "output": name, "reference": reference}
+            head = {"seed": 1, "cluster": "", "subject": subject, "output": name, "reference": reference}
             assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
     assert record.counters == [{"seed": 0} | record.counters[0], {"seed": 1} | variant.counters]
     assert record.seconds > 0
@@ -370,6 +370,9 @@ class Matrices:
 
     def arguments(self) -> dict[str, Any]:
         return {"gain": 2.0}
+
+    def cluster(self, seed: int) -> str:
+        return f"group {seed % 2}"
 
     @property
     def bytes(self) -> int:

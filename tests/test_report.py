@@ -18,6 +18,7 @@ from numdev.report.claims import CLAIMS
 from numdev.report.columns import meaning
 from numdev.report.paper import make_report
 from numdev.store import Store
+from tests.toy_studies import title_of
 
 TABLES = ("results.csv", "summary.csv", "points.csv", "timings.csv", "claims.csv")
 
@@ -83,19 +84,30 @@ def test_claims_stand_in_the_files_and_on_the_screen(made: tuple[Path, str]) -> 
     claims = pd.read_csv(out / "claims.csv")
     judged = {"fig4", "fig5a", "fig5b", "sign"}
     assert set(claims["claim"]) == judged
-    assert set(claims[claims["claim"] == "fig4"]["setting"]) == {"uniform_end", "normal_end", "kernel_uniform"}
+    assert set(claims[claims["claim"] == "fig4"]["scenario"]) == {"uniform_end", "normal_end", "kernel_uniform"}
     markdown = (out / "claims.md").read_text()
     for name in judged:
         assert f"## {CLAIMS[name].text}" in markdown
     assert "Claims" in printed
     assert "Furthest from golden" in printed
     assert "note:" not in printed
+    names = set(claims["scenario"]) & {"uniform_end", "normal_end", "kernel_uniform"}
+    assert names, "the columns of a table of data have the names of the study's file"
+    assert not [name for name in names if name in markdown or name in printed], "what a reader sees has titles"
+    assert set(claims["scenario.role"]) == {"assumed", "beyond"}
+    assert claims["questions"].nunique() == 1
+    assert claims["p_verdict"].dropna().between(0, 1).all()
+    decided = claims[claims["verdict"] != "undecided"]
+    assert (decided["p_verdict"] < 0.05).all()
+    assert f"all {claims['questions'].iloc[0]} questions of this table (Holm)" in markdown
+    assert "(our assumption)" in markdown
+    assert "(3 here)" in markdown
 
 
 def test_a_figure_describes_itself_in_numbers(made: tuple[Path, str]) -> None:
-    claims = pd.read_csv(made[0] / "claims.csv").set_index(["claim", "setting"])
+    claims = pd.read_csv(made[0] / "claims.csv").set_index(["claim", "scenario"])
     figure = str(claims.loc[("fig4", "uniform_end"), "figure"])
-    assert f"uniform_end: {figure}." in (made[0] / "figures" / "fig4.svg").read_text()
+    assert f"{title_of('uniform_end')}: {figure}." in (made[0] / "figures" / "fig4.svg").read_text()
 
 
 def test_environment_tells_where_and_how_many(made: tuple[Path, str]) -> None:
@@ -108,6 +120,27 @@ def changed(toy_results: Store, path: Path) -> Store:
     """A copy of the toy results that a test may change."""
     shutil.copytree(toy_results.path, path)
     return Store(path)
+
+
+def test_what_an_older_numdev_stored_is_refused_in_one_sentence(toy_results: Store, tmp_path: Path) -> None:
+    store = changed(toy_results, tmp_path / "results")
+    manifest = store.studies()["sign"]
+    old = {key: value for key, value in manifest.items() if key not in ("scenarios", "overrides")}
+    points = [{"key": p["key"], "setting": p["scenario"], "labels": p["labels"]} for p in manifest["points"]]
+    store.put_study("sign", old | {"points": points})
+    with pytest.raises(BadInput, match=r"^results: .*holds sign as an older numdev stored it.*run the study again"):
+        report(store.path, tmp_path / "out", ["sign"])
+
+
+def test_a_report_of_a_study_with_overrides_says_so(toy_results: Store, tmp_path: Path) -> None:
+    store = changed(toy_results, tmp_path / "results")
+    store.put_study("sign", store.studies()["sign"] | {"overrides": ["problem.n=64"]})
+    report(store.path, tmp_path / "out", ["sign"])
+    text = (tmp_path / "out" / "claims.md").read_text()
+    assert "with overrides: problem.n=64" in text
+    assert "(our assumption)" not in text.split("## ", 1)[1]
+    table = pd.read_csv(tmp_path / "out" / "claims.csv")
+    assert set(table["scenario.role"]) == {"beyond"}
 
 
 def test_missing_and_torn_records_are_noted(toy_results: Store, tmp_path: Path) -> None:

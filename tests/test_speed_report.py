@@ -117,7 +117,8 @@ def test_a_store_without_a_study_is_refused(tmp_path: Path) -> None:
 
 
 def line(algorithm: str, series: str, times: dict[int, float]) -> pd.DataFrame:
-    shape = {"study": "s", "setting": "normal", "format": "bf16", "problem.shape.head_dim": 64, "problem.mask.causal": False}
+    shape: dict[str, Any] = {"study": "s", "scenario": "normal", "scenario.title": "normal inputs", "format": "bf16"}
+    shape |= {"problem.shape.head_dim": 64, "problem.mask.causal": False}
     shape |= {"phase": "prefill", "problem.shape.heads": 4, "problem.shape.kv_heads": 2, "problem.mask.window": None}
     common = shape | {"algorithm": algorithm, "attention": series, "series": series}
     return pd.DataFrame([common | {"problem.shape.keys": n, "latency": t} for n, t in times.items()])

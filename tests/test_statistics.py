@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from numdev.report.statistics import Interval, apart, mean, ratio, significant, signs, slope, typical
+from numdev.report.statistics import Floats, Interval, mean, ratio, significant, signs, slope, typical
 
 CLOSE = 1e-12  # both sides work in FP64 on a dozen values of size 1; their logs and means differ by a few u
 
@@ -58,8 +58,58 @@ def test_pairs_of_one_seed_count_as_one_replicate(draws: np.random.Generator) ->
     assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=CLOSE)
 
 
-def test_pairs_of_a_single_seed_are_the_replicates() -> None:
-    assert ratio([2.0, 8.0], [1.0, 1.0], [5, 5]).count == 2
+def test_pairs_of_a_single_seed_are_one_replicate() -> None:
+    found = ratio([2.0, 8.0], [1.0, 1.0], [5, 5])
+    assert found.estimate == pytest.approx(4.0)
+    assert found.count == 1
+    assert (found.low, found.high) == (0.0, math.inf)
+
+
+def cluster_intervals(values: Floats) -> list[tuple[float, float]]:
+    """scipy's interval of each row."""
+    found = [stats.ttest_1samp(row, 0.0).confidence_interval(0.95) for row in values]
+    return [(float(one.low), float(one.high)) for one in found]
+
+
+def test_an_interval_over_clusters_holds_that_of_each(draws: np.random.Generator) -> None:
+    """Heads of a layer are alike: two layers that differ are not 24 independent heads."""
+    values = draws.normal(1.0, 0.1, (2, 12)) + np.array([[0.0], [1.0]])
+    layers = np.repeat(["a", "b"], 12)
+    found = mean(values.ravel().tolist(), None, layers.tolist())
+    ends = cluster_intervals(values)
+    assert found.estimate == pytest.approx(values.mean(), rel=CLOSE)
+    assert (found.low, found.high) == pytest.approx((ends[0][0], ends[1][1]), rel=CLOSE)
+    assert found.count == 24
+    alone = mean(values.ravel().tolist())
+    assert found.low < alone.low < alone.high < found.high
+
+
+def test_clusters_weigh_alike_however_many_replicates_they_have(draws: np.random.Generator) -> None:
+    values = [1.0, 1.1, 0.9, 1.05, 3.0, 3.1]
+    found = mean(values, None, list("aaaabb"))
+    assert found.estimate == pytest.approx((np.mean(values[:4]) + np.mean(values[4:])) / 2)
+
+
+def test_ratios_and_slopes_know_clusters(draws: np.random.Generator) -> None:
+    logs = draws.normal(0.5, 0.2, (2, 5)) + np.array([[0.0], [0.7]])
+    seeds, layers = np.arange(10), np.repeat(["a", "b"], 5)
+    found = ratio(np.exp(logs).ravel(), np.ones(10), seeds, layers)
+    ends = cluster_intervals(logs)
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((ends[0][0], ends[1][1]), rel=1e-9)
+    x = np.array([1.0, 2.0, 4.0])
+    y = np.array([x**b for b in logs.ravel()])
+    line = slope(np.tile(x, 10), y.ravel(), np.repeat(seeds, 3), np.repeat(layers, 3))
+    assert (line.low, line.high) == pytest.approx((ends[0][0], ends[1][1]), rel=1e-9)
+
+
+def test_clusters_of_one_replicate_each_are_none() -> None:
+    assert mean([1.0, 2.0, 4.0], None, ["a", "b", "c"]) == mean([1.0, 2.0, 4.0])
+
+
+def test_a_cluster_of_one_replicate_among_larger_ones_has_no_interval() -> None:
+    found = mean([1.0, 2.0, 4.0], None, ["a", "a", "b"])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.text() == "2.8 (a cluster of one replicate)"
 
 
 @pytest.mark.parametrize(
@@ -95,13 +145,13 @@ def test_slope_is_the_mean_of_the_seeds_regressions(draws: np.random.Generator) 
     assert found.count == 5
 
 
-def test_slope_of_one_seed_has_the_interval_of_its_regression(draws: np.random.Generator) -> None:
+def test_slope_of_one_seed_has_no_interval(draws: np.random.Generator) -> None:
+    """Points about its line are of one replicate, and say nothing of others."""
     x = np.array([64, 128, 256, 512, 1024], dtype=float)
     y = x**-0.3 * draws.lognormal(0.0, 0.1, 5)
-    line = stats.linregress(np.log(x), np.log(y))
-    half = stats.t.ppf(0.975, 3) * line.stderr
     found = slope(x, y, np.zeros(5))
-    assert (found.estimate, found.low, found.high) == pytest.approx((line.slope, line.slope - half, line.slope + half), rel=1e-10)
+    assert found.estimate == pytest.approx(stats.linregress(np.log(x), np.log(y)).slope, rel=1e-10)
+    assert (found.low, found.high, found.count) == (-math.inf, math.inf, 1)
 
 
 def test_slope_of_two_points_of_one_seed_is_infinitely_uncertain() -> None:
@@ -133,6 +183,15 @@ def test_signs_are_the_binomial_test(pairs: list[tuple[int, int]]) -> None:
     assert found.p == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_unit_of_a_sign_test_is_a_replicate() -> None:
+    """Ten seeds at six sizes are ten trials: p = 2 / 2^10, not 2 / 2^60."""
+    seeds = np.repeat(np.arange(10), 6)
+    found = signs(np.full(60, 2.0), np.ones(60), seeds)
+    assert (found.larger, found.count, found.p) == (10, 10, 2 / 2**10)
+    mixed = signs([4.0, 1.0, 1.0, 1.0], [1.0, 2.0, 2.0, 1.0], [0, 0, 1, 1])
+    assert (mixed.larger, mixed.smaller, mixed.equal) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("interval", "text"),
     [
@@ -157,9 +216,3 @@ def test_text_of_an_interval(interval: Interval, text: str) -> None:
 )
 def test_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
-
-
-def test_intervals_apart_do_not_touch() -> None:
-    above, below = Interval(3.0, 2.0, 4.0, 5), Interval(1.0, 0.0, 2.0, 5)
-    assert not apart(above, below)
-    assert apart(above, Interval(1.0, 0.0, 1.9, 5))

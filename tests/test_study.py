@@ -25,6 +25,7 @@ from numdev.measure import Bench
 from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.record import Status
+from numdev.scenario import Role, Scenario, is_old, scenarios_of
 from numdev.store import Store, StoreError
 from numdev.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
 from numdev.tiling import Tiling
@@ -98,6 +99,25 @@ class TestRun:
         keys = {bench.key(p.problem, p.variant, p.baseline, p.seeds) for p in GRID.points}
         assert {record.key for record in store.records()} == keys
         assert outcome.seconds == pytest.approx(sum(record.seconds for record in store.records()))
+
+    def test_writes_the_scenarios_of_its_points(self, bench: Bench, store: Store) -> None:
+        known = Scenario("one", "uniform inputs", Role.ASSUMED)
+        points = tuple(replace(point(bc), scenario=name) for bc, name in ((2, "one"), (4, "two"), (8, "one")))
+        run(replace(study(*points), scenarios=(known, Scenario("unused", "none"))), bench, store)
+        manifest = store.studies()["toy"]
+        assert [p["scenario"] for p in manifest["points"]] == ["one", "two", "one"]
+        assert scenarios_of(manifest) == {"one": known, "two": Scenario("two", "two", Role.BEYOND)}
+        changed = scenarios_of(manifest | {"overrides": ["tiling.bc=2", "seeds=3"]})
+        assert changed["one"] == Scenario("one", "uniform inputs, with overrides: tiling.bc=2 seeds=3", Role.BEYOND)
+
+    def test_replaces_what_an_older_numdev_stored(self, bench: Bench, store: Store) -> None:
+        old = {"name": "toy", "claims": [], "points": [{"key": "k", "setting": "uniform_each", "labels": {}}]}
+        store.put_study("toy", old)
+        assert is_old(store.studies()["toy"])
+        assert replaced(GRID, bench, store) == Replaced(1, 6, 0)
+        run(GRID, bench, store)
+        assert not is_old(store.studies()["toy"])
+        assert replaced(GRID, bench, store) is None
 
     def test_writes_the_manifest_in_the_order_of_the_grid(self, bench: Bench, store: Store) -> None:
         run(GRID, bench, store)

@@ -23,13 +23,14 @@ from numdev.precision import Precision
 from numdev.problem import Problem, Shape
 from numdev.quantise import Scale
 from numdev.rounding import Cast
+from numdev.scenario import Role, Scenario
 from numdev.softmax import Normalise, OnlineSoftmax
 from numdev.store import Store
 from numdev.study import Study, StudyPoint, run
 from numdev.tiling import Order, Tiling
 
 FORMATS = ("bf16", "fp16", "fp32", "fp64")
-SETTINGS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")
+SCENARIOS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")
 
 
 @dataclass(frozen=True)
@@ -40,47 +41,66 @@ class Size:
     sweep: tuple[int, ...] = (32, 96)
     dim: int = 16
     sram: tuple[int, ...] = (1024, 4096)
-    formats: tuple[str, ...] = ("bf16", "fp32")  # of Figures 5 and 6 in the paper's settings
+    formats: tuple[str, ...] = ("bf16", "fp32")  # of Figures 5 and 6 in the scenarios that stand for the paper
     seeds: int = 3
-    settings: tuple[str, ...] = ("normal_end", "uniform_end", "kernel_uniform")
+    scenarios: tuple[str, ...] = ("normal_end", "uniform_end", "kernel_uniform")
 
 
-def _problem(setting: str, n: int, dim: int) -> Problem:
-    kind = Kind.NORMAL if "normal" in setting else Kind.UNIFORM
+def named(study: Study) -> Study:
+    """With a title and a role for each scenario: uniform inputs and the methods of Table 3 are what we assume of the papers."""
+    names = dict.fromkeys(point.scenario for point in study.points)
+    roles = {name: Role.ASSUMED if name.startswith(("uniform", "fp16_", "fp8_")) else Role.BEYOND for name in names}
+    return replace(study, scenarios=tuple(Scenario(name, title_of(name), role) for name, role in roles.items()))
+
+
+def title_of(scenario: str) -> str:
+    """What a reader sees of a scenario: never its name."""
+    return f"toy {scenario.replace('_', ' ')} inputs"
+
+
+def _problem(scenario: str, n: int, dim: int) -> Problem:
+    kind = Kind.NORMAL if "normal" in scenario else Kind.UNIFORM
     return Problem(Distribution(kind), Shape(queries=n, keys=n, head_dim=dim))
 
 
-def _point(setting: str, fmt: str, tiling: Tiling, size: Size, labels: dict[str, Any], *, n: int | None = None) -> StudyPoint:
-    name = f"kernel_{fmt}" if setting.startswith("kernel_") else fmt
-    softmax = OnlineSoftmax(Normalise.EACH if setting.endswith("_each") else Normalise.END)
+def _point(scenario: str, fmt: str, tiling: Tiling, size: Size, labels: dict[str, Any], *, n: int | None = None) -> StudyPoint:
+    name = f"kernel_{fmt}" if scenario.startswith("kernel_") else fmt
+    softmax = OnlineSoftmax(Normalise.EACH if scenario.endswith("_each") else Normalise.END)
     variant = Tiled(Precision.parse(name), tiling, softmax)
     return StudyPoint(
-        _problem(setting, n or size.n, size.dim),
+        _problem(scenario, n or size.n, size.dim),
         variant,
         baseline_for(variant.format),
         size.seeds,
-        setting,
+        scenario,
         {"precision": name} | labels,
     )
 
 
-def _formats(setting: str, size: Size) -> tuple[str, ...]:
-    """BF16 alone outside the paper's settings."""
-    return size.formats if setting.startswith("uniform_") else size.formats[:1]
+def _formats(scenario: str, size: Size) -> tuple[str, ...]:
+    """BF16 alone in the scenarios beyond the paper."""
+    return size.formats if scenario.startswith("uniform_") else size.formats[:1]
 
 
 def by_format(name: str, size: Size) -> Study:
     """Figures 3 and 4."""
     tiling = Tiling(br=16, bc=16)
-    points = [_point(s, f, tiling, size, {}) for s in size.settings for f in FORMATS]
+    points = [_point(s, f, tiling, size, {}) for s in size.scenarios for f in FORMATS]
     return Study(name, "Deviation over number formats", name, (name,), tuple(points))
+
+
+def assumptions(size: Size) -> Study:
+    """The ratio of Figure 4 over the lengths."""
+    tiling = Tiling(br=16, bc=16)
+    points = [_point(s, "bf16", tiling, size, {"problem.n": n}, n=n) for s in size.scenarios for n in size.sweep]
+    return Study("fig4_assumptions", "Figure 4 over N", "fig4_assumptions", ("fig4_assumptions",), tuple(points))
 
 
 def by_length(size: Size) -> Study:
     """Figures 5a and 5b, of one study."""
     tiling = Tiling(br=16, bc=16)
     points = [
-        _point(s, f, tiling, size, {"problem.n": n}, n=n) for s in size.settings for f in _formats(s, size) for n in size.sweep
+        _point(s, f, tiling, size, {"problem.n": n}, n=n) for s in size.scenarios for f in _formats(s, size) for n in size.sweep
     ]
     return Study("fig5", "Deviation over sequence length", "fig5a", ("fig5a", "fig5b"), tuple(points))
 
@@ -88,7 +108,7 @@ def by_length(size: Size) -> Study:
 def long(size: Size) -> Study:
     """Against golden alone, over the lengths."""
     tiling = Tiling(br=16, bc=16)
-    points = [_point(s, "bf16", tiling, size, {"problem.n": n}, n=n) for s in size.settings for n in size.sweep]
+    points = [_point(s, "bf16", tiling, size, {"problem.n": n}, n=n) for s in size.scenarios for n in size.sweep]
     return Study("long", "Long sequences", "parting", ("long",), tuple(replace(point, baseline=None) for point in points))
 
 
@@ -96,15 +116,15 @@ def by_shape(name: str, others: tuple[str, ...], size: Size) -> Study:
     """Figures 6a and 6b: the paper's tile as it is, and swapped or square."""
 
     def points() -> Iterator[StudyPoint]:
-        for setting in size.settings:
-            for fmt in _formats(setting, size):
+        for scenario in size.scenarios:
+            for fmt in _formats(scenario, size):
                 for sram in size.sram:
                     tile = Tiling.from_sram(sram, size.dim)
                     keeping = Tiling(br=tile.bc, bc=tile.bc)
                     shapes = {"as_is": tile, "swapped": tile.swapped(), "square": tile.square(), "square_bc": keeping}
                     for shape in ("as_is", *others):
                         labels = {"tiling.sram": sram, "tiling.shape": shape}
-                        yield _point(setting, fmt, shapes[shape], size, labels)
+                        yield _point(scenario, fmt, shapes[shape], size, labels)
 
     return Study(name, f"The tile as it is, and {', '.join(others)}", name, (name,), tuple(points()))
 
@@ -114,7 +134,7 @@ def by_area(size: Size) -> Study:
     tiles = [Tiling.from_sram(sram, size.dim) for sram in size.sram]
     points = [
         _point(s, f, tile, size, {"tiling.bc": tile.bc, "tiling.br": tile.br})
-        for s in size.settings
+        for s in size.scenarios
         for f in _formats(s, size)
         for tile in tiles
     ]
@@ -135,16 +155,16 @@ def fa3(size: Size) -> Study:
         "fp8_fa3_no_block": Tiled(Precision.fp8(Scale.TENSOR), tiling),
         "fp8_fa3_no_rotation": Tiled(Precision.fp8(hadamard=False), tiling),
     }
-    points = [StudyPoint(problem, variant, None, size.seeds, setting=name) for name, variant in methods.items()]
+    points = [StudyPoint(problem, variant, None, size.seeds, scenario=name) for name, variant in methods.items()]
     return Study("fa3_table3", "RMSE of FlashAttention-3, Table 3", "fa3_table3", ("fa3_table3",), tuple(points))
 
 
 def sign(size: Size) -> Study:
     """The same inputs under both policies."""
     points = []
-    for setting in ("uniform", "normal"):
+    for scenario in ("uniform", "normal"):
         for policy in ("uniform", "kernel"):
-            base = _point(setting, "bf16", Tiling(br=16, bc=16), size, {})
+            base = _point(scenario, "bf16", Tiling(br=16, bc=16), size, {})
             variant = replace(base.variant, precision=Precision.parse(f"{policy}_bf16"))
             points.append(replace(base, variant=variant, labels={"precision": f"{policy}_bf16"}))
     return Study("sign", "Better or worse than the baseline", "sign", ("sign",), tuple(points))
@@ -164,24 +184,25 @@ def real_kernels(name: str, size: Size) -> Study:
         tiling = Tiling(16, 16)
         variants = {n: Tiled(Precision.parse(n), tiling) for n in ("uniform_bf16", "kernel_bf16")} | variants
     points = []
-    for setting in ("uniform", "normal"):
-        problem = _problem(setting, size.n, size.dim)
+    for scenario in ("uniform", "normal"):
+        problem = _problem(scenario, size.n, size.dim)
         for label, variant in variants.items():
             baseline = (
                 emulation_of(variant, problem.shape, bc=16, order=Order.FORWARD)
                 if name == "validate"
                 else baseline_for(variant.format)
             )
-            points.append(StudyPoint(problem, variant, baseline, size.seeds, setting, {"kernel": label}))
+            points.append(StudyPoint(problem, variant, baseline, size.seeds, scenario, {"kernel": label}))
     return Study(name, "Real kernels", name, (name,), tuple(points))
 
 
 def studies(size: Size) -> list[Study]:
     """Every study."""
     shapes = [by_shape("fig6a", ("swapped",), size), by_shape("fig6b", ("square", "square_bc"), size)]
-    return [
+    found = [
         by_format("fig3", size),
         by_format("fig4", size),
+        assumptions(size),
         by_length(size),
         long(size),
         *shapes,
@@ -191,6 +212,7 @@ def studies(size: Size) -> list[Study]:
         real_kernels("validate", size),
         real_kernels("kernels", size),
     ]
+    return [named(study) for study in found]
 
 
 def measure_all(path: Path, size: Size | None = None) -> Store:

@@ -32,7 +32,7 @@ _DOTS = ("scores", "row_sum", "values")
 _MICROSCALED = ("inputs", "probabilities")  # steps that may be microscaled
 
 
-def point(request: Request, setting: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
+def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
     """What a whole configuration asks for.
 
     Raises:
@@ -46,21 +46,23 @@ def point(request: Request, setting: str = "default", labels: Mapping[str, Any] 
     honoured.check(request)
     variant, posed = attention(config), problem(config["problem"])
     honoured.check_built(request, variant)
-    return StudyPoint(posed, variant, baseline(config, variant, posed), _seeds(config), setting, dict(labels or {}))
+    seeds = posed.replicates(_seeds(config))
+    return StudyPoint(posed, variant, baseline(config, variant, posed), seeds, scenario, dict(labels or {}))
 
 
-def refused_point(request: Request, setting: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
+def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
     """The place of a point that cannot be measured as it is stated."""
     config = request.config
     places = (f"{name}={label}" for name, label in labels.items())
     stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *places]))
     variant = Refused(config["attention"]["kind"], stated)
-    return StudyPoint(problem(config["problem"]), variant, None, _seeds(config), setting, dict(labels), reason)
+    posed = problem(config["problem"])
+    return StudyPoint(posed, variant, None, posed.replicates(_seeds(config)), scenario, dict(labels), reason)
 
 
-def _seeds(config: Settings) -> int:
-    seeds: int = config["seeds"]
-    if seeds < 1:
+def _seeds(config: Settings) -> int | None:
+    seeds: int | None = config["seeds"]
+    if seeds is not None and seeds < 1:
         raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
     return seeds
 

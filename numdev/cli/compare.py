@@ -14,7 +14,7 @@ HELP = """\
 numdev compare A B [study=NAME] [metric=rmse] [reference=golden] [out=FOLDER] [tolerance=1.0]
 
   Compares B, measured on another machine, version or kernel, with A. Both are folders of results, as results= of other commands
-  names them. Points match by study, setting and labels.
+  names them. Points match by study, scenario and labels.
 
   study      one study, or several as NAME,NAME; all unless given
   metric     what is compared, where larger is worse: rmse, max_difference, max_ulp, ...; latency, peak_bytes of numdev speed

@@ -5,8 +5,12 @@
     more: [rescales]                    # further figures of the same rows
     claims: [fig6c]
     base: {tiling.br: 64}               # common to all points
-    settings:                           # each point belongs to one; without any there is one, `default`
-      uniform_each: {problem: uniform, softmax: fa1}
+    scenarios:                          # each point belongs to one; without any there is one, `default`
+      uniform_each:
+        title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
+        role: assumed                   # paper, assumed, beyond or control: see `numdev.scenario.Role`; beyond unless given
+        problem: uniform
+        softmax: fa1
       captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
     axes:                               # the grid
       precision: [bf16, fp16]           # a group and its options, or a setting and its values
@@ -15,7 +19,7 @@
         scores: {precision.scores: bf16}
         values: {precision.values: bf16}
 
-The later of two statements holds: the defaults of `config.yaml`, `base`, the setting, options chosen on an axis or the command
+The later of two statements holds: the defaults of `config.yaml`, `base`, the scenario, options chosen on an axis or the command
 line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
 line says of an axis leaves that one value of it. All of these but the defaults are explicit, unless they are null: a point
 whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose label would not be
@@ -37,11 +41,13 @@ from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested, resolved, written
 from numdev.errors import BadInput, NotHonoured
+from numdev.scenario import Role, Scenario
 from numdev.study import Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
 Axis = list[tuple[Any, Statements]]  # label and what it states
 
+_OF_SCENARIO = ("title", "role")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
 
 
@@ -70,18 +76,55 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        points: dict[str, StudyPoint] = {}
-        for setting, own in (fields["settings"] or {"default": {}}).items():
-            try:
-                for labels, request, denied in self._grid(_mapping(f"study.settings.{setting}", own), fields):
-                    key = json.dumps([setting, labels, request.config], sort_keys=True)
-                    points.setdefault(key, _point(request, setting, labels, denied))
-            except BadInput as error:
-                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, setting {setting})") from None
+        stated = {key: _mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        scenarios = tuple(_scenario(key, own) for key, own in stated.items())
+        points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
-        title, figure, claims = fields["title"], fields["figure"], tuple(fields["claims"])
-        return Study(name, title, figure, claims, tuple(points.values()), tuple(fields["more"]), self._command(name))
+        return Study(
+            name,
+            fields["title"],
+            fields["figure"],
+            tuple(fields["claims"]),
+            points,
+            tuple(fields["more"]),
+            self._command(name),
+            scenarios,
+            self._overrides(name, stated, fields, points),
+        )
+
+    @staticmethod
+    def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A study's scenarios; one that states none has a single one, which is called as the study is."""
+        return fields["scenarios"] or {"default": {"title": fields["title"]}}
+
+    def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
+        points: dict[str, StudyPoint] = {}
+        for scenario, own in scenarios.items():
+            try:
+                for labels, request, denied in self._grid(own, fields):
+                    key = json.dumps([scenario, labels, request.config], sort_keys=True)
+                    points.setdefault(key, _point(request, scenario, labels, denied))
+            except BadInput as error:
+                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
+        return tuple(points.values())
+
+    def _overrides(
+        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
+    ) -> tuple[str, ...]:
+        """What the command line states, if that makes a point which the study's file alone does not have.
+
+        Another number of replicates is no other point, nor is one value of an axis.
+        """
+        stated = tuple(f"{key}={written(value)}" for key, value in self.task.items() if key != "seeds")
+        if not stated:
+            return ()
+        try:
+            plain = Expander(self.library)._points(name, scenarios, fields)
+        except BadInput:  # the file alone makes no study
+            return stated
+        own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}
+        return stated if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
 
     def request(self, *layers: Statements) -> Request:
         """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
@@ -119,9 +162,9 @@ class Expander:
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Request, NotHonoured | None]]:
-        """Labels of each point of one setting, what is asked for, and whether the command line denies what a label says."""
+        """Labels of each point of one scenario, what is asked for, and whether the command line denies what a label says."""
         merged = fields["axes"] | _mapping("axes", own.get("axes"))
-        layer = {key: value for key, value in own.items() if key != "axes"}
+        layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = _split(self.task)
         axes = {key: self._axis(key, values) for key, values in merged.items()}
         for combination in itertools.product(*axes.values()):
@@ -172,14 +215,21 @@ class Expander:
         return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
 
 
-def _point(request: Request, setting: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
+def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
     """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
     try:
         if denied is not None:
             raise denied
-        return build.point(request, setting, labels)
+        return build.point(request, scenario, labels)
     except NotHonoured as error:
-        return build.refused_point(request, setting, labels, str(error))
+        return build.refused_point(request, scenario, labels, str(error))
+
+
+def _scenario(name: str, own: Statements) -> Scenario:
+    title = own.get("title", name)
+    if not isinstance(title, str) or not title.strip():
+        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
+    return Scenario(name, title, build.choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value)))
 
 
 def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -136,7 +136,7 @@ class PointConfig:
     softmax: SoftmaxConfig = field(default_factory=SoftmaxConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
-    seeds: int = MISSING
+    seeds: int | None = MISSING
     device: str = MISSING
     results: str = MISSING
     fresh: bool = MISSING
@@ -151,7 +151,7 @@ class StudyConfig:
     more: list[str] = field(default_factory=list)
     claims: list[str] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
 
 

@@ -91,7 +91,7 @@ def run(studies: Sequence[Study], cfg: DictConfig, bench: Measures, *, live: boo
 
 
 def _distinct(study: Study) -> int:
-    """How many points there are to measure: one may stand in several settings."""
+    """How many points there are to measure: one may stand in several scenarios."""
     return len({(point.problem, point.variant, point.baseline, point.seeds) for point in study.points})
 
 

@@ -20,7 +20,10 @@ _UNITS = {
 
 FIXED = {
     "study": "the study's name",
-    "setting": "the circumstances under which the study repeats its question; those of the paper start with `uniform`",
+    "scenario": "under which circumstances the study repeats its question, by their name in its file",
+    "scenario.title": "the scenario in words",
+    "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption "
+    "about what it leaves open; `beyond`, where else we look; `control`",
     "key": "of the point: a hash of its configuration and environment, and the name of its record",
     "series": "what is measured, as the study labels it",
     "phase": "`decode` for one query per sequence, else `prefill`",
@@ -35,8 +38,9 @@ FIXED = {
     "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
     "tiling.area": "block area Br * Bc",
     "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
-    "seed": "the replicate: what the inputs were drawn with",
-    "subject": "`variant` or `baseline`; a baseline stands once per setting and problem, under its first point, "
+    "seed": "the replicate: what the inputs were drawn with, or the place of a head among captured ones",
+    "cluster": "of replicates that are alike: the layer of a captured head; empty where replicates are independent",
+    "subject": "`variant` or `baseline`; a baseline stands once per scenario and problem, under its first point, "
     "whose `variant.*` columns stand beside it",
     "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
     "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
@@ -54,11 +58,16 @@ FIXED = {
     "claim": "name of the claim",
     "text": "what is claimed",
     "source": "where it is claimed",
-    "papers": "whether the setting is the paper's own",
-    "verdict": "holds, fails or undecided, in this setting",
-    "figure": "the measured figure that decides, with its 95 % confidence interval",
+    "verdict": "holds, fails or undecided, in this scenario, by the metric of the source",
+    "p_verdict": "p-value of the verdict, adjusted for all `questions` of the table by Holm's method; it decides below 0.05",
+    "questions": "how many questions the table asks in all",
+    "figure": "the measured figure that decides, with its own 95 % confidence interval",
+    "verdict_rmse": "the verdict by RMSE, which sees every element",
+    "p_verdict_rmse": "p-value of `verdict_rmse`, adjusted as `p_verdict` is",
+    "figure_rmse": "the figure by RMSE",
+    "over": "what the verdict generalises over",
     "sentence": "what was found",
-    "overall": "the verdict over all settings",
+    "overall": "the verdict over all scenarios",
     "point": "the point's labels, by which it is found in both result sets",
     "metric": "name of the metric that is compared",
     "change": "from A to B: broken, worse, unknown, same, equal bits (every metric of every replicate), better, mended, "

@@ -1,6 +1,6 @@
 """Two result sets side by side, A before and B after: which points changed, by what factor, and how surely.
 
-Points match by study, setting and labels; their keys hold the environment, which is what may differ. Replicates of one problem
+Points match by study, scenario and labels; their keys hold the environment, which is what may differ. Replicates of one problem
 and baseline are paired by seed, others are not; see `numdev.report.significance`.
 
 Many points are tested at once, and of those that did not change one in twenty would look changed. So p-values are adjusted by
@@ -50,7 +50,7 @@ class Change(Enum):
 
 REGRESSIONS = (Change.BROKEN.value, Change.ONLY_A.value, Change.WORSE.value)
 COLUMNS = [
-    *("study", "setting", "point", "output", "reference", "metric", "change", "note"),
+    *("study", "scenario", "point", "output", "reference", "metric", "change", "note"),
     *("a", "b", "ratio", "ratio_low", "ratio_high", "replicates", "paired", "p", "p_adjusted"),
     *("status_a", "status_b", "kernel_a", "kernel_b", "key_a", "key_b"),
 ]
@@ -81,7 +81,7 @@ class Question:
             raise BadInput("tolerance", self.tolerance, "give the ratio up to which a change does not matter, at least 1")
 
 
-Place = tuple[str, str, str, int]  # study, setting, labels, and which of several points that these do not tell apart
+Place = tuple[str, str, str, int]  # study, scenario, labels, and which of several points that these do not tell apart
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ def _measured(results: Results, question: Question) -> dict[Place, _Point]:
         held = ", ".join(name for name in COMPARABLE if name in chosen and chosen[name].notna().any())
         raise BadInput("metric", question.metric, f"both must have it; one has {held}")
     outputs: dict[tuple[str, ...], dict[str, pd.DataFrame]] = {}
-    for names, group in chosen.assign(point=_labels(chosen)).groupby(["study", "setting", "point", "key", "output"], sort=False):
+    for names, group in chosen.assign(point=_labels(chosen)).groupby(["study", "scenario", "point", "key", "output"], sort=False):
         *where, output = map(str, names)
         outputs.setdefault(tuple(where), {})[output] = group.set_index("seed")
     seen: Counter[tuple[str, str, str]] = Counter()
     points: dict[Place, _Point] = {}
     for point, row in zip(_labels(results.points), results.points.to_dict("records"), strict=True):
         facts = {str(name): value for name, value in row.items()}
-        place = (str(facts["study"]), str(facts["setting"]), point)
+        place = (str(facts["study"]), str(facts["scenario"]), point)
         points[(*place, seen[place])] = _Point(facts, outputs.get((*place, str(facts["key"])), {}))
         seen[place] += 1
     return points
@@ -151,7 +151,7 @@ def _labels(table: pd.DataFrame) -> list[str]:
 
 def _compared(place: Place, a: _Point | None, b: _Point | None, question: Question) -> Iterator[dict[str, Any]]:
     row: dict[str, Any] = {"metric": question.metric, "reference": question.reference}
-    row["study"], row["setting"], row["point"], _ = place
+    row["study"], row["scenario"], row["point"], _ = place
     for side, point in (("a", a), ("b", b)):
         if point is not None:
             row |= {f"{name}_{side}": point.facts[name] for name in ("status", "kernel", "key")}

@@ -76,7 +76,7 @@ def _table(title: str, changes: pd.DataFrame) -> Table | None:
         ratio = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0).text()
         figures = [significant(row["a"], 3), significant(row["b"], 3), ratio, significant(row["p_adjusted"])]
         known = ["" if figure == "unknown" else figure for figure in figures]
-        cells = [row["study"], f"{row['setting']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
+        cells = [row["study"], f"{row['scenario']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     if len(changes) > _MOST:
         table.caption = f"and {len(changes) - _MOST} more, which out=FOLDER writes to compare.csv"

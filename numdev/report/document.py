@@ -25,7 +25,7 @@ from numdev.report import overview
 from numdev.report.claims import ClaimResult
 from numdev.report.finding import rules
 from numdev.report.frames import Results
-from numdev.report.settings import circumstances
+from numdev.report.scenarios import ROLES, circumstances, of
 from numdev.report.speed import frame, latest
 from numdev.report.tables import deviations
 
@@ -43,14 +43,14 @@ class Section:
         title: of the section.
         study: whose results it shows.
         question: what the study asks.
-        setting: on what it was measured.
+        measured: on what.
         paper: what the source says.
     """
 
     title: str
     study: str
     question: str
-    setting: str
+    measured: str
     paper: str
 
 
@@ -115,7 +115,7 @@ def _section(
         "title": section.title,
         "first": first,
         "question": section.question,
-        "setting": section.setting,
+        "measured": section.measured,
         "paper": section.paper,
         "figures": [_figure(drawn[name]) for name in mine],
         "found": " ".join(result.findings[result.main].sentence for result in own),
@@ -127,10 +127,12 @@ def _section(
 
 
 def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
-    """What is found in every setting, and what the setting is."""
-    for name, finding in result.findings.items():
-        about = circumstances(rows if result.claim.across else rows[rows["setting"] == name])
-        yield {"setting": name, "about": about, "verdict": finding.verdict.value, "sentence": finding.sentence}
+    """What is found in every scenario, and what the scenario is."""
+    for scenario, finding in result.findings.items():
+        about = circumstances(rows if result.claim.across else of(rows, scenario))
+        role = ROLES[scenario.role]
+        head = {"title": scenario.title, "about": "; ".join(part for part in (role, about) if part)}
+        yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
 
 
 def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:

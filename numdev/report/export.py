@@ -15,7 +15,7 @@ from numdev.record import summary
 from numdev.report.claims import ClaimResult
 from numdev.report.columns import dictionary
 from numdev.report.frames import LABEL, PLACE, Results, distinct, is_broken
-from numdev.report.settings import is_papers
+from numdev.report.scenarios import ROLE, SCENARIO, TITLE
 from numdev.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
@@ -117,10 +117,15 @@ def _varies(name: str, points: pd.DataFrame) -> bool:
     return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())
 
 
+_CLAIM_COLUMNS = [
+    *("claim", "text", "source", "study", SCENARIO, TITLE, ROLE, "verdict", "p_verdict", "questions", "figure"),
+    *("verdict_rmse", "p_verdict_rmse", "figure_rmse", "over", "sentence", "overall"),
+]
+
+
 def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:
-    """One row per claim, study and setting."""
-    columns = ["claim", "text", "source", "study", "setting", "papers", "verdict", "figure", "sentence", "overall"]
-    return pd.DataFrame(list(_claim_rows(claims)), columns=columns)
+    """One row per claim, study and scenario."""
+    return pd.DataFrame(list(_claim_rows(claims)), columns=_CLAIM_COLUMNS)
 
 
 def _claim_rows(claims: list[ClaimResult]) -> Iterator[dict[str, Any]]:
@@ -131,9 +136,14 @@ def _claim_rows(claims: list[ClaimResult]) -> Iterator[dict[str, Any]]:
             "source": result.claim.source,
             "study": result.study,
         }
-        for setting, found in result.findings.items():
-            place = {"setting": setting, "papers": is_papers(setting), "verdict": found.verdict.value}
-            yield head | place | {"figure": found.figure, "sentence": found.sentence, "overall": result.overall}
+        for scenario, found in result.findings.items():
+            place = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
+            judged = {"verdict": found.verdict.value, "p_verdict": found.p, "figure": found.figure, "over": found.over}
+            if found.beside is not None:
+                beside = found.beside
+                judged |= {"verdict_rmse": beside.verdict.value, "p_verdict_rmse": beside.p, "figure_rmse": beside.figure}
+            told = {"questions": result.questions, "sentence": found.sentence, "overall": result.overall}
+            yield head | place | judged | told
 
 
 def environments(results: Results) -> bytes:

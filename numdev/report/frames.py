@@ -14,14 +14,19 @@ import pandas as pd
 from numdev.deviation import METRICS, NONFINITE
 from numdev.errors import BadInput
 from numdev.record import Record
+from numdev.report.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.typed import flatten, typed
+from numdev.scenario import Scenario, is_old, scenarios_of
 from numdev.store import Store
 
-PLACE = ["study", "setting", "key"]
+PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 METRIC_NAMES = list(METRICS)
 LABEL = "label."
+CLUSTER = "cluster"  # of a replicate: see `numdev.problem.Source.cluster`
 _ALWAYS = [
+    TITLE,
+    ROLE,
     "status",
     "reason",
     "environment",
@@ -41,7 +46,7 @@ class Results:
     """What a report is made from.
 
     Attributes:
-        rows: one row per (study, setting, point, seed, subject, output, reference), with every metric, and the columns
+        rows: one row per (study, scenario, point, seed, subject, output, reference), with every metric, and the columns
             of the point that stand for it. Rows of a baseline repeat under every point of its problem; see `distinct`.
         points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
             counters as means over seeds, the number of its environment, and the seconds that it took.
@@ -59,8 +64,12 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def study(self, name: str) -> pd.DataFrame:
-        """The rows of one study, settings in the order of the manifest."""
+        """The rows of one study, scenarios in the order of the manifest."""
         return self.rows[self.rows["study"] == name]
+
+    def scenarios(self, name: str) -> dict[str, Scenario]:
+        """The scenarios of one study by name, in the order of the manifest."""
+        return scenarios_of(self.manifests[name])
 
 
 def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | None = None) -> Results:
@@ -71,7 +80,7 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
     The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
 
     Raises:
-        BadInput: if the store holds no study, or not the one asked for.
+        BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
     manifests = _chosen(store, studies, timed)
     points: list[dict[str, Any]] = []
@@ -79,6 +88,7 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
     for name, manifest in manifests.items():
+        scenarios = scenarios_of(manifest)
         for point in _distinct_points(manifest):
             record = store.get(point["key"])
             if record is None:
@@ -86,7 +96,9 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
                 continue
             if record.environment not in environments:
                 environments.append(record.environment)
-            place = {"point": len(points), "study": name, "setting": point["setting"], "key": point["key"]}
+            scenario = scenarios[point["scenario"]]
+            place = {"point": len(points), "study": name, SCENARIO: scenario.name, "key": point["key"]}
+            place |= {TITLE: scenario.title, ROLE: scenario.role.value}
             points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
             rows += [{"point": place["point"]} | _row(row) for row in record.rows]
     table = typed(points, ["point", *PLACE, *_ALWAYS])
@@ -117,7 +129,12 @@ def _chosen(store: Store, studies: Sequence[str] | None, timed: bool | None) -> 
                 else ""
             )
             raise BadInput("studies", name, f"{store.path} holds {', '.join(kept)}{also}")
-    return {name: kept[name] for name in studies or kept}
+    chosen = {name: kept[name] for name in studies or kept}
+    for name, manifest in chosen.items():
+        if is_old(manifest):
+            mend = f"it holds {name} as an older numdev stored it, without scenarios; run the study again, or give another folder"
+            raise BadInput("results", str(store.path), mend)
+    return chosen
 
 
 def is_timed(store: Store, manifest: Mapping[str, Any]) -> bool | None:
@@ -200,8 +217,9 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
-    found = typed(rows, ["point", *COMPARISON, *METRIC_NAMES, "max_index"])
-    kept = [name for name in points.columns if name in PLACE or name == "point" or _is_axis(name)]
+    found = typed(rows, ["point", "seed", CLUSTER, *COMPARISON[1:], *METRIC_NAMES, "max_index"])
+    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, "point") or _is_axis(name)]
+    found[CLUSTER] = found[CLUSTER].fillna("")
     merged = points[kept].merge(found, on="point", how="inner", sort=False)
     return merged.drop(columns="point")
 
@@ -239,7 +257,7 @@ def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without a baseline's repetitions: in a setting it stands once per problem, under its first point."""
-    same = ["study", "setting", "pairing", *(name for name in COMPARISON if name in rows.columns)]
+    """Rows without a baseline's repetitions: in a scenario it stands once per problem, under its first point."""
+    same = ["study", SCENARIO, "pairing", *(name for name in COMPARISON if name in rows.columns)]
     repeated = (rows["subject"] == "baseline") & rows.duplicated(subset=same)
     return rows[~repeated]

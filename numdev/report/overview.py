@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from numdev.report.claims import ClaimResult
+from numdev.report.claims import ClaimResult, note
 from numdev.report.frames import Results
+from numdev.report.scenarios import ROLES
 from numdev.report.tables import place
 
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
@@ -30,9 +31,9 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     counted = Counter(result.word for result in claims)
     words = [f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()]
     same = sum(result.everywhere for result in claims)
-    seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)} in the paper's settings;"
-    rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all settings."
-    return f"{head} {seen} {rest} The paper's settings are those whose names begin with _uniform_."
+    seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
+    rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+    return f"{head} {seen} {rest} {escaped(note(list(claims)))}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -49,13 +50,18 @@ def escaped(text: str) -> str:
 
 
 def claim(result: ClaimResult) -> dict[str, Any]:
-    papers = [
-        {"setting": name, "figure": result.findings[name].figure, "verdict": result.findings[name].verdict.value}
-        for name in result.papers
+    chief = [
+        {
+            "title": scenario.title,
+            "role": ROLES[scenario.role],
+            "figure": result.findings[scenario].figure,
+            "verdict": result.findings[scenario].verdict.value,
+        }
+        for scenario in result.chief
     ]
-    rest = Counter(finding.verdict.value for name, finding in result.findings.items() if name not in result.papers)
+    rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
     elsewhere = ", ".join(f"{verdict} in {count}" for verdict, count in rest.items())
-    return {"text": result.claim.text, "source": result.claim.source, "papers": papers, "elsewhere": elsewhere}
+    return {"text": result.claim.text, "source": result.claim.source, "chief": chief, "elsewhere": elsewhere}
 
 
 def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from numdev.report.claims import ClaimResult, judge, unknown
+from numdev.report.claims import note as note_on
 from numdev.report.export import write_tables
 from numdev.report.figures import FIGURES
 from numdev.report.frames import Results, is_timed, load
+from numdev.report.scenarios import ROLES
 from numdev.report.speed import draw, frame
 from numdev.report.style import to_png, to_svg
 from numdev.report.tables import claims_table, failures_table, worst_table
@@ -105,25 +107,31 @@ def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[st
     """What a figure shows, in numbers, for its description."""
     for result in claims:
         if result.study == study and result.claim.figure == figure:
-            yield from (f"{setting}: {finding.figure}." for setting, finding in result.findings.items())
+            yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())
 
 
 def claims_markdown(claims: list[ClaimResult]) -> str:
-    """The claims as Markdown: a table of all, then each with its settings."""
+    """The claims as Markdown: a table of all, then each with its scenarios."""
     return "\n".join(_markdown(claims)) + "\n"
 
 
 def _markdown(claims: list[ClaimResult]) -> Iterator[str]:
     yield "# Claims"
     yield ""
-    yield "Intervals are 95 % confidence intervals over seeds. The paper's own settings come first."
+    yield note_on(claims)
     yield from ("", "| claim | source | measured | verdict |", "|---|---|---|---|")
     for result in claims:
-        figure = result.findings[result.main].figure
-        yield f"| {result.claim.text} | {result.claim.source} | {figure} | {result.brief} |"
+        figure = f"{result.main.title}: {result.findings[result.main].figure}"
+        yield f"| {_cell(result.claim.text)} | {_cell(result.claim.source)} | {_cell(figure)} | {_cell(result.brief)} |"
     for result in claims:
         yield from ("", f"## {result.claim.text}", "")
         yield f"{result.claim.source}. Study `{result.study}`. **{result.overall[0].upper()}{result.overall[1:]}.**"
-        yield from ("", "| setting | verdict | found |", "|---|---|---|")
-        for setting, finding in result.findings.items():
-            yield f"| {setting} | {finding.verdict.value} | {finding.sentence.replace('|', chr(92) + '|')} |"
+        yield from ("", "| scenario | verdict | found | generalises |", "|---|---|---|---|")
+        for scenario, finding in result.findings.items():
+            role = ROLES[scenario.role]
+            cells = (f"{scenario.title} ({role})" if role else scenario.title, finding.told, finding.sentence, finding.over)
+            yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", chr(92) + "|")

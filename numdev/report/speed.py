@@ -43,7 +43,7 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     tables = {
         "speed.csv": rows,
         "crossover.csv": crossing,
-        "unsupported.csv": failed[["study", "setting", "key", "attention", *labels, "status", "reason"]],
+        "unsupported.csv": failed[["study", "scenario", "key", "attention", *labels, "status", "reason"]],
     }
     for name, table in tables.items():
         write_atomically(out / name, to_csv(table))
@@ -187,7 +187,7 @@ def _shown(found: pd.DataFrame, title: str) -> Table | None:
 
 
 def _shape(shape: Mapping[Any, Any]) -> str:
-    return f"{shape['setting']}: {shape_text(shape)}"
+    return f"{shape['scenario.title']}: {shape_text(shape)}"
 
 
 def _crossing_table(crossing: pd.DataFrame) -> Table | None:

@@ -1,14 +1,20 @@
-"""What replicates say about a ratio, a trend or an order: estimates with 95 % confidence intervals of Student's t.
+"""What replicates say about a ratio, a trend or an order: estimates with confidence intervals of Student's t.
 
-Replicates are seeds. Everything that is compared was measured on the same inputs, so comparisons are paired by seed;
-several measurements of one seed are not independent and count as one replicate, by their mean.
+A replicate is a seed, or a head of captured tensors. Everything that is compared was measured on the same inputs, so comparisons
+are paired by replicate; several measurements of one replicate are not independent and count once, by their mean.
+
+Replicates of one *cluster*, such as the heads of a layer, are alike: to take all heads of a model for independent would count a
+layer's own share once for every head. So each cluster has an interval of its own, over its replicates, and the interval of the
+whole is the least that holds them all. What it decides, it decides in every cluster, and nothing is said about other clusters:
+"over the heads of these 2 layers". An interval over layers as the replicates would speak of the whole model, but two layers leave
+it one degree of freedom, and its 95 % interval is 12.7 standard errors wide to each side.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 import numpy as np
@@ -22,6 +28,31 @@ _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What the replicates of one cluster say: their mean, its standard error, and the degrees of freedom of that.
+
+    One replicate alone has an infinite error. Replicates that are all equal have none.
+    """
+
+    mean: float
+    error: float
+    freedom: int
+
+    def half(self, confidence: float) -> float:
+        """Half the width of the two-sided interval."""
+        return student_quantile(confidence, self.freedom) * self.error if 0 < self.error < math.inf else self.error
+
+    def beyond(self, bound: float) -> float:
+        """Two-sided p-value of the mean's being `bound`: the least 1 - confidence at which the interval leaves it out.
+
+        Where all replicates are equal there is no doubt of which side they lie on.
+        """
+        if self.error == 0 or math.isinf(bound):
+            return 0.0
+        return 1.0 if math.isinf(self.error) else min(1.0, 2 * _upper_tail(abs(self.mean - bound) / self.error, self.freedom))
+
+
+@dataclass(frozen=True)
 class Interval:
     """An estimate and its 95 % confidence interval.
 
@@ -29,6 +60,8 @@ class Interval:
         estimate, low, high: NaN where there was nothing to estimate from; infinitely wide from one replicate alone.
         count: replicates that entered.
         excluded: values or pairs left out, because they are zero or not finite and so have no logarithm.
+        shares: what it was made from, one for each cluster; of a ratio, in logarithms.
+        logarithmic: whether `shares` are logarithms.
     """
 
     estimate: float
@@ -36,13 +69,33 @@ class Interval:
     high: float
     count: int
     excluded: int = 0
+    shares: tuple[Share, ...] = field(default=(), compare=False, repr=False)
+    logarithmic: bool = field(default=False, compare=False, repr=False)
+
+    @staticmethod
+    def of(shares: Sequence[Share], count: int, excluded: int = 0, *, logarithmic: bool = False) -> Interval:
+        """From the shares of all clusters, which weigh alike; its ends are those of the cluster that reaches farthest."""
+        ends = [(share.mean - share.half(0.95), share.mean + share.half(0.95)) for share in shares]
+        estimate, low, high = math.fsum(s.mean for s in shares) / len(shares), min(ends)[0], max(high for _, high in ends)
+        if logarithmic:
+            estimate, low, high = _exp(estimate), _exp(low), _exp(high)
+        return Interval(estimate, low, high, count, excluded, tuple(shares), logarithmic)
+
+    def outside(self, low: float, high: float) -> bool:
+        """Whether no value of the interval lies between two bounds."""
+        return self.high < low or self.low > high
+
+    def scaled(self, bound: float) -> float:
+        """A bound on the scale of `shares`."""
+        return (math.log(bound) if bound > 0 else -math.inf) if self.logarithmic else bound
 
     def text(self) -> str:
         """Such as `9.1 [8.7, 9.5]`: as many decimals as the width of the interval gives a meaning to."""
         if math.isnan(self.estimate):
             return "unknown"
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            return f"{significant(self.estimate)} (one replicate)"
+            alone = "one replicate" if self.count == 1 else "a cluster of one replicate"
+            return f"{significant(self.estimate)} ({alone})"
         if math.isclose(self.low, self.high, rel_tol=1e-9):
             return f"{significant(self.estimate, 3)} in every replicate"
         numbers = (self.estimate, self.low, self.high)
@@ -60,17 +113,6 @@ class Interval:
         wanted = -math.floor(math.log10(half / 2))
         return max(0, 1 - first, min(wanted, 3 - first))
 
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def within(self, low: float, high: float) -> bool:
-        """Whether the whole interval lies between two bounds."""
-        return low <= self.low and self.high <= high
-
-    def outside(self, low: float, high: float) -> bool:
-        """Whether no value of the interval lies between two bounds."""
-        return self.high < low or self.low > high
-
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
@@ -86,32 +128,40 @@ def significant(value: float, digits: int = 2) -> str:
     return f"{float(text):.0f}" if "e" in text else text.removesuffix(".")
 
 
-def mean(values: Sequence[float]) -> Interval:
-    """The mean and its interval."""
-    found = summary(list(values))
-    return Interval(found.mean, found.low, found.high, found.count)
+def mean(
+    values: Sequence[float], replicates: Sequence[Hashable] | None = None, clusters: Sequence[Hashable] | None = None
+) -> Interval:
+    """The mean and its interval; each value is a replicate of its own, and all are of one cluster, unless stated."""
+    shares, count = _shares(_floats(values), replicates, clusters)
+    return Interval.of(shares, count) if shares else NOTHING
 
 
-def typical(values: Sequence[float]) -> Interval:
-    """The geometric mean, its interval by Student's t on the logarithms: what stands on a log axis.
+def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
+    """The geometric mean of replicates, its interval by Student's t on the logarithms: what stands on a log axis.
 
     Where the values of two things are paired, the ratio of their geometric means is `ratio`. With a zero among them, which
     has no logarithm, or NaN, it is the arithmetic mean.
     """
     if not all(value > 0 and math.isfinite(value) for value in values):
-        return mean(values)
-    found = mean([math.log(value) for value in values])
-    return Interval(math.exp(found.estimate), _exp(found.low), _exp(found.high), found.count)
+        return mean(values, None, clusters)
+    shares, count = _shares(np.log(_floats(values)), None, clusters)
+    return Interval.of(shares, count, logarithmic=True)
 
 
-def ratio(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], seeds: Iterable[Hashable] | None = None) -> Interval:
+def ratio(
+    a: Iterable[SupportsFloat],
+    b: Iterable[SupportsFloat],
+    replicates: Iterable[Hashable] | None = None,
+    clusters: Iterable[Hashable] | None = None,
+) -> Interval:
     """The geometric mean of `a / b` over pairs, its interval by Student's t on the logarithms.
 
     Args:
         a: values, at least 0.
         b: what each of them is paired with.
-        seeds: the replicate of each pair; each pair is one of its own unless given. Pairs of one seed are averaged
-            first. If all are of one seed, the pairs themselves are the replicates.
+        replicates: the replicate of each pair; each pair is one of its own unless given. Pairs of one replicate are
+            averaged first.
+        clusters: the cluster of each pair; all are of one unless given.
 
     A pair of zeros is a ratio of 1: neither deviates. A pair with one zero has no finite log-ratio, nor has one that
     is not finite; these are left out and counted in `excluded`.
@@ -122,67 +172,89 @@ def ratio(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], seeds: Iterabl
     logs = np.zeros(top.shape)
     positive = usable & ~equal
     logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
-    groups = np.arange(len(top)) if seeds is None else np.array(list(seeds))
     excluded = int((~usable).sum())
-    if not usable.any():
+    shares, count = _shares(logs[usable], _kept(replicates, usable), _kept(clusters, usable))
+    if not shares:
         return Interval(math.nan, math.nan, math.nan, 0, excluded)
-    found = mean(_by_seed(logs[usable], groups[usable]))
-    return Interval(math.exp(found.estimate), _exp(found.low), _exp(found.high), found.count, excluded)
+    return Interval.of(shares, count, excluded, logarithmic=True)
+
+
+def _kept(names: Iterable[Hashable] | None, usable: NDArray[np.bool_]) -> list[Hashable] | None:
+    return None if names is None else [name for name, is_usable in zip(names, usable, strict=True) if is_usable]
+
+
+def _shares(
+    values: Floats, replicates: Sequence[Hashable] | None, clusters: Sequence[Hashable] | None
+) -> tuple[list[Share], int]:
+    """The share of each cluster, and the number of replicates.
+
+    Clusters of one replicate each are no clusters: then the replicates are independent.
+    """
+    of_replicate: dict[Hashable, list[float]] = {}
+    cluster_of: dict[Hashable, Hashable] = {}
+    for place, value in enumerate(values):
+        name = place if replicates is None else replicates[place]
+        of_replicate.setdefault(name, []).append(float(value))
+        cluster_of[name] = None if clusters is None else clusters[place]
+    if len(set(cluster_of.values())) == len(cluster_of):
+        cluster_of = dict.fromkeys(cluster_of)
+    of_cluster: dict[Hashable, list[float]] = {}
+    for name, own in of_replicate.items():
+        of_cluster.setdefault(cluster_of[name], []).append(math.fsum(own) / len(own))
+    return [_share(own) for own in of_cluster.values()], len(of_replicate)
+
+
+def _share(values: list[float]) -> Share:
+    found = summary(values)
+    if len(values) == 1:
+        return Share(found.mean, math.inf, 0)
+    array = np.array(values)
+    spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
+    return Share(found.mean, spread / math.sqrt(len(values)), len(values) - 1)
 
 
 def _floats(values: Iterable[SupportsFloat]) -> Floats:
     return np.array([float(value) for value in values])
 
 
-def _by_seed(values: Floats, seeds: NDArray[np.generic]) -> list[float]:
-    names = np.unique(seeds)
-    if len(names) == 1:
-        return [float(value) for value in values]
-    return [float(values[seeds == name].mean()) for name in names]
-
-
 def _exp(value: float) -> float:
     return math.inf if value > 700 else math.exp(value)
 
 
-def slope(x: Iterable[SupportsFloat], y: Iterable[SupportsFloat], seeds: Iterable[Hashable]) -> Interval:
-    """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per seed, and an interval over their slopes.
+def slope(
+    x: Iterable[SupportsFloat],
+    y: Iterable[SupportsFloat],
+    replicates: Iterable[Hashable],
+    clusters: Iterable[Hashable] | None = None,
+) -> Interval:
+    """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per replicate, and an interval over their slopes.
 
-    A single seed's interval is that of its own regression, with n - 2 degrees of freedom. Values of y that are zero or
-    not finite are left out and counted; so are seeds left with fewer than two different x.
+    Values of y that are zero or not finite are left out and counted; so are replicates left with fewer than two different x.
     """
-    across, up, groups = _floats(x), _floats(y), np.array(list(seeds))
+    across, up = _floats(x), _floats(y)
     usable = np.isfinite(up) & (up > 0) & (across > 0)
-    across, up, groups = np.log(across[usable]), np.log(up[usable]), groups[usable]
+    names, groups = _kept(replicates, usable) or [], _kept(clusters, usable)
+    across, up = np.log(across[usable]), np.log(up[usable])
     excluded = int((~usable).sum())
-    lines = []
-    for name in np.unique(groups):
-        here = groups == name
+    lines: list[float] = []
+    kept: list[Hashable] = []
+    for name in dict.fromkeys(names):
+        here = np.array([other == name for other in names])
         if len(np.unique(across[here])) < 2:
             excluded += int(here.sum())
         else:
             lines.append(_line(across[here], up[here]))
+            kept.append(None if groups is None else groups[names.index(name)])
     if not lines:
         return Interval(math.nan, math.nan, math.nan, 0, excluded)
-    if len(lines) == 1:
-        estimate, half = lines[0]
-        return Interval(estimate, estimate - half, estimate + half, 1, excluded)
-    found = mean([estimate for estimate, _ in lines])
-    return Interval(found.estimate, found.low, found.high, found.count, excluded)
+    shares, count = _shares(np.array(lines), None, None if groups is None else kept)
+    return Interval.of(shares, count, excluded)
 
 
-def _line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Slope of the least-squares line, and half its 95 % interval by Student's t with n - 2 degrees of freedom."""
-    centred = x - x.mean()
-    square = float(centred @ centred)
-    risen = y - y.mean()
-    estimate = 0.0 if float(abs(risen).max()) < _NOISE else float(centred @ risen) / square
-    freedom = len(x) - 2
-    if freedom < 1:
-        return estimate, math.inf
-    residual = risen - estimate * centred
-    error = math.sqrt(float(residual @ residual) / freedom / square)
-    return estimate, student_quantile(0.95, freedom) * error
+def _line(x: Floats, y: Floats) -> float:
+    """Slope of the least-squares line."""
+    centred, risen = x - x.mean(), y - y.mean()
+    return 0.0 if float(abs(risen).max()) < _NOISE else float(centred @ risen) / float(centred @ centred)
 
 
 @dataclass(frozen=True)
@@ -204,12 +276,25 @@ class Signs:
         return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
 
 
-def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat]) -> Signs:
-    """The signs of `a - b` over pairs."""
+def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
+    """The signs of `log a/b` by replicate, of which several pairs are averaged: their number is no number of trials.
+
+    Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
+    """
     first, second = _floats(a), _floats(b)
-    return Signs(int((first > second).sum()), int((first < second).sum()), int((first == second).sum()))
+    names = list(range(len(first))) if replicates is None else list(replicates)
+    sums: dict[Hashable, list[float]] = {}
+    for name, top, bottom in zip(names, first, second, strict=True):
+        if top == bottom:
+            sums.setdefault(name, []).append(0.0)
+        elif min(top, bottom) >= 0 and max(top, bottom) < math.inf:
+            sums.setdefault(name, []).append(math.log(top / bottom) if top and bottom else math.copysign(math.inf, top - bottom))
+    found = [sum(logs) / len(logs) for logs in sums.values()]
+    return Signs(sum(v > 0 for v in found), sum(v < 0 for v in found), sum(v == 0 for v in found))
 
 
-def apart(above: Interval, below: Interval) -> bool:
-    """Whether one interval lies wholly above another."""
-    return above.low > below.high
+def _upper_tail(t: float, freedom: int) -> float:
+    """Probability that Student's t exceeds `t`."""
+    from scipy.special import stdtr  # imported late, as in numdev.record
+
+    return float(stdtr(freedom, -t))

@@ -6,9 +6,10 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from numdev.report.claims import ClaimResult
+from numdev.report.claims import ClaimResult, note
 from numdev.report.finding import Verdict
 from numdev.report.frames import LABEL, Results, is_broken
+from numdev.report.scenarios import TITLE
 from numdev.report.statistics import significant, typical
 
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
@@ -16,9 +17,9 @@ _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "ye
 
 
 def claims_table(claims: list[ClaimResult]) -> Table:
-    """One row per claim: what it says, where, what was measured in the paper's settings, and the verdict over all."""
-    table = Table(title="Claims", title_justify="left", show_lines=True)
-    for name, ratio in (("claim", 3), ("source", 2), ("measured, in the paper's settings", 3), ("verdict", 3)):
+    """One row per claim: what it says, where, what was measured in the source's circumstances, and the verdict over all."""
+    table = Table(title="Claims", title_justify="left", show_lines=True, caption=note(claims), caption_justify="left")
+    for name, ratio in (("claim", 3), ("source", 2), ("measured", 3), ("verdict", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for result in claims:
         table.add_row(result.claim.text, result.claim.source, _measured(result), _verdict(result))
@@ -26,8 +27,7 @@ def claims_table(claims: list[ClaimResult]) -> Table:
 
 
 def _measured(result: ClaimResult) -> str:
-    found = [(name, result.findings[name].figure) for name in result.papers]
-    return "\n".join(figure if len(result.findings) == 1 else f"{name}: {figure}" for name, figure in found)
+    return "\n".join(f"{scenario.title}: {result.findings[scenario].figure}" for scenario in result.chief)
 
 
 def _verdict(result: ClaimResult) -> Text:
@@ -79,9 +79,9 @@ def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
 
 
 def place(point: pd.Series[str]) -> str:
-    """Setting and labels of a point in one line."""
+    """Scenario and labels of a point in one line."""
     labels = [f"{name.removeprefix(LABEL)}={point[name]}" for name in labels_of(point)]
-    return " ".join([str(point["setting"]), *labels])
+    return " ".join([str(point[TITLE]), *labels])
 
 
 def labels_of(point: pd.Series[str]) -> list[str]:

@@ -81,7 +81,7 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SHAPE = (
-    *("setting", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
+    *("scenario", "scenario.title", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
     *("problem.mask.causal", "problem.mask.window"),
 )
 """What measurements have in common that lie on one line over N, but for what is measured."""

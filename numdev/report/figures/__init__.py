@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numdev.report.figures.assumptions import fig4_assumptions
 from numdev.report.figures.beyond import parting, rescales, total
 from numdev.report.figures.comparisons import fa3_table3, sign
 from numdev.report.figures.formats import fig3, fig4
@@ -10,8 +11,13 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.shapes import fig6a, fig6b
 from numdev.report.figures.trends import fig5a, fig5b, fig6c
 
-_PANELS = "One panel per setting, the paper's own first; geometric means over seeds, with their 95 % confidence intervals."
-_SHAPES = "on log axes; a panel per setting and number format, with the ratio of the two, its interval, and what the paper found."
+_PANELS = (
+    "One panel per scenario, our assumption about the paper first; geometric means over seeds or captured heads, with their 95 % "
+    "confidence intervals."
+)
+_SHAPES = (
+    "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
+)
 
 FIGURES: dict[str, Plot] = {
     "fig3": Plot(
@@ -24,6 +30,12 @@ FIGURES: dict[str, Plot] = {
         "Pairs of bars for each number format, on a log axis: the max difference of tiled attention and of the "
         "baseline from golden. The ratio of the pair is written above BF16, and a dashed line stands at the paper's "
         f"ten times. {_PANELS}",
+    ),
+    "fig4_assumptions": Plot(
+        fig4_assumptions,
+        "Lines of the ratio of Figure 4, the max difference of tiled attention from golden over that of the baseline at BF16, "
+        "over the sequence length N, on log axes, one line per distribution of the inputs, each with its name and 95 % "
+        "confidence intervals; a dashed line stands at the paper's ten times, and a band at half and twice that.",
     ),
     "fig5a": Plot(
         fig5a,
@@ -62,40 +74,41 @@ FIGURES: dict[str, Plot] = {
     ),
     "sign": Plot(
         sign,
-        "One line per setting, number format and precision policy, on a log axis: the deviation of tiled attention "
+        "One line per scenario, number format and precision policy, on a log axis: the deviation of tiled attention "
         "from golden divided by the baseline's, by max difference (filled) and by RMSE (open). Right of 1 tiled "
         "attention is worse, left of it better; dashed lines stand at the 10 of Golden et al. and the 1/1.7 of "
         "FlashAttention-3.",
     ),
     "parting": Plot(
         parting,
-        "Lines of the max difference from golden over the sequence length N on log axes, one per setting and one per "
+        "Lines of the max difference from golden over the sequence length N on log axes, one per scenario and one per "
         "baseline, each with its name: where every step rounds to the format (red) the error parts from FP32 inside (blue).",
         title="Where the policies part: the max difference from golden over the sequence length",
     ),
     "total": Plot(
         total,
-        "One named point per setting, of the narrowest format, on log axes of equal aspect: total error, from golden on the "
-        "unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled attention filled, its "
-        "baselines open. On the diagonal the two are equal; above it, the rounding of the inputs has its share.",
+        "One numbered point per scenario, with a list of their titles, of the narrowest format, on log axes of equal aspect: "
+        "total error, from golden on the unrounded inputs, over arithmetic error, from golden on the same rounded inputs; tiled "
+        "attention filled, its baselines open and with letters. On the diagonal the two are equal; above it, the rounding of the "
+        "inputs has its share.",
         title="Total error against arithmetic error",
     ),
     "rescales": Plot(
         rescales,
-        "One panel per setting, all with the same axes: the max difference between tiled attention and the baseline of the "
+        "One panel per scenario, all with the same axes: the max difference between tiled attention and the baseline of the "
         "narrowest format over the block area, and on the right axis the number of rescales R, which falls with it.",
         title="The deviation over the block area, beside the number of rescales",
     ),
     "validate": Plot(
         validate,
-        "One line per kernel, a panel per setting, on a log axis: the RMSE between the kernel and its emulation in pure "
+        "One line per kernel, a panel per scenario, on a log axis: the RMSE between the kernel and its emulation in pure "
         "tensors, divided by the emulation's own RMSE from golden, for each number format, with the share of elements that "
         "are equal to the bit. Left of 1 the emulation predicts the kernel's errors.",
         ("kernel",),
     ),
     "kernels": Plot(
         policies,
-        "One line per kernel, a panel per setting, on a log axis: its RMSE from golden. Dashed lines stand at the emulated "
+        "One line per kernel, a panel per scenario, on a log axis: its RMSE from golden. Dashed lines stand at the emulated "
         "policies: FP32 inside, and every step in the format.",
         ("kernel",),
     ),

@@ -25,7 +25,7 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import Name, spread
 from numdev.report.figures.trends import in_u, limits
-from numdev.report.settings import describe, formats, inputs, ordered
+from numdev.report.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
 from numdev.report.statistics import Interval
 from numdev.report.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
 
@@ -47,13 +47,13 @@ def parting(rows: pd.DataFrame) -> Figure:
     variant, baseline = chosen(own, reference="golden"), chosen(own, "baseline", "golden")
     log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,), N))
     ends = []
-    for setting in ordered(own["setting"]):
-        mine = variant[variant["setting"] == setting]
+    for scenario in ordered(own):
+        mine = of(variant, scenario)
         if not mine.empty:
             shade = _POLICIES.get(str(mine["policy"].iloc[0]), GREY)
-            ends.append(_line(axes, mine, shade, f"{setting}: {describe(mine)}"))
+            ends.append(_line(axes, mine, shade, scenario.title))
     for _, mine in baseline.groupby("problem.source.kind" if "problem.source.kind" in baseline else "format", dropna=False):
-        first = mine[mine["setting"] == ordered(mine["setting"])[0]]
+        first = of(mine, ordered(mine)[0])
         ends.append(_line(axes, first, GREY, f"baseline: {inputs(first)}"))
     places = own[N].astype(float).unique().tolist()
     plain_ticks(axes, places)
@@ -91,30 +91,32 @@ def _label(axes: Axes, ends: list[Name]) -> None:
 
 
 class _Point(NamedTuple):
-    """Arithmetic error, total error, name and colour."""
+    """Arithmetic error, total error, number or letter, colour, and title."""
 
     x: Interval
     y: Interval
     text: str
     shade: str
+    title: str
 
 
 def total(rows: pd.DataFrame) -> Figure:
     """Total over arithmetic error, RMSE, of the narrowest format: on the diagonal the algorithm's own share is all.
 
-    Names of tiled attention stand right of the diagonal, those of the baselines left of it.
+    Numbers of tiled attention stand right of the diagonal, letters of the baselines left of it, and a list says what they are.
     """
     fmt = formats(rows)[0]
     own = in_u(rows[rows["format"] == fmt], ("rmse",))
-    figure = Figure(figsize=(PAGE * 0.8, 3.75), layout="constrained")
+    figure = Figure(figsize=(PAGE, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_yscale("log")
-    tiled = [_point(own[own["setting"] == setting], setting) for setting in ordered(own["setting"])]
-    sides = {True: [p for p in tiled if p], False: [p for p in map(_point, _baselines(own)) if p]}
+    tiled = [_point(of(own, scenario), "variant", str(i), scenario.title) for i, scenario in enumerate(ordered(own), 1)]
+    baselines = [_point(rows, "baseline", chr(ord("a") + i), title) for i, (title, rows) in enumerate(_baselines(own).items())]
+    sides = {True: [p for p in tiled if p], False: [p for p in baselines if p]}
     points = [point for side in sides.values() for point in side]
     for filled, side in sides.items():
-        for x, y, _, shade in side:
+        for x, y, _, shade, _ in side:
             bars: dict[str, Any] = {"xerr": whiskers([x]), "yerr": whiskers([y]), "elinewidth": 0.7, "capsize": 0}
             face = shade if filled else "white"
             axes.errorbar(x.estimate, y.estimate, color=shade, marker="o", markerfacecolor=face, **bars)
@@ -122,40 +124,41 @@ def total(rows: pd.DataFrame) -> Figure:
         _square(axes, [value for x, y, *_ in points for i in (x, y) for value in (lowest(i), highest(i))])
     for filled, side in sides.items():
         _along(axes, side, points, right=filled)
-    words = {"tiled, all steps in F": (VERMILION, VERMILION), "tiled, kernel(F)": (BLUE, BLUE), "baseline": (GREY, "white")}
-    keys = [Line2D([], [], color=shade, marker="o", linestyle="", markerfacecolor=face) for shade, face in words.values()]
-    axes.legend(keys, list(words), loc="upper left", frameon=False)
-    axes.set_xlabel(f"arithmetic error at {fmt}: RMSE from golden of the same rounded inputs, in u of F")
+    keys = [
+        Line2D([], [], color=p.shade, marker="o", linestyle="", markerfacecolor="white" if p in sides[False] else p.shade)
+        for p in points
+    ]
+    look: dict[str, Any] = {"loc": "outside right center", "frameon": False, "fontsize": SMALL, "handlelength": 1}
+    figure.legend(keys, [f"{point.text}  {point.title}" for point in points], **look)
+    axes.set_xlabel(f"arithmetic error at {fmt}: RMSE from golden\nof the same rounded inputs, in u of F")
     axes.set_ylabel(f"total error at {fmt}: RMSE from golden,\nin u of F")
     return figure
 
 
-def _baselines(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """The first setting for each baseline: settings with the same inputs share it, but for one that rounds every operation."""
-    first: dict[tuple[str, bool], pd.DataFrame] = {}
-    for setting in ordered(rows["setting"]):
-        own = rows[rows["setting"] == setting]
-        first.setdefault((inputs(own), _STRICT in describe(own)), own)
-    return list(first.values())
+def _baselines(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The first scenario for each baseline: those with the same inputs share it, but for one that rounds every operation."""
+    first: dict[str, pd.DataFrame] = {}
+    for scenario in ordered(rows):
+        own = of(rows, scenario)
+        strict = ", all steps in F" if _STRICT in describe(own) else ""
+        first.setdefault(f"baseline, {inputs(own)}{strict}", own)
+    return first
 
 
-def _point(rows: pd.DataFrame, setting: str = "") -> _Point | None:
-    """Of tiled attention in a setting, or of the baseline if none is named."""
-    subject = "variant" if setting else "baseline"
+def _point(rows: pd.DataFrame, subject: str, text: str, title: str) -> _Point | None:
+    """Of tiled attention or of its baseline in one scenario."""
     x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
     if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
         return None
-    if setting:
-        return _Point(x, y, setting, _POLICIES.get(str(rows["policy"].iloc[0]), GREY))
-    strict = ", all steps in F" if _STRICT in describe(rows) else ""
-    return _Point(x, y, f"baseline, {inputs(rows)}{strict}", GREY)
+    shade = _POLICIES.get(str(rows["policy"].iloc[0]), GREY) if subject == "variant" else GREY
+    return _Point(x, y, text, shade, title)
 
 
 def _square(axes: Axes, values: list[float]) -> None:
     """A decade is as long across as up; room for names on both sides of the diagonal."""
     low, high = at_least_a_decade(min(values) / 2, max(values) * 2)
     axes.set_ylim(low, high)
-    axes.set_xlim(low / (high / low) ** 0.25, high * (high / low) ** 0.3)
+    axes.set_xlim(low / (high / low) ** 0.1, high * (high / low) ** 0.1)
     axes.set_aspect("equal")
     axes.grid(visible=False)
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=0)
@@ -188,22 +191,22 @@ def rescales(rows: pd.DataFrame) -> Figure:
     """
     fmt = formats(rows)[0]
     own = chosen(rows[rows["format"] == fmt])
-    settings = ordered(own["setting"])
-    down = math.ceil(len(settings) / 3)
+    scenarios = ordered(own)
+    down = math.ceil(len(scenarios) / 3)
     figure = Figure(figsize=(PAGE, 2.0 * down + 0.4), layout="constrained")
     counts = [count for _, count in _counts(own)]
     low, high = at_least_a_decade(*limits(own, (_METRIC,), AREA))
-    for place, setting in enumerate(settings):
-        here = own[own["setting"] == setting]
+    for place, scenario in enumerate(scenarios):
+        here = of(own, scenario)
         axes = figure.add_subplot(down, 3, place + 1)
-        head(axes, Panel(setting, describe(here), here, large=False))
+        head(axes, Panel(scenario.title, ROLES[scenario.role], here, large=False), 3)
         log_y(axes, low, high)
         points = means(here, AREA, _METRIC)
         intervals = [interval for _, interval in points]
         axes.errorbar([x for x, _ in points], [i.estimate for i in intervals], whiskers(intervals), color=colour(fmt), marker="o")
         plain_ticks(axes, here[AREA].astype(float).unique().tolist(), turned=True)
         axes.tick_params(labelleft=place % 3 == 0)
-        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(settings) - 1)
+        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(scenarios) - 1)
     figure.supxlabel("block area Br · Bc, elements; R = ceil(N / Bc) − 1, the number of rescales", fontsize=8)
     figure.supylabel(f"max |tiled − baseline| at {fmt},\nabsolute (filled); R (open, right)", fontsize=8)
     return figure
@@ -211,7 +214,7 @@ def rescales(rows: pd.DataFrame) -> Figure:
 
 def _counts(rows: pd.DataFrame) -> list[tuple[float, int]]:
     """The number of rescales at each block area."""
-    tiles = rows.drop_duplicates(["setting", AREA]).sort_values(AREA)
+    tiles = rows.drop_duplicates([SCENARIO, AREA]).sort_values(AREA)
     sizes = zip(tiles[AREA], tiles[N], tiles["variant.tiling.bc"], strict=True)
     return [(float(area), math.ceil(int(n) / int(bc)) - 1) for area, n, bc in sizes]
 

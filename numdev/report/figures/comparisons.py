@@ -16,7 +16,7 @@ from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.finding import Undecidable
 from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
-from numdev.report.settings import formats, ordered
+from numdev.report.scenarios import formats, of, ordered
 from numdev.report.statistics import Interval, significant, typical
 from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 
@@ -61,7 +61,8 @@ def _beside(shade: str) -> dict[str, Any]:
 def _measured(axes: Axes, rows: pd.DataFrame, name: str, place: int) -> None:
     """One method's point, and how it compares with the published figure."""
     try:
-        interval = typical(rmse(rows, name).tolist())
+        found = rmse(rows, name)
+        interval = typical(found["value"].tolist(), found["cluster"].tolist())
     except Undecidable:
         axes.annotate("not measured", (FA3_RMSE[name], place), (8, 0), **_beside(GREY))
         return
@@ -124,8 +125,8 @@ def _above(shade: str) -> dict[str, Any]:
 def _lines(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
     """Label, policy and both ratios of each line of the picture."""
     found = []
-    for setting in ordered(rows["setting"]):
-        here = rows[rows["setting"] == setting]
+    for scenario in ordered(rows):
+        here = of(rows, scenario)
         for name in formats(here):
             own = here[here["format"] == name]
             for policy, (words, _) in _POLICIES.items():
@@ -133,5 +134,5 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
                     pair = of_policy(own, policy, "max_difference"), of_policy(own, policy, "rmse")
                 except Undecidable:
                     continue
-                found.append((f"{setting}: {name}, {words}", policy, *pair))
+                found.append((f"{scenario.title}: {name}, {words}", policy, *pair))
     return found

@@ -143,22 +143,22 @@ def blame(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
     Geometric means over seeds with 95 % intervals, on a log axis. A dashed line stands at each policy without a change.
 
     Args:
-        rows: of a study whose settings are `one_low` and `one_high`, and whose label `step` is the step that was changed, or
+        rows: of a study whose scenarios are `one_low` and `one_high`, and whose label `step` is the step that was changed, or
             `none`.
         metric: of `Deviation`.
 
     Raises:
-        BadInput: if a setting is neither of the two.
+        BadInput: if a scenario is neither of the two.
     """
     found = chosen(rows, reference="golden")
-    if unknown := set(found["setting"]) - set(_POLICIES):
-        raise BadInput("setting", sorted(unknown)[0], f"blame draws {' and '.join(_POLICIES)}")
+    if unknown := set(found["scenario"]) - set(_POLICIES):
+        raise BadInput("scenario", sorted(unknown)[0], f"blame draws {' and '.join(_POLICIES)}")
     names = [name for name in found["label.step"].unique() if name != NO_STEP]
     figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yscale("log")
-    for shift, (setting, (words, without, shade)) in zip((-0.2, 0.2), _POLICIES.items(), strict=True):
-        own = found[found["setting"] == setting]
+    for shift, (scenario, (words, without, shade)) in zip((-0.2, 0.2), _POLICIES.items(), strict=True):
+        own = found[found["scenario"] == scenario]
         steps = {name: replicates(own[own["label.step"] == name], metric) for name in (NO_STEP, *names)}
         for place, name in enumerate(names):
             _up(axes, place + shift, steps[name], shade)

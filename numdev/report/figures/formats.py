@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from numdev.formats import Format
 from numdev.report.evidence import over_baseline
-from numdev.report.figures.grid import Panel, by_setting, chosen, draw_grid, highest, replicates, whiskers
+from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, highest, replicates, whiskers
 from numdev.report.figures.labels import WHITE, room_above
 from numdev.report.finding import Undecidable
 from numdev.report.published import FIG4_RATIO
-from numdev.report.settings import formats
+from numdev.report.scenarios import SCENARIO, formats
 from numdev.report.statistics import Interval, significant
 from numdev.report.style import BLUE, GREY, SMALL, VERMILION, colour
 
@@ -38,7 +38,7 @@ def fig3(rows: pd.DataFrame) -> Figure:
         axes.set_xticks(range(len(names)), names)
         axes.tick_params(axis="x", length=0)
 
-    return draw_grid(by_setting(found), draw, _limits, axes_text=("number format F", "max |tiled − baseline|,\nabsolute"))
+    return draw_grid(by_scenario(found), draw, _limits, axes_text=("number format F", "max |tiled − baseline|,\nabsolute"))
 
 
 def fig4(rows: pd.DataFrame) -> Figure:
@@ -62,7 +62,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
     def ends(own: pd.DataFrame) -> tuple[float, float]:
         return _limits(own, FIG4_RATIO)
 
-    return draw_grid(by_setting(found), draw, ends, axes_text=("number format F", "max |result − golden|,\nabsolute"))
+    return draw_grid(by_scenario(found), draw, ends, axes_text=("number format F", "max |result − golden|,\nabsolute"))
 
 
 def _limits(rows: pd.DataFrame, paper: float = 0.0) -> tuple[float, float]:
@@ -71,7 +71,7 @@ def _limits(rows: pd.DataFrame, paper: float = 0.0) -> tuple[float, float]:
     if values.empty:
         return 1e-18, 1.0
     low = 10.0 ** (math.floor(math.log10(values.min())) - 1)
-    panels = [own for _, own in rows.groupby("setting")]
+    panels = [own for _, own in rows.groupby(SCENARIO)]
     return low, room_above(low, max(_top(own, paper) for own in panels), _ROOM)
 
 

@@ -1,8 +1,9 @@
-"""Small multiples: one panel per setting, the paper's own first and largest."""
+"""Small multiples: one panel per scenario, those that stand for the source first and largest."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from numdev.report.evidence import per_replicate
 from numdev.report.frames import is_broken
-from numdev.report.settings import describe, is_papers, ordered
+from numdev.report.scenarios import ROLES, is_sources, of, ordered
 from numdev.report.statistics import Interval, typical
 from numdev.report.style import COLUMN, GREY, PAGE, SMALL
+from numdev.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -29,23 +32,24 @@ class Panel:
     large: bool
 
 
+_CHARACTERS = 640  # of one point, bold, that stand beside one another on a page within its axes
+
 Draw = Callable[[Axes, Panel], None]
 Limits = Callable[[pd.DataFrame], tuple[float, float]]
 
 
-def by_setting(rows: pd.DataFrame) -> list[list[Panel]]:
-    """Rows of panels: the paper's settings, then the others by threes or fours."""
-    names = ordered(rows["setting"])
-    papers = [name for name in names if is_papers(name)] or names[:1]
+def by_scenario(rows: pd.DataFrame) -> list[list[Panel]]:
+    """Rows of panels: the scenarios that stand for the source, then the others by threes or fours."""
+    found = ordered(rows)
+    first = [scenario for scenario in found if is_sources(scenario)] or found[:1]
     return [
-        [_panel(rows, name, True) for name in papers],
-        *_wrapped(_panel(rows, n, False) for n in names if n not in papers),
+        [_panel(rows, scenario, True) for scenario in first],
+        *_wrapped(_panel(rows, scenario, False) for scenario in found if scenario not in first),
     ]
 
 
-def _panel(rows: pd.DataFrame, setting: str, large: bool) -> Panel:
-    own = rows[rows["setting"] == setting]
-    return Panel(setting, describe(own), own, large)
+def _panel(rows: pd.DataFrame, scenario: Scenario, large: bool) -> Panel:
+    return Panel(scenario.title, ROLES[scenario.role], of(rows, scenario), large)
 
 
 def _wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
@@ -87,7 +91,7 @@ def draw_grid(
             if large not in shared:
                 shared[large] = axes
                 log_y(axes, *limits(pd.concat([p.rows for own in groups[large] for p in own])))
-            head(axes, panel)
+            head(axes, panel, len(row))
             draw(axes, panel)
             axes.tick_params(labelleft=j == 0)
     figure.supxlabel(axes_text[0], fontsize=8)
@@ -95,10 +99,11 @@ def draw_grid(
     return figure
 
 
-def head(axes: Axes, panel: Panel) -> None:
-    """The title of a panel, and what it is in words below that."""
+def head(axes: Axes, panel: Panel, beside: int) -> None:
+    """The title of a panel, of which `beside` share the width of the page, and a note below it."""
     size = 8 if panel.large else 7
-    axes.set_title(panel.title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
+    title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
     axes.annotate(
         panel.note,
         (0, 1),
@@ -121,10 +126,11 @@ def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval
 
 
 def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
-    """The geometric mean over seeds, or None where nothing was measured or a replicate holds NaN or Inf."""
+    """The geometric mean over replicates, or None where nothing was measured or a replicate holds NaN or Inf."""
     if rows.empty or bool(is_broken(rows).any()):
         return None
-    return typical(rows.groupby("seed")[metric].mean().tolist())
+    found = per_replicate(rows, metric)
+    return typical(found["value"].tolist(), found["cluster"].tolist())
 
 
 def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:

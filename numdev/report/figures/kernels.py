@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.evidence_kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
-from numdev.report.figures.grid import highest, name_steps, whiskers
+from numdev.report.figures.grid import Panel, head, highest, name_steps, replicates, whiskers
 from numdev.report.finding import Undecidable, select
-from numdev.report.settings import formats, ordered
-from numdev.report.statistics import typical
+from numdev.report.scenarios import ROLES, formats, of, ordered
 from numdev.report.style import BLUE, GREY, PAGE, VERMILION, colour
 from numdev.report.style import SMALL as TINY
 
@@ -60,10 +59,11 @@ def policies(rows: pd.DataFrame) -> Figure:
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         for place, name in enumerate(names):
             try:
-                interval = typical(select(own, "variant", "golden", **{KERNEL: name}).groupby("seed")[METRIC].mean().tolist())
+                interval = replicates(select(own, "variant", "golden", **{KERNEL: name}), METRIC)
             except Undecidable:
                 axes.annotate("not measured", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(GREY))
                 continue
+            assert interval is not None, "select refuses what holds NaN"
             emulated, shade = name in _NAMES, {UNIFORM: VERMILION, INSIDE: BLUE}.get(name, "#000000")
             shade = GREY if name in UNFUSED else shade
             axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="D" if emulated else "o")
@@ -76,15 +76,15 @@ def policies(rows: pd.DataFrame) -> Figure:
 def _panels(
     rows: pd.DataFrame, names: list[str], draw: Callable[[Axes, pd.DataFrame], None], text: str, row: float = 0.27
 ) -> Figure:
-    """A panel per setting, a row per kernel, `row` inches high."""
-    settings = ordered(rows["setting"])
+    """A panel per scenario, a row per kernel, `row` inches high."""
+    scenarios = ordered(rows)
     figure = Figure(figsize=(PAGE, 0.9 + row * len(names)), layout="constrained")
-    grid: Any = figure.subplots(1, len(settings), sharey=True, squeeze=False)
-    for axes, setting in zip(grid[0], settings, strict=True):
-        axes.set_title(setting, loc="left", fontweight="bold")
+    grid: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
+    for axes, scenario in zip(grid[0], scenarios, strict=True):
+        head(axes, Panel(scenario.title, ROLES[scenario.role], rows, large=False), len(scenarios) + 1)
         axes.set_xscale("log")
         name_steps(axes.xaxis)
-        draw(axes, rows[rows["setting"] == setting])
+        draw(axes, of(rows, scenario))
         axes.margins(x=0.25)
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")

@@ -14,7 +14,7 @@ from numdev.report.figures.grid import Panel, chosen, draw_grid, means, plain_ti
 from numdev.report.figures.labels import corner
 from numdev.report.figures.trends import in_u, limits
 from numdev.report.finding import Undecidable
-from numdev.report.settings import describe, formats, is_papers, ordered
+from numdev.report.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.style import GREY, colour
 
 METRICS = ("max_difference",)
@@ -51,7 +51,7 @@ def fig6b(rows: pd.DataFrame) -> Figure:
 
 def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
     found = in_u(chosen(rows), METRICS)
-    found = found.merge(_areas(found), on=["setting", SRAM])
+    found = found.merge(_areas(found), on=[SCENARIO, SRAM])
     present = [name for name in _LINES if (found[SHAPE] == name).any()]
 
     def draw(axes: Axes, panel: Panel) -> None:
@@ -76,25 +76,25 @@ def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
 
 
 def _areas(rows: pd.DataFrame) -> pd.DataFrame:
-    """The block area of the paper's tile by setting and SRAM size: where every shape of that size stands."""
-    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates(["setting", SRAM])
-    return as_is[["setting", SRAM]].assign(area=as_is["tiling.area"].astype(float))
+    """The block area of the paper's tile by scenario and SRAM size: where every shape of that size stands."""
+    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates([SCENARIO, SRAM])
+    return as_is[[SCENARIO, SRAM]].assign(area=as_is["tiling.area"].astype(float))
 
 
 def _panels(rows: pd.DataFrame) -> list[list[Panel]]:
-    """A row of formats for each of the paper's settings, then the other settings, four in a row."""
-    papers, others = [], []
-    for setting in ordered(rows["setting"]):
-        here = rows[rows["setting"] == setting]
+    """A row of formats for each scenario that stands for the source, then the other scenarios, four in a row."""
+    first, others = [], []
+    for scenario in ordered(rows):
+        here = of(rows, scenario)
         row = []
         for name in formats(here):
             own = here[here["format"] == name]
-            row.append(Panel(f"{setting}, {name}", describe(here), own, is_papers(setting)))
-        if is_papers(setting):
-            papers.append(row)
+            row.append(Panel(f"{scenario.title}: {name}", ROLES[scenario.role], own, is_sources(scenario)))
+        if is_sources(scenario):
+            first.append(row)
         else:
             others += row
-    return papers + [others[i : i + 4] for i in range(0, len(others), 4)]
+    return first + [others[i : i + 4] for i in range(0, len(others), 4)]
 
 
 def _line(axes: Axes, rows: pd.DataFrame, shape: str, shade: str) -> None:

@@ -123,7 +123,7 @@ def _panels(
     sharey: bool,
     over_n: bool = True,
 ) -> Figure:
-    """A panel for each setting and shape, two in a row, under one legend."""
+    """A panel for each scenario and shape, two in a row, under one legend."""
     groups = [group for _, group in rows.groupby(list(SHAPE), sort=False, dropna=False)]
     across = min(2, len(groups))
     down = -(-len(groups) // across)
@@ -132,8 +132,8 @@ def _panels(
     every = [axes for row in grid for axes in row]
     for axes, own in zip(every, groups, strict=False):
         first = own.iloc[0].to_dict()
-        setting = f"{first['setting']}: " if rows["setting"].nunique() > 1 else ""
-        axes.set_title(f"{setting}{shape_text(first)}", loc="left", fontweight="bold")
+        title = f"{first['scenario.title']}: " if rows["scenario"].nunique() > 1 else ""
+        axes.set_title(f"{title}{shape_text(first)}", loc="left", fontweight="bold")
         draw(axes, own)
         if over_n:
             plain_ticks(axes, own[N].unique().astype(float).tolist())

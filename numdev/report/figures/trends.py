@@ -19,7 +19,7 @@ from numdev.formats import Format
 from numdev.report.evidence import over_area, over_length
 from numdev.report.figures.grid import (
     Panel,
-    by_setting,
+    by_scenario,
     chosen,
     draw_grid,
     highest,
@@ -31,7 +31,7 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import corner, paper_goes, room_above, spread
 from numdev.report.finding import Undecidable
-from numdev.report.settings import formats
+from numdev.report.scenarios import SCENARIO, formats
 from numdev.report.statistics import Interval, significant
 from numdev.report.style import GREY, colour
 
@@ -84,7 +84,7 @@ def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
 
 def limits(rows: pd.DataFrame, metrics: tuple[str, ...], *across: str, room: float = 0.0) -> tuple[float, float]:
     """Below and above every interval at values of `across`; the upper share `room` of the axis stays free for words."""
-    groups = [group for _, group in rows.groupby(["subject", "setting", "format", *across])]
+    groups = [group for _, group in rows.groupby(["subject", SCENARIO, "format", *across])]
     found = [replicates(group, metric) for group in groups for metric in metrics]
     intervals = [interval for interval in found if interval is not None and interval.estimate > 0]
     if not intervals:
@@ -115,7 +115,7 @@ def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: 
     def ends_of(own: pd.DataFrame) -> tuple[float, float]:
         return limits(own, metrics, across.column, room=_ROOM)
 
-    return draw_grid(by_setting(found), draw, ends_of, axes_text=(across.text, text))
+    return draw_grid(by_scenario(found), draw, ends_of, axes_text=(across.text, text))
 
 
 def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:

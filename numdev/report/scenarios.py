@@ -1,4 +1,4 @@
-"""The circumstances under which a study repeats its question: their order, and what they are in words."""
+"""The scenarios of a study: their order, what they are in words, and what a verdict on one generalises over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-PAPER = "uniform"  # settings of the paper: uniform inputs, every step in one format, either recurrence
+from numdev.scenario import Role, Scenario
+
+SCENARIO, TITLE, ROLE = "scenario", "scenario.title", "scenario.role"
+ROLES = {
+    Role.PAPER: "as the source states it",
+    Role.ASSUMED: "our assumption",
+    Role.BEYOND: "",
+    Role.CONTROL: "control",
+}
+"""What a reader is told of a scenario's role."""
 FORMATS = ("e5m2", "e4m3fn", "bf16", "fp16", "tf32", "fp32", "fp64")  # from few mantissa bits to many
 
 _INPUTS = {
@@ -30,14 +39,46 @@ _SIZES = {
 _RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
-def is_papers(setting: str) -> bool:
-    """Whether a setting is one of the paper's own: `uniform_each` (FlashAttention-1), `uniform_end` (-2), `uniform`."""
-    return setting == PAPER or setting.startswith(f"{PAPER}_")
+def ordered(rows: pd.DataFrame) -> list[Scenario]:
+    """The scenarios of some rows, the source's own first, otherwise as they come."""
+    columns = [SCENARIO, TITLE, ROLE]
+    found = rows[columns].drop_duplicates().itertuples(index=False)
+    return by_role(Scenario(str(name), str(title), Role(role)) for name, title, role in found)
 
 
-def ordered(settings: Iterable[str]) -> list[str]:
-    """The paper's settings first, otherwise as they come, each once."""
-    return sorted(dict.fromkeys(settings), key=lambda setting: not is_papers(setting))
+def by_role(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """The source's own first, then those beyond it, controls last; otherwise as they come."""
+    places = {role: place for place, role in enumerate(Role)}
+    return sorted(scenarios, key=lambda scenario: places[scenario.role])
+
+
+def is_sources(scenario: Scenario) -> bool:
+    """Whether it stands for what the source of a claim measured: by its own statement, or by our assumption about it."""
+    return scenario.role in (Role.PAPER, Role.ASSUMED)
+
+
+def shown_first(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """The source's own; every one, where none is."""
+    found = list(scenarios)
+    return [scenario for scenario in found if is_sources(scenario)] or found
+
+
+def of(rows: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
+    """The rows of one scenario."""
+    return rows[rows[SCENARIO] == scenario.name]
+
+
+def generality(rows: pd.DataFrame) -> str:
+    """What a verdict on some rows generalises over: the seeds of a distribution, or the heads of some layers."""
+    own = rows[rows["subject"] == "variant"]
+    if own.empty:
+        return ""
+    count = own[["seed", "cluster"]].drop_duplicates().shape[0] if "cluster" in own else own["seed"].nunique()
+    layers = sorted(name for name in own["cluster"].dropna().unique() if name) if "cluster" in own else []
+    if layers:
+        these = f"layer {layers[0]}" if len(layers) == 1 else f"these {len(layers)} layers, {', '.join(layers)}"
+        return f"over the heads of {these} ({count} here)"
+    return f"over seeds of {inputs(own) or 'the inputs'} ({count} here)"
 
 
 def formats(rows: pd.DataFrame) -> list[str]:
@@ -47,7 +88,7 @@ def formats(rows: pd.DataFrame) -> list[str]:
 
 
 def describe(rows: pd.DataFrame) -> str:
-    """What the rows of one setting have in common, such as `U[0, 1), all steps in F, FA2`."""
+    """What the rows of one scenario have in common, such as `U[0, 1), all steps in F, FA2`."""
     narrow = rows[~rows["format"].isin(["fp32", "fp64"])]  # kernel(F) is uniform(F) where F is FP32 or wider
     parts = [
         inputs(rows),
@@ -58,15 +99,14 @@ def describe(rows: pd.DataFrame) -> str:
 
 
 def circumstances(rows: pd.DataFrame) -> str:
-    """Of one setting in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64; 10 seeds`."""
+    """Of one scenario in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64`, and its replicates."""
     own = rows[rows["subject"] == "variant"]
     if own.empty:
         return ""
     shown = [f"{name} = {_span(own[column])}" for name, column in _SIZES.items() if column in own and own[column].notna().any()]
     if (own["problem.shape.queries"] != own["problem.shape.keys"]).any():
         shown.insert(0, f"queries = {_span(own['problem.shape.queries'])}")
-    seeds = own["seed"].nunique()
-    parts = [describe(own), ", ".join(shown), f"{seeds} seeds" if seeds > 1 else "1 seed"]
+    parts = [describe(own), ", ".join(shown), generality(own)]
     return "; ".join(part for part in parts if part)
 
 

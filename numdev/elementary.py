@@ -1,16 +1,16 @@
 """Sums, differences, products and quotients that are rounded to a format once, in any mode.
 
-A carrier rounds first, and a cast of its result rounds again. That is harmless to nearest if the operands are numbers of `p` bits
-and the carrier has at least `2p + 2` (Figueroa 1995), or if the carrier's result is exact. Everywhere else (directed modes,
-operands wider than the format, formats that the carrier barely holds) the first rounding is made harmless by an error-free
-transformation: the result is the carrier's number `s` and the exact rest `e`, and `s` is moved to its neighbour with an odd last bit
-wherever `e` is not 0 (round to odd). Rounding that number to at most `q - 2` of its `q` bits is rounding the exact result, in
-every mode (Boldo & Melquiond 2008, Theorem 1). For stochastic rounding `s` moves towards `e` with the probability of `|e|` over the
-distance to the neighbour, which keeps the expectation.
+A carrier rounds first, and a cast of its result rounds again. That is harmless to nearest if the operands are numbers of
+`p` bits and the carrier has at least `2p + 2` (Figueroa 1995), or if the carrier's result is exact. Everywhere else (directed
+modes, operands wider than the format, formats that the carrier barely holds) the first rounding is made harmless by an
+error-free transformation: the result is the carrier's number `s` and the exact rest `e`, and `s` is moved to its neighbour with
+an odd last bit wherever `e` is not 0 (round to odd). Rounding that number to at most `q - 2` of its `q` bits is rounding the
+exact result, in every mode (Boldo & Melquiond 2008, Theorem 1). For stochastic rounding `s` moves towards `e` with the
+probability of `|e|` over the distance to the neighbour, which keeps the expectation.
 
 Sums: TwoSum (Knuth 1997, section 4.2.2, Theorem B). Products: exact in FP64 for FP32 operands, TwoProduct by Dekker's splitting
-(1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another 24-bit number or
-to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
+(1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another 24-bit
+number or to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
 
 Limits: an FP64 product below `2^-960` loses its rest, unless it is 0; an FP32 product below `2^-126` of two operands whose product
 should be exact is a multiple of `2^-149` first, which moves a tie between subnormal numbers of a format with the exponents
@@ -104,11 +104,11 @@ class RoundedOnce:
 
 
 def _bits(operand: Operand) -> int:
-    """Significant bits of the numbers of a format, or of a constant."""
+    """Significant bits of the numbers of a format, or those that a constant adds to a product: none if it is a power of two."""
     if isinstance(operand, Format):
         return operand.precision
     numerator, _ = math.frexp(operand)[0].as_integer_ratio()
-    return abs(numerator).bit_length()
+    return 0 if abs(numerator) == 1 else abs(numerator).bit_length()
 
 
 def _with_rest(operation: Operation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

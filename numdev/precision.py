@@ -132,7 +132,7 @@ class Precision:
             raise BadInput("precision.probabilities", str(self.probabilities), mend)
         for cast in self.casts():
             if cast.to.precision >= 52 and cast != Cast(FP64):
-                mend = "FP64 arithmetic rounds to nearest even and cannot round its 53 bits to 52; give fp64, or at most 50 mantissa bits"
+                mend = "FP64 rounds to nearest even, and has no bits to spare for 52; give fp64, or at most 50 mantissa bits"
                 raise BadInput("precision", str(cast), mend)
 
     @staticmethod

@@ -1,14 +1,15 @@
 """Matrix products and row sums in a carrier, in an order of summation that does not depend on what stands beside a row.
 
-BLAS promises no order: it changes with the number of rows, columns and matrices, with the layout, the threads and the maker of the
-processor. On a CPU every product here is therefore made of products of one fixed shape: blocks of `ROWS` rows (the last padded with
-zeros), at most `INNER` products to a sum, a multiple of `COLUMNS` columns; sums of blocks are added in order, one by one. BLAS
-then sees the same call for a row whatever else is computed, and the result of a row depends on that row and on the right operand alone.
+BLAS promises no order: it changes with the number of rows, columns and matrices, with the layout, the threads and the maker of
+the processor. On a CPU every product here is therefore made of products of one fixed shape: blocks of `ROWS` rows (the last
+padded with zeros), at most `INNER` products to a sum, a multiple of `COLUMNS` columns; the sums of blocks are added in order.
+BLAS then gets the same call for a row whatever else is computed, and a row's result depends on that row and on the right
+operand alone.
 
-What holds by this construction and is tested on each of MKL's code paths: a row's bits do not depend on the rows, heads or batch
-entries beside it, in FP32 and FP64; equal columns give equal results in FP32. In FP64 equal columns may differ within the bound of
-a sum in any order, `gamma_n |a| |b|` with `gamma_n = n u / (1 - n u)` (Higham 2002, section 3.1): AMD processors add them in different
-orders. On a GPU, where blocks would be slow, the order is the library's.
+What holds by this construction, and is tested on several of MKL's code paths: a row's bits do not depend on the rows, heads or
+batch entries beside it, in FP32 and FP64; equal columns give equal results in FP32. In FP64 equal columns may differ within the
+bound of a sum in any order, `gamma_n |a| |b|` with `gamma_n = n u / (1 - n u)` (Higham 2002, section 3.1), because on AMD
+processors MKL adds them in different orders. On a GPU, where blocks would be slow, the order is the library's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass, whatever the
 def product(
     a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
 ) -> Float[Tensor, "*batch rows columns"]:
-    """`a @ b` in the carrier; the leading dimensions of `b` are those of `a`, the last of them 1 where matrices of `a` share one."""
+    """`a @ b` in the carrier; `b` has the leading dimensions of `a`, the last of them 1 where matrices of `a` share one."""
     if not a.is_cpu:
         return a @ b
     columns, inner = b.shape[-1], a.shape[-1]

@@ -12,16 +12,19 @@ from numdev.attention.tiled import Tiled
 from numdev.errors import Unsupported
 from numdev.formats import INT8
 from numdev.mask import Mask
-from numdev.precision import Precision
+from numdev.precision import Dot, Precision
 from numdev.quantise import Quantised, Smoothing
 from numdev.rounding import Cast
-from numdev.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.tiling import Order, Tiling
 from tests.cases import MASKS, POLICIES, Sizes, draw, lse_of, mixed, on
 from tests.test_triton import fitted
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
-NARROW = ["uniform_bf16", "uniform_fp16", "uniform_e5m2", "eager_bf16", "kernel_bf16", "kernel_fp16", "narrow_sum", "fp8", "int8"]
+NARROW = [
+    *("uniform_bf16", "uniform_fp16", "uniform_e5m2", "eager_bf16", "kernel_bf16", "kernel_fp16", "narrow_sum", "fp8", "int8"),
+    "toward_zero",
+]
 BINARY = OnlineSoftmax(exp=Exponential.EXP2)
 
 
@@ -58,8 +61,10 @@ def test_the_same_bits_where_everything_is_exact(name: str, mask: str, device: s
         (Tiling(20, 13, Order.REVERSE, splits=2), OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)),
         (Tiling(16, 32), OnlineSoftmax(normalise=Normalise.EACH)),
         (Tiling(16, 32), OnlineSoftmax(exp=Exponential.EXP2, scale_on=ScaleOn.QUERIES, p_scale=256.0)),
+        (Tiling(16, 16), OnlineSoftmax(normalise=Normalise.EACH, maximum=Maximum.LOCAL)),
+        (Tiling(16, 16, splits=2), OnlineSoftmax(exp=Exponential.EXP2, maximum=Maximum.LOCAL, p_scale=127.0)),
     ],
-    ids=["plain", "reverse, split, lazy", "each", "queries, p_scale"],
+    ids=["plain", "reverse, split, lazy", "each", "queries, p_scale", "FlashAttention-1", "local, scaled"],
 )
 def test_close_to_the_emulation_elsewhere(name: str, tiling: Tiling, softmax: OnlineSoftmax, device: str) -> None:
     """A last bit of FP32 can tip a rounding to the step's format, by one ulp of that step; few elements are at such an edge.
@@ -91,6 +96,38 @@ def test_products_between_roundings_of_a_sum(device: str) -> None:
         plain = Tiled(base, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
         if field != "scores":  # small whole scores are exact either way
             assert not torch.equal(got.out, plain.out), f"{field}: rounding must show"
+
+
+@pytest.mark.parametrize("text", ["e4m3fn", "e5m7finite", "bf16:saturate"])
+@pytest.mark.parametrize("step", ["exponential", "rescale"])
+@pytest.mark.parametrize("maximum", Maximum)
+def test_what_is_not_seen_is_never_rounded(maximum: Maximum, step: str, text: str, device: str) -> None:
+    """A format without infinity: masked keys have no part, and no row is NaN."""
+    policy = Precision(**{**vars(Precision.parse("kernel_bf16")), step: Cast.parse(text)})
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, maximum=maximum)
+    inputs = on(device, policy.round_inputs(*whole(SIZES)))
+    mask, scale = Mask(causal=True, window=30), 1.0 / softmax.log_scale
+    got = Instrumented(policy, Tiling(16, 16), softmax)(*inputs, mask, scale)
+    expected = Tiled(policy, Tiling(16, 16), softmax)(*inputs, mask, scale)
+    assert bool(got.out.isfinite().all())
+    assert torch.equal(got.out, expected.out)
+
+
+@pytest.mark.parametrize("field", ["accumulator", "row_sum", "values", "scores"])
+@pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero", "bf16"])
+def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: str) -> None:
+    """One narrow step among FP32 ones: in the kernel and in the emulation an operation rounds once, and the bits are the same.
+
+    Products and exponentials are exact (whole scores, powers of two), so that only the sums and the rescales round.
+    """
+    base = Precision.parse("kernel_bf16")
+    step = Cast.parse(text) if field == "accumulator" else Dot.parse(f"{text}@3")
+    policy = Precision(**{**vars(base), field: step})
+    inputs = on(device, policy.round_inputs(*whole(SIZES)))
+    scale = 1.0 / BINARY.log_scale
+    got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
+    expected = Tiled(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
+    assert torch.equal(got.out, expected.out)
 
 
 def test_one_step_toward_zero(device: str) -> None:

@@ -69,10 +69,10 @@ class Naive(UnderPolicy):
         m = s.amax(-1, keepdim=True)
         p = steps.exponential(s, m, torch.exp_)
         row_sum = steps.row_sum(p)
-        lse = steps.lse(m, row_sum, self.precision.scores.accumulate.to).squeeze(-1)
+        lse = steps.lse(m, row_sum).squeeze(-1)
         if self.normalise is Normalise.EACH:
             out = steps.values(steps.share(p, row_sum), v, visible)
         else:
             out = steps.values(steps.probabilities(p), v, visible)
-            out = steps.normalise(steps.round(self.precision.accumulator, out), row_sum)
+            out = steps.normalise(steps.enter_accumulator(out), row_sum)
         return steps.output(out), lse

@@ -136,4 +136,4 @@ class Rows:
         steps, soft = self._run.steps, self._run.softmax
         steps.at(self._split, -1, self._first)
         out = self.o if soft.normalise is Normalise.EACH else steps.normalise(self.o, self.l)
-        return out, steps.lse(self.m, self.l, steps.precision.scores.accumulate.to, soft.log_scale)
+        return out, steps.lse(self.m, self.l, soft.log_scale)

@@ -1,7 +1,7 @@
 """The steps of attention under a policy: each elementary operation is rounded once, to the format of its step.
 
-Minus infinity stands for "no number": the score of a key that is not seen, or the maximum of a row that has seen none. It is never
-rounded, saturated or subtracted, and its exponential is 0.
+Minus infinity stands for "no number": the score of a key that is not seen, or the maximum of a row that has seen none. It is
+never rounded, saturated or subtracted, and its exponential is 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,38 @@ import torch
 from torch import Tensor
 
 from numdev.elementary import Operand, Operation, RoundedOnce
-from numdev.formats import Format
 from numdev.noise import Noise
-from numdev.precision import Precision, Watch
+from numdev.precision import Dot, Precision, Watch
 from numdev.products import visible_product
 from numdev.rounding import Cast
 
 NEVER = float("-inf")
 Function = Callable[[Tensor], Tensor]
+
+_CONSTANT = ""
+# The step whose cast rounds an operation, what is done, and the steps in whose formats its operands are.
+_OPERATIONS = {
+    "scale scores": ("scores", Operation.MULTIPLY, "scores", _CONSTANT),
+    "shift ties": ("scores", Operation.MULTIPLY, "scores", _CONSTANT),
+    "shift scores": ("exponential", Operation.SUBTRACT, "scores", "scores"),
+    "share": ("exponential", Operation.DIVIDE, "exponential", "row_sum"),
+    "fall of the maximum": ("rescale", Operation.SUBTRACT, "scores", "scores"),
+    "weigh sum": ("row_sum", Operation.MULTIPLY, "row_sum", "rescale"),
+    "add sums": ("row_sum", Operation.ADD, "row_sum", "row_sum"),
+    "unscale sum": ("row_sum", Operation.DIVIDE, "row_sum", _CONSTANT),
+    "scale probabilities": ("probabilities", Operation.MULTIPLY, "exponential", _CONSTANT),
+    "unscale values": ("values", Operation.DIVIDE, "values", _CONSTANT),
+    "rescale output": ("accumulator", Operation.MULTIPLY, "accumulator", "rescale"),
+    "weigh output": ("accumulator", Operation.MULTIPLY, "accumulator", "row_sum"),
+    "weigh values": ("accumulator", Operation.MULTIPLY, "values", "rescale"),
+    "accumulate": ("accumulator", Operation.ADD, "accumulator", "values"),
+    "accumulate weighed": ("accumulator", Operation.ADD, "accumulator", "accumulator"),
+    "normalise": ("accumulator", Operation.DIVIDE, "accumulator", "row_sum"),
+    "unscale maximum": ("row_sum", Operation.DIVIDE, "scores", _CONSTANT),
+    "log sum": ("row_sum", Operation.ADD, "scores", "row_sum"),
+    "distance of splits": ("rescale", Operation.SUBTRACT, "row_sum", "row_sum"),
+    "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,74 +67,70 @@ class Steps:
         """The steps of a run over so many rows of each head."""
         return Steps(precision, precision.carrier, Noise(total_rows=total_rows) if precision.is_random else None)
 
-    def round(self, cast: Cast, x: Tensor) -> Tensor:
-        return cast.apply_(x, self.noise)
-
     def at(self, split: int, tile: int, rows: int) -> None:
         """Begin the rounding events of a tile, on a block of rows; see `Noise.at`."""
         if self.noise is not None:
             self.noise.at(split, tile, rows)
 
+    def is_harmless(self, step: str, constants: tuple[float, ...]) -> bool:
+        """Whether the carrier's own operations, then the cast, round every operation of a step as if once.
+
+        `constants` are those that its operations meet.
+        """
+        dot = getattr(self.precision, step)
+        if isinstance(dot, Dot) and dot.every is not None and not dot.accumulate.is_identity_on(self.carrier):
+            return False
+        names = [name for name, (own, *_) in _OPERATIONS.items() if own == step]
+        return all(self.operation(name, constant).is_harmless for name in names for constant in (1.0, *constants))
+
     def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
         """`S = factor Q K^T`."""
-        step = self.precision.scores
-        s = step(q, keys, self.noise)
-        return s if factor == 1.0 else self._times("scores", step.accumulate, s, factor, step.accumulate.to, factor)
+        s = self.precision.scores(q, keys, self.noise)
+        return s if factor == 1.0 else self._do("scale scores", s, factor)
+
+    def shift_tied(self, beta: float | None) -> Function:
+        """`beta m`, in the format of the scores, for a tied maximum."""
+        return lambda m: m if beta is None else self._do("shift ties", m, beta)
 
     def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
         """`P = exp(S - m)`, 0 where S or m is no number."""
-        cast, scores = self.precision.exponential, self.precision.scores.accumulate.to
+        cast = self.precision.exponential
         never = None if cast.keeps_minus_infinity else s == NEVER
         if never is not None:
             s.masked_fill_(never, 0.0)
-        difference = self._once("exponential", Operation.SUBTRACT, cast, scores, scores)(
-            s, m.masked_fill(m == NEVER, 0.0), self.noise
-        )
+        difference = self._do("shift scores", s, m.masked_fill(m == NEVER, 0.0))
         p = cast.apply_(exp(difference), self.noise)
         return p if never is None else p.masked_fill_(never, 0.0)
 
     def rescale(self, m: Tensor, m_next: Tensor, exp: Function) -> Tensor:
         """`exp(m - m')`, the factor of what was summed relative to m; 0 where m is no number."""
-        cast, scores = self.precision.rescale, self.precision.scores.accumulate.to
-        never = m == NEVER
-        difference = torch.where(never, 0.0, m)
-        self._once("rescale", Operation.SUBTRACT, cast, scores, scores)(difference, torch.where(never, 0.0, m_next), self.noise)
-        return cast.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
-
-    def shift_tied(self, beta: float | None) -> Function:
-        """`beta m`, in the format of the scores, for a tied maximum."""
-        cast = self.precision.scores.accumulate
-        return lambda m: m if beta is None else self._times("shift_tied", cast, m, beta, cast.to, beta)
+        return self._decay("fall of the maximum", m, m_next, exp)
 
     def row_sum(self, p: Tensor, scale: float = 1.0, watch: Watch | None = None) -> Tensor:
         """`sum P`, and the scale of P taken out of it."""
-        dot = self.precision.row_sum
-        total, cast = dot.sum(p, self.noise, watch), dot.accumulate
-        if scale == 1.0:
-            return total
-        return self._once("row_sum", Operation.DIVIDE, cast, cast.to, scale)(total, scale, self.noise)
+        total = self.precision.row_sum.sum(p, self.noise, watch)
+        return total if scale == 1.0 else self._do("unscale sum", total, scale)
 
     def weigh_sum(self, row_sum: Tensor, factor: Tensor) -> Tensor:
         """`alpha l`, in memory of its own."""
-        cast = self.precision.row_sum.accumulate
-        return self._times("weigh_sum", cast, row_sum.clone(), factor, cast.to, self.precision.rescale.to)
+        return self._do("weigh sum", row_sum.clone(), factor)
 
     def add_sums(self, row_sum: Tensor, more: Tensor) -> Tensor:
         """`l + sum P`, in memory of its own."""
-        cast = self.precision.row_sum.accumulate
-        return self._once("add_sums", Operation.ADD, cast, cast.to, cast.to)(row_sum.clone(), more, self.noise)
+        return self._do("add sums", row_sum.clone(), more)
 
     def probabilities(self, p: Tensor, scale: float = 1.0) -> Tensor:
         """P times `scale` as it enters the second product."""
-        cast, entered = self.precision.probabilities, self.precision.exponential
+        cast = self.precision.probabilities
         if scale != 1.0 and isinstance(cast, Cast):
-            return self._times("probabilities", cast, p, scale, entered.to, scale)
-        return p if cast == entered else cast.apply_(p.mul_(scale), self.noise)  # a number of the format is not rounded again
+            return self._do("scale probabilities", p, scale)
+        if cast == self.precision.exponential:
+            return p  # a number of the format is not rounded again
+        return cast.apply_(p.mul_(scale), self.noise)
 
     def share(self, p: Tensor, row_sum: Tensor) -> Tensor:
         """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""
-        cast, sums = self.precision.exponential, self.precision.row_sum.accumulate.to
-        return self.probabilities(self._once("share", Operation.DIVIDE, cast, cast.to, sums)(p, divisor(row_sum), self.noise))
+        return self.probabilities(self._do("share", p, divisor(row_sum)))
 
     def values(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """`P V`, in which keys that a row does not see have no part."""
@@ -118,82 +138,101 @@ class Steps:
 
     def unscale_values(self, product: Tensor, scale: float) -> Tensor:
         """`P V / scale`, which undoes the scale of P."""
-        cast = self.precision.values.accumulate
-        return self._once("unscale_values", Operation.DIVIDE, cast, cast.to, scale)(product, scale, self.noise)
+        return self._do("unscale values", product, scale)
 
     def rescale_output(self, o: Tensor, alpha: Tensor) -> Tensor:
         """`alpha O`."""
-        cast = self.precision.accumulator
-        return self._times("rescale_output", cast, o, alpha, cast.to, self.precision.rescale.to)
+        return self._do("rescale output", o, alpha)
 
     def weigh_output(self, o: Tensor, row_sum: Tensor) -> Tensor:
         """`(alpha l) O`: the result so far, as the sum that it was."""
-        cast = self.precision.accumulator
-        return self._times("weigh_output", cast, o, row_sum, cast.to, self.precision.row_sum.accumulate.to)
+        return self._do("weigh output", o, row_sum)
 
     def weigh_values(self, product: Tensor, beta: Tensor) -> Tensor:
         """`beta P V`, in the format of the accumulator."""
-        of = self.precision.values.accumulate.to
-        return self._times("weigh_values", self.precision.accumulator, product, beta, of, self.precision.rescale.to)
+        return self._do("weigh values", product, beta)
 
     def accumulate(self, o: Tensor, more: Tensor) -> Tensor:
         """`O + P V`."""
-        cast = self.precision.accumulator
-        return self._once("accumulate", Operation.ADD, cast, cast.to, self.precision.values.accumulate.to)(o, more, self.noise)
+        return self._do("accumulate", o, more)
 
     def accumulate_weighed(self, o: Tensor, more: Tensor) -> Tensor:
         """`O + beta P V`, or `O + w O_s`: both of the format of the accumulator."""
-        cast = self.precision.accumulator
-        return self._once("accumulate_weighed", Operation.ADD, cast, cast.to, cast.to)(o, more, self.noise)
+        return self._do("accumulate weighed", o, more)
 
     def normalise(self, o: Tensor, row_sum: Tensor) -> Tensor:
         """`O / l`, 0 where l is 0."""
-        cast, sums = self.precision.accumulator, self.precision.row_sum.accumulate.to
-        return self._once("normalise", Operation.DIVIDE, cast, cast.to, sums)(o, divisor(row_sum), self.noise)
+        return self._do("normalise", o, divisor(row_sum))
+
+    def enter_accumulator(self, product: Tensor) -> Tensor:
+        """`P V` in the format of the accumulator."""
+        return self.precision.accumulator.apply_(product, self.noise)
 
     def output(self, out: Tensor) -> Tensor:
+        """What is returned, in the format of the output."""
         return self.precision.output.apply_(out, self.noise)
 
-    def lse(self, m: Tensor, row_sum: Tensor, of: Format, log_scale: float = 1.0) -> Tensor:
-        """`LSE = m / log_scale + log l`, in memory of its own; minus infinity where the row has no sum. `of` is the format of m."""
-        cast = self.precision.row_sum.accumulate
+    def lse(self, m: Tensor, row_sum: Tensor, log_scale: float = 1.0) -> Tensor:
+        """`LSE = m / log_scale + log l`, in memory of its own; minus infinity where the row has no sum."""
         m = m.masked_fill(m == NEVER, 0.0)
-        if log_scale != 1.0:
-            m = self._once("unscale_maximum", Operation.DIVIDE, cast, of, log_scale)(m, log_scale, self.noise)
-            of = cast.to
-        empty = row_sum == 0
-        log = cast.apply_(row_sum.masked_fill(empty, 1.0).log_(), self.noise)
-        return self._once(f"lse of {of.name}", Operation.ADD, cast, of, cast.to)(m, log, self.noise).masked_fill_(empty, NEVER)
+        if log_scale == 1.0:
+            return self._log_sum("log sum", m, row_sum)
+        return self._log_sum("add sums", self._do("unscale maximum", m, log_scale), row_sum)
 
     def weight(self, lse: Tensor, of: Tensor) -> Tensor:
         """`exp(LSE_s - LSE)`, the weight of a split; 0 of one without a sum."""
-        cast, sums = self.precision.rescale, self.precision.row_sum.accumulate.to
-        never = lse == NEVER
-        difference = torch.where(never, 0.0, lse)
-        self._once("weight", Operation.SUBTRACT, cast, sums, sums)(difference, torch.where(never, 0.0, of), self.noise)
-        return cast.apply_(difference.exp_(), self.noise).masked_fill_(never, 0.0)
+        return self._decay("distance of splits", lse, of, torch.exp_)
 
     def add_weight(self, total: Tensor, weight: Tensor) -> Tensor:
         """`l + w`, the sum of the weights of the splits."""
-        cast = self.precision.row_sum.accumulate
-        return self._once("add_weight", Operation.ADD, cast, cast.to, self.precision.rescale.to)(total, weight, self.noise)
+        return self._do("add weight", total, weight)
+
+    def lse_of_splits(self, largest: Tensor, total: Tensor) -> Tensor:
+        """`LSE = max LSE_s + log l`."""
+        return self._log_sum("add sums", largest.masked_fill(largest == NEVER, 0.0), total)
 
     def add_part(self, combined: Tensor, out: Tensor, weight: Tensor) -> Tensor:
         """`O + w O_s`."""
         return self.accumulate_weighed(combined, self.rescale_output(out.clone(), weight))
 
-    def _times(self, name: str, cast: Cast, x: Tensor, y: Tensor | float, left: Format, right: Operand) -> Tensor:
-        return self._once(name, Operation.MULTIPLY, cast, left, right)(x, y, self.noise)
+    def _log_sum(self, name: str, m: Tensor, row_sum: Tensor) -> Tensor:
+        empty = row_sum == 0
+        log = self.precision.row_sum.accumulate.apply_(row_sum.masked_fill(empty, 1.0).log_(), self.noise)
+        return self._do(name, m, log).masked_fill_(empty, NEVER)
 
-    def _once(self, name: str, operation: Operation, cast: Cast, left: Operand, right: Operand) -> RoundedOnce:
-        """The operation of a name, made when it is first asked for: a step is taken at every tile."""
-        if name not in self._known:
-            self._known[name] = RoundedOnce(operation, cast, left, right, self.carrier)
-        return self._known[name]
+    def _decay(self, name: str, x: Tensor, of: Tensor, exp: Function) -> Tensor:
+        """`exp(x - of)` in the format of `rescale`, 0 where x is no number."""
+        never = x == NEVER
+        difference = self._do(name, torch.where(never, 0.0, x), torch.where(never, 0.0, of))
+        return self.precision.rescale.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
+
+    def _do(self, name: str, x: Tensor, y: Tensor | float) -> Tensor:
+        return self.operation(name, y if isinstance(y, float) else 1.0)(x, y, self.noise)
+
+    def operation(self, name: str, constant: float) -> RoundedOnce:
+        """An operation, made when it is first asked for: it is done at every tile."""
+        key = name, constant
+        if key not in self._known:
+            step, operation, left, right = _OPERATIONS[name]
+            cast = _cast(self.precision, step)
+            assert isinstance(cast, Cast), "a microscaled P is not rounded number by number"
+            operands: tuple[Operand, Operand] = (self._format(left), self._format(right) if right else constant)
+            self._known[key] = RoundedOnce(operation, cast, *operands, self.carrier)
+        return self._known[key]
+
+    def _format(self, step: str) -> Operand:
+        cast = _cast(self.precision, step)
+        assert isinstance(cast, Cast), "no operand is microscaled"
+        return cast.to
 
     @cached_property
-    def _known(self) -> dict[str, RoundedOnce]:
+    def _known(self) -> dict[tuple[str, float], RoundedOnce]:
         return {}
+
+
+def _cast(precision: Precision, step: str) -> object:
+    own = getattr(precision, step)
+    return own.accumulate if isinstance(own, Dot) else own
 
 
 def divisor(row_sum: Tensor) -> Tensor:

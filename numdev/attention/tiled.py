@@ -32,8 +32,9 @@ _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
 class Tiled(UnderPolicy):
     """Tiled attention under a precision policy.
 
-    A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query, on k and v,
-    on `bc`, the order and the splits; never on `br` or on other rows. (Under stochastic rounding it depends on the row's place too.)
+    A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query, on k
+    and v, on `bc`, the order and the splits; never on `br` or on other rows. (Under stochastic rounding it also depends on the
+    row's place.)
 
     Attributes:
         precision: the format of each step.

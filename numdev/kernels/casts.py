@@ -1,6 +1,6 @@
 """Rounding FP32 registers to a format given at compile time: `numdev.rounding.Cast` inside a kernel, bit for bit.
 
-A cast becomes a tuple of compile-time numbers, (kind, mantissa bits, emin, emax, max, overflow, toward zero, flush). Formats
+A cast becomes a tuple of compile-time numbers, (kind, mantissa bits, emin, emax, max, overflow, toward zero, flush, once). Formats
 with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept bit is
 even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant `1.5 * 2^(E + 23 - m)` as in
 `numdev.bits.round_magic`; toward zero then steps back where that went away from zero.
@@ -19,11 +19,11 @@ from numdev.rounding import Cast, Overflow, Rounding, Subnormals
 IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = 0, 1, 2, 3, 4
 TO_INFINITY, TO_NAN, TO_MAX = 0, 1, 2
 
-Spec = tuple[int, int, int, int, float, int, int, int]
+Spec = tuple[int, int, int, int, float, int, int, int, int]
 
 
-def spec(cast: Cast, field: str) -> Spec:
-    """A cast as compile-time numbers.
+def spec(cast: Cast, field: str, once: bool = False) -> Spec:
+    """A cast as compile-time numbers; `once` where the operations before it must be made harmless, as `numdev.elementary` says.
 
     Raises:
         Unsupported: naming `field`, for what a kernel cannot do in FP32 registers.
@@ -39,7 +39,7 @@ def spec(cast: Cast, field: str) -> Spec:
     if to == FP32:
         if not plain:
             raise Unsupported(field, f"FP32 registers are rounded as the hardware does, not as {cast}")
-        return IDENTITY, 23, to.emin, to.emax, to.max, TO_INFINITY, 0, 0
+        return IDENTITY, 23, to.emin, to.emax, to.max, TO_INFINITY, 0, 0, 0
     overflow = TO_MAX if cast.overflow is Overflow.SATURATE else TO_INFINITY if to.has_infinity else TO_NAN
     if to.emin == FP32.emin and to.specials is not Specials.IEEE:
         raise Unsupported(field, f"{to.name} has numbers beyond FP32's exponents")
@@ -48,7 +48,7 @@ def spec(cast: Cast, field: str) -> Spec:
         kind = NATIVE_BF16 if to.name == "bf16" else NATIVE_FP16
     if kind == ADDER and to.mantissa_bits > 21:
         raise Unsupported(field, f"{to.name} leaves no bits of FP32 to round with")
-    return kind, to.mantissa_bits, to.emin, to.emax, to.max, overflow, zero, flush
+    return kind, to.mantissa_bits, to.emin, to.emax, to.max, overflow, zero, flush, int(once)
 
 
 @triton.jit
@@ -118,3 +118,70 @@ def cast(x, SPEC: tl.constexpr):
         sign = x.to(tl.int32, bitcast=True) & -2147483648
         x = tl.where(x == x, (magnitude.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True), x)
     return x
+
+
+@triton.jit
+def to_odd(s, rest):
+    """`s`, or its neighbour on the side of `rest` where `s` is inexact and even: rounding it again rounds `s + rest`."""
+    bits = s.to(tl.int32, bitcast=True)
+    away = (s > 0) == (rest > 0)
+    moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    least = tl.where(rest > 0, 1.401298464324817e-45, -1.401298464324817e-45)
+    moved = tl.where(s == 0, least.to(tl.float32), moved)
+    inexact = (rest != 0) & (tl.abs(s) < float("inf")) & ((bits & 1) == 0)
+    return tl.where(inexact, moved, s)
+
+
+@triton.jit
+def within(s, x, y):
+    """The largest number where finite operands gave infinity: rounding to odd never overflows."""
+    ended = (tl.abs(s) == float("inf")) & (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
+    top = tl.where(s > 0, 3.4028234663852886e38, -3.4028234663852886e38)
+    return tl.where(ended, top.to(tl.float32), s)
+
+
+@triton.jit
+def add(x, y, SPEC: tl.constexpr):
+    """`cast(x + y)`, rounded once (TwoSum, Knuth 1997, section 4.2.2, Theorem B); x and y have one shape."""
+    ONCE: tl.constexpr = SPEC[8]
+    s = x + y
+    if ONCE:
+        part = s - x
+        s = within(to_odd(s, (x - (s - part)) + (y - part)), x, y)
+    return cast(s, SPEC)
+
+
+@triton.jit
+def times(x, y, SPEC: tl.constexpr):
+    """`cast(x y)`, rounded once: the product is exact in FP64; x and y have one shape."""
+    ONCE: tl.constexpr = SPEC[8]
+    if ONCE:
+        wide = x.to(tl.float64) * y.to(tl.float64)
+        s = wide.to(tl.float32)
+        return cast(within(to_odd(s, wide - s.to(tl.float64)), x, y), SPEC)
+    return cast(x * y, SPEC)
+
+
+@triton.jit
+def over(x, y, SPEC: tl.constexpr):
+    """`cast(x / y)`, rounded once, y not 0: no quotient of FP32 numbers is near enough to one for FP64 to land on it."""
+    ONCE: tl.constexpr = SPEC[8]
+    if ONCE:
+        wide = x.to(tl.float64) / y.to(tl.float64)
+        s = wide.to(tl.float32)
+        return cast(within(to_odd(s, wide - s.to(tl.float64)), x, y), SPEC)
+    return cast(tl.math.div_rn(x, y), SPEC)
+
+
+@triton.jit
+def decay(x, m, BINARY: tl.constexpr, SPEC: tl.constexpr):
+    """`exp(x - m)`, 0 where x is minus infinity, which stands for no number and is never rounded; x and m have one shape."""
+    OVERFLOW: tl.constexpr = SPEC[5]
+    difference = add(x, -m, SPEC)
+    if BINARY:
+        found = cast(tl.math.exp2(difference), SPEC)
+    else:
+        found = cast(tl.exp(difference), SPEC)
+    if OVERFLOW != 0:  # elsewhere minus infinity stays what it is, and its exponential is 0
+        found = tl.where(x == float("-inf"), 0.0, found)
+    return found

@@ -5,15 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from numdev.kernels.casts import cast
+from numdev.kernels.casts import add, cast, decay, times
 
 
 @triton.jit
 def weight(value, reference, RESCALE: tl.constexpr):
     """`exp(LSE_s - LSE)`; 0 where a split has no sum, whose minus infinity is no number to be rounded."""
-    base = tl.where(reference == float("-inf"), 0.0, reference)
-    found = cast(tl.exp(cast(value - base, RESCALE)), RESCALE)
-    return tl.where(value == float("-inf"), 0.0, found)
+    return decay(value, tl.where(reference == float("-inf"), 0.0, reference), False, RESCALE)
 
 
 @triton.jit
@@ -36,9 +34,9 @@ def combine(
     total = tl.zeros([BR], tl.float32)
     for s in tl.range(0, splits, loop_unroll_factor=4):
         value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
-        total = cast(total + weight(value, largest, RESCALE), ROW_SUM)
+        total = add(total, weight(value, largest, RESCALE), ROW_SUM)
     has_sum = total != 0.0
-    whole = cast(largest + cast(tl.log(tl.where(has_sum, total, 1.0)), ROW_SUM), ROW_SUM)
+    whole = add(tl.where(has_sum, largest, 0.0), cast(tl.log(tl.where(has_sum, total, 1.0)), ROW_SUM), ROW_SUM)
     whole = tl.where(has_sum, whole, float("-inf"))
     o = tl.zeros([BR, PAD], tl.float32)
     offset = row.to(tl.int64)[:, None] * DIM + inner[None, :]  # [BR, PAD]
@@ -46,6 +44,7 @@ def combine(
     for s in tl.range(0, splits, num_stages=8):
         value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
         part = tl.load(parts + s * stride + offset, mask=is_element, other=0.0)
-        o = cast(o + cast(part * weight(value, whole, RESCALE)[:, None], ACCUMULATOR), ACCUMULATOR)
+        share = weight(value, whole, RESCALE)[:, None] + tl.zeros_like(part)
+        o = add(o, times(part, share, ACCUMULATOR), ACCUMULATOR)
     tl.store(lse + row, whole, mask=is_row)
     tl.store(out + offset, o.to(out.dtype.element_ty), mask=is_element)

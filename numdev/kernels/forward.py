@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from numdev.kernels.casts import cast
+from numdev.kernels.casts import add, cast, decay, over, times
 from numdev.kernels.tiles import load, seen, visible
 
 
@@ -35,7 +35,7 @@ def dot(a, b, INNER: tl.constexpr, EVERY: tl.constexpr, PRODUCT: tl.constexpr, S
     total = tl.zeros([a.shape[0], b.shape[1]], tl.float32)
     for start in tl.range(0, INNER, EVERY):
         part = tl.where((inner >= start) & (inner < start + EVERY), a, 0.0)  # adding zeros is exact
-        total = cast(total + multiply(part, b, None, PRODUCT), SPEC)
+        total = add(total, multiply(part, b, None, PRODUCT), SPEC)
     return total
 
 
@@ -47,15 +47,8 @@ def row_sums(p, EVERY: tl.constexpr, SPEC: tl.constexpr):
     inner = tl.arange(0, p.shape[1])[None, :]
     total = tl.zeros([p.shape[0]], tl.float32)
     for start in tl.range(0, p.shape[1], EVERY):
-        total = cast(total + tl.sum(tl.where((inner >= start) & (inner < start + EVERY), p, 0.0), 1), SPEC)
+        total = add(total, tl.sum(tl.where((inner >= start) & (inner < start + EVERY), p, 0.0), 1), SPEC)
     return total
-
-
-@triton.jit
-def exponential(x, BINARY: tl.constexpr):
-    if BINARY:
-        return tl.math.exp2(x)
-    return tl.exp(x)
 
 
 @triton.jit
@@ -72,6 +65,7 @@ def meet(
     EACH: tl.constexpr = OPTIONS[4]
     FUSED: tl.constexpr = OPTIONS[5]
     SCALED_P: tl.constexpr = OPTIONS[6]
+    LOCAL: tl.constexpr = OPTIONS[7]
     QK: tl.constexpr = PRODUCTS[0]
     PV: tl.constexpr = PRODUCTS[1]
     EVERY_QK: tl.constexpr = EVERY[0]
@@ -89,7 +83,7 @@ def meet(
     end = tile * bc + bc
     k_tile = load(k, columns, k_row, inner, k_dim, tl.minimum(end, keys), DIM, MASK or PAD != DIM)
     s = dot(q, tl.trans(k_tile), PAD, EVERY_QK, QK, SCORES)
-    s = cast(s * factor, SCORES)
+    s = times(s, factor + tl.zeros_like(s), SCORES)
     if MASK:
         sees = visible(rows, columns, end, keys, shift, window, CAUSAL, WINDOW)
         s = tl.where(sees, s, float("-inf"))
@@ -98,31 +92,40 @@ def meet(
         m_next = tl.where(largest - m > threshold, largest, m)
     else:
         m_next = tl.maximum(m, largest)
-    base = m_next
-    if MASK:
-        base = tl.where(m_next == float("-inf"), 0.0, m_next)
-    p = cast(exponential(cast(s - base[:, None], EXPONENTIAL), BINARY), EXPONENTIAL)
-    alpha = cast(exponential(cast(m - base, RESCALE), BINARY), RESCALE)
-    kept = cast(alpha * row_sum, ROW_SUM)
-    row_sum_next = cast(kept + row_sums(p, EVERY_SUM, ROW_SUM), ROW_SUM)
+    base = tl.where(m_next == float("-inf"), 0.0, m_next)
+    if LOCAL:
+        own = tl.where(largest == float("-inf"), 0.0, largest)
+    else:
+        own = base
+    p = decay(s, own[:, None] + tl.zeros_like(s), BINARY, EXPONENTIAL)
+    alpha = decay(m, base, BINARY, RESCALE)
+    kept = times(row_sum, alpha, ROW_SUM)
+    tile_sum = row_sums(p, EVERY_SUM, ROW_SUM)
+    if LOCAL:
+        beta = decay(largest, base, BINARY, RESCALE)
+        tile_sum = times(tile_sum, beta, ROW_SUM)
+    row_sum_next = add(kept, tile_sum, ROW_SUM)
     v_tile = load(v, columns, v_row, inner, v_dim, tl.minimum(end, keys), DIM, MASK or PAD != DIM)
     if SCALED_P:
-        p = p * p_scale
-    p = cast(p, PROBABILITIES)
+        p = times(p, p_scale + tl.zeros_like(p), PROBABILITIES)
+    else:
+        p = cast(p, PROBABILITIES)
     if FUSED:
         o_next = multiply(p, v_tile, o * alpha[:, None], PV)
     else:
         product = dot(p, v_tile, BC, EVERY_PV, PV, VALUES)
         if SCALED_P:
-            product = cast(tl.math.div_rn(product, p_scale + tl.zeros_like(product)), VALUES)
+            product = over(product, p_scale + tl.zeros_like(product), VALUES)
+        if LOCAL:
+            product = times(product, beta[:, None] + tl.zeros_like(product), ACCUMULATOR)
         if EACH:
-            o_next = cast(o * kept[:, None], ACCUMULATOR)
+            o_next = times(o, kept[:, None] + tl.zeros_like(o), ACCUMULATOR)
         else:
-            o_next = cast(o * alpha[:, None], ACCUMULATOR)
-        o_next = cast(o_next + product, ACCUMULATOR)
+            o_next = times(o, alpha[:, None] + tl.zeros_like(o), ACCUMULATOR)
+        o_next = add(o_next, product, ACCUMULATOR)
         if EACH:
             divisor = tl.where(row_sum_next == 0.0, 1.0, row_sum_next)
-            o_next = cast(tl.math.div_rn(o_next, divisor[:, None] + tl.zeros_like(o_next)), ACCUMULATOR)
+            o_next = over(o_next, divisor[:, None] + tl.zeros_like(o_next), ACCUMULATOR)
     if MASK:  # a row that sees no key of the tile keeps its state
         touched = tl.max(sees.to(tl.int32), 1) > 0
         m_next = tl.where(touched, m_next, m)
@@ -210,13 +213,13 @@ def attention(
         first, last, q_tile, k, v, m, row_sum, o, rows, keys, shift, window, factor, threshold, p_scale,
         k_row, k_dim, v_row, v_dim, bc, DIM, PAD, BC, REVERSE, True, POLICY, EVERY, PRODUCTS, OPTIONS,
     )  # fmt: skip
+    divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
     if not OPTIONS[4]:
-        divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
-        o = cast(tl.math.div_rn(o, divisor[:, None] + tl.zeros_like(o)), ACCUMULATOR)
+        o = over(o, divisor[:, None] + tl.zeros_like(o), ACCUMULATOR)
     base = tl.where(m == float("-inf"), 0.0, m)
     if OPTIONS[2]:
-        base = cast(tl.math.div_rn(base, log_scale + tl.zeros_like(base)), ROW_SUM)
-    value = tl.where(row_sum == 0.0, float("-inf"), cast(base + cast(tl.log(row_sum), ROW_SUM), ROW_SUM))
+        base = over(base, log_scale + tl.zeros_like(base), ROW_SUM)
+    value = tl.where(row_sum == 0.0, float("-inf"), add(base, cast(tl.log(divisor), ROW_SUM), ROW_SUM))
     at = (split.to(tl.int64) * tl.num_programs(1) + pair) * queries + rows
     tl.store(lse + at, value, mask=rows < row1)
     tl.store(

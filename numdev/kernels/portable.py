@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from numdev.attention.steps import Steps
 from numdev.errors import Unsupported
 from numdev.formats import BF16, FP16, FP32, TF32, Format
 from numdev.kernels import combine, forward
@@ -58,8 +59,6 @@ class Request:
             raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp}")
         if soft.sum_over is not SumOver.EXPONENTIALS:
             raise Unsupported("softmax.sum_over", "the kernel adds up P before its cast; give exponentials")
-        if soft.maximum is Maximum.LOCAL:
-            raise Unsupported("softmax.maximum", "the kernel takes exponentials from the running maximum; give running")
         if soft.tie_shift is not None:
             raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
         if isinstance(self.precision.probabilities, Microscaled):
@@ -74,10 +73,10 @@ class Request:
         if tiling.br > _MOST_KEYS:
             raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
 
-    @property
-    def policy(self) -> tuple[Spec, ...]:
-        """One cast per step, in the order of `numdev.kernels.forward`."""
-        return _policy(self.precision)
+    def policy(self, factor: float) -> tuple[Spec, ...]:
+        """One cast per step, in the order of `numdev.kernels.forward`; `factor` is that of the scores."""
+        soft = self.softmax
+        return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
 
     @property
     def every(self) -> tuple[int, int, int]:
@@ -98,12 +97,13 @@ class Request:
         return operand(*inputs), operand(*inputs, probabilities.to)
 
     @property
-    def options(self) -> tuple[bool, bool, bool, bool]:
-        """Binary exponential, lazy rescale, division at each step, `alpha O + P V` as one accumulation."""
+    def options(self) -> tuple[bool, bool, bool, bool, bool, bool]:
+        """Binary exponential, lazy rescale, division at each step, `alpha O + P V` as one accumulation, scaled P, local maximum."""
         soft, step = self.softmax, self.precision
         each = soft.normalise is Normalise.EACH
         plain = all(cast == Cast(FP32) for cast in (step.values.accumulate, step.accumulator)) and step.values == Dot(Cast(FP32))
-        return soft.exp.is_binary, soft.threshold > 0, each, plain and not each and soft.p_scale == 1.0
+        scaled, local = soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
+        return soft.exp.is_binary, soft.threshold > 0, each, plain and not (each or scaled or local), scaled, local
 
 
 def formats_of(precision: Precision) -> tuple[Format, ...]:
@@ -126,9 +126,14 @@ def storage(precision: Precision) -> torch.dtype:
 
 
 @lru_cache(maxsize=256)
-def _policy(precision: Precision) -> tuple[Spec, ...]:
-    steps = ((name, getattr(precision, name)) for name in _STEPS)
-    return tuple(spec(step.accumulate if isinstance(step, Dot) else step, f"precision.{name}") for name, step in steps)
+def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
+    steps = Steps(precision, torch.float32)
+    found = []
+    for name in _STEPS:
+        step = getattr(precision, name)
+        cast = step.accumulate if isinstance(step, Dot) else step
+        found.append(spec(cast, f"precision.{name}", not steps.is_harmless(name, constants)))
+    return tuple(found)
 
 
 _TABLES = Tables(64)
@@ -174,15 +179,15 @@ def _attend(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale
     lengths = _numbers(mask.key_lengths or (0,), q.device)
     bounds = _numbers(tuple(tiling.split_bounds(keys)), q.device)
     br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
-    binary, lazy, each, fused = request.options
-    options = (mask.causal, mask.window is not None, binary, lazy, each, fused, soft.p_scale != 1.0)
+    factor = float(scale * soft.log_scale)
+    options = (mask.causal, mask.window is not None, *request.options)
     grid = (triton.cdiv(queries, tiling.br), batch * heads, tiling.splits)
     forward.attention[grid](
-        q, k, v, out, lse, lengths, bounds, float(scale * soft.log_scale), soft.log_scale, soft.threshold, soft.p_scale,
+        q, k, v, out, lse, lengths, bounds, factor, soft.log_scale, soft.threshold, soft.p_scale,
         heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
         *q.stride(), *k.stride(), *v.stride(),
         dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
-        request.policy, request.every, request.products, options,
+        request.policy(factor), request.every, request.products, options,
         num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
     )  # fmt: skip
 
@@ -192,7 +197,7 @@ def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dty
     splits, *shape, dim = parts.shape
     out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
     lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
-    steps = dict(zip(_STEPS, request.policy, strict=True))
+    steps = dict(zip(_STEPS, request.policy(1.0), strict=True))
     combine.combine[(triton.cdiv(lse.numel(), _COMBINED_ROWS),)](
         parts, part_lse, out, lse, splits, lse.numel(),
         dim, max(16, triton.next_power_of_2(dim)), _COMBINED_ROWS, triton.next_power_of_2(splits),

@@ -58,6 +58,17 @@ class Reproducible(Protocol):
     def bytes(self) -> int: ...
 
 
+@runtime_checkable
+class Random(Protocol):
+    """An implementation that draws random numbers: in each replicate others."""
+
+    def replicate(self, seed: int) -> Measurable: ...
+
+
+def _of_replicate(subject: Measurable, seed: int) -> Measurable:
+    return subject.replicate(seed) if isinstance(subject, Random) else subject
+
+
 class Bench:
     """A device, and what has been computed on it for a problem: inputs, golden results, baselines.
 
@@ -105,7 +116,8 @@ class Bench:
         status, reason = Status.OK, ""
         try:
             for seed in range(seeds):
-                found, counted, kernel = self._replicate(problem, variant, baseline, seed)
+                subjects = _of_replicate(variant, seed), None if baseline is None else _of_replicate(baseline, seed)
+                found, counted, kernel = self._replicate(problem, *subjects, seed)
                 rows += found
                 kernels[kernel] = None
                 counters.append({"seed": seed} | counted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -221,6 +222,12 @@ class Precision:
         """Whether a step rounds stochastically."""
         return any(cast.rounding is Rounding.STOCHASTIC for cast in self.casts())
 
+    def replicate(self, seed: int) -> Precision:
+        """The policy of one replicate: stochastic rounding draws anew in each."""
+        if not self.is_random:
+            return self
+        return replace(self, **{field.name: _reseeded(getattr(self, field.name), seed) for field in fields(self)})
+
     @property
     def format(self) -> Format:
         """The format of the output, in whose ulp and unit roundoff deviations are counted."""
@@ -256,6 +263,19 @@ class Precision:
 def saturating(fmt: Format) -> Cast:
     """The cast to `fmt` whose results beyond the largest number are the largest number."""
     return Cast(fmt, overflow=Overflow.SATURATE)
+
+
+def _reseeded(step: Any, seed: int) -> Any:
+    """A step whose stochastic casts have a seed of the replicate; the casts of a Dot and of quantised inputs too."""
+    if isinstance(step, Cast):
+        return replace(step, seed=step.seed + (seed << 32)) if step.rounding is Rounding.STOCHASTIC else step
+    if isinstance(step, Dot):
+        return replace(step, accumulate=_reseeded(step.accumulate, seed))
+    if isinstance(step, Microscaled):
+        return replace(step, element=_reseeded(step.element, seed))
+    if isinstance(step, Quantised):
+        return replace(step, to=_reseeded(step.to, seed), values=_reseeded(step.values, seed))
+    return step
 
 
 @lru_cache(maxsize=1)

@@ -74,11 +74,10 @@ def portable() -> list[dict[str, Any]]:
         chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
         tiling = Tiling(chosen.br, chosen.bc)
         request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
-        binary, lazy, each, fused = request.options
         values = {
             "DIM": dim, "PAD": dim, "BR": chosen.br, "BC": chosen.bc, "REVERSE": False, "LENGTHS": False, "RAGGED": False,
-            "POLICY": request.policy, "EVERY": request.every, "PRODUCTS": request.products,
-            "OPTIONS": (False, False, binary, lazy, each, fused, False), "q_dim": 1, "k_dim": 1, "v_dim": 1,
+            "POLICY": request.policy(dim**-0.5), "EVERY": request.every, "PRODUCTS": request.products,
+            "OPTIONS": (False, False, *request.options), "q_dim": 1, "k_dim": 1, "v_dim": 1,
         }  # fmt: skip
         types = dict.fromkeys(("q", "k", "v"), dtypes[name]) | dict.fromkeys(("lengths", "bounds"), "*i32")
         types |= {"out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}

@@ -33,7 +33,7 @@ from numdev.problem import Problem, Shape
 from numdev.quantise import Quantised, Scale, Smoothing
 from numdev.rounding import Cast
 from numdev.shipped import SHIPPED
-from numdev.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Normalise, OnlineSoftmax
+from numdev.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.tiling import Order, Tiling
 
 LIBRARY = Library((config_folder(),))
@@ -51,6 +51,9 @@ def request(**choices_and_values: Any) -> Request:
 
 def variant(**changes: Any) -> Any:
     return variants.attention(config(**changes))
+
+
+FLASH_1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
 
 
 class TestLeavesAgreeWithPython:
@@ -79,7 +82,8 @@ class TestLeavesAgreeWithPython:
     @pytest.mark.parametrize(
         ("name", "expected"),
         [
-            ("fa1", OnlineSoftmax(Normalise.EACH)),
+            ("fa1", FLASH_1),
+            ("fa1_running", OnlineSoftmax(Normalise.EACH)),
             ("fa2", OnlineSoftmax()),
             ("fa2_kernel", OnlineSoftmax(exp=Exponential.EXP2)),
             ("fa3", OnlineSoftmax(exp=Exponential.EXP2)),
@@ -301,7 +305,7 @@ class TestTiling:
 class TestAttention:
     def test_tiled(self) -> None:
         built = variant(precision="kernel_fp16", tiling__bc=16, softmax="fa1", attention__count=False)
-        assert built == Tiled(Precision.parse("kernel_fp16"), Tiling(bc=16), OnlineSoftmax(Normalise.EACH), count=False)
+        assert built == Tiled(Precision.parse("kernel_fp16"), Tiling(bc=16), FLASH_1, count=False)
 
     def test_naive(self) -> None:
         built = variant(attention="naive", attention__normalise="end", precision="fp16")

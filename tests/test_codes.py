@@ -35,7 +35,7 @@ def breaks(q, k, v, mask, scale):
 """
 STUDY = """\
 title: Mine
-base: {{attention: custom, problem.n: 8, problem.head_dim: 4, seeds: 1, attention.format: fp32}}
+base: {{attention: custom, problem.n: 8, problem.head_dim: 4, seeds: 1, precision: fp32}}
 axes:
   attention.function: [{}]
 """
@@ -81,7 +81,7 @@ def test_of_points_and_sweeps(numdev: Command, program: str, functions: str, cod
     Path("mine.py").write_text(MINE)
     function = ",".join(f"mine:{name}" for name in functions.split(","))
     sweep = ("-m",) if "," in functions else ()
-    ran = numdev(program, *sweep, *small(program), "attention=custom", "attention.format=fp32", f"attention.function={function}")
+    ran = numdev(program, *sweep, *small(program), "attention=custom", "precision=fp32", f"attention.function={function}")
     assert ran.code == code, ran.out + ran.err
 
 

@@ -74,7 +74,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "tiling.stride": [(5, {}), (5, {"tiling.order": "strided"})],
     "tiling.seed": [(5, {}), (5, {"tiling.order": "random"})],
     "tiling.splits": [(2, {}), (2, EMULATED)],
-    "softmax.exp": [("exp2", {}), ("exp2_poly3", {})],
+    "softmax.exp": [("exp", {"softmax.exp": "exp2"}), ("exp2_poly3", {})],
     "softmax.exp_coefficients": [([1.0, 0.7, 0.3], {})],
     "softmax.exp_share": [(0.25, {}), (0.25, {"softmax.exp": "exp2_poly3"})],
     "softmax.rescale_threshold": [(8.0, {})],
@@ -346,5 +346,5 @@ class TestStudies:
         assert [point.refused for point in study(axes={"attention": ["sdpa", "exact"]}).points] == ["", ""]
 
     def test_other_mistakes_still_end_it(self) -> None:
-        with pytest.raises(BadInput, match=r"tiling\.bc: 0 .*\(study toy, setting default\)"):
+        with pytest.raises(BadInput, match=r"tiling\.bc: 0 .*\(study toy, scenario default\)"):
             study(axes={"tiling.bc": [0]})

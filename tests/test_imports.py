@@ -30,6 +30,7 @@ SHARED = (
     "base",
     "combine",
     "counters",
+    "steps",
     "honours",
     "recurrence",
     "vendor",

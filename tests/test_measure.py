@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -288,6 +288,16 @@ def test_a_variant_with_nan_leaves_no_rows_of_the_baseline_behind(bench: Bench) 
     other.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1)
     assert only(other.measure(NORMAL, KERNEL, BASELINE, seeds=1), subject="baseline") == fresh
     assert only(bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1), subject="baseline", output="out") != fresh[:2]
+
+
+def test_random_roundings_differ_between_replicates() -> None:
+    """Equal inputs in every replicate: what differs is the rounding, and an interval over replicates shows it."""
+    policy = replace(Precision.parse("kernel_fp32"), accumulator=Cast.parse("bf16:stochastic"))
+    problem = Problem(Distribution(Kind.CONSTANT), Shape(queries=16, keys=300, head_dim=8))
+    for variant in (Tiled(policy, Tiling(16, 1)), Tiled(Precision.parse("kernel_bf16"), Tiling(16, 1))):
+        record = Bench(Exact(), "cpu").measure(problem, variant, None, 3)
+        rmse = {row["rmse"] for row in record.rows if (row["output"], row["reference"]) == ("out", "golden")}
+        assert (len(rmse - {0.0}) >= 3) == variant.precision.is_random
 
 
 def test_log_sums_are_in_ulp_of_their_own_format(bench: Bench) -> None:

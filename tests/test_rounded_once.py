@@ -65,7 +65,7 @@ def test_every_operation_is_rounded_once(carrier: torch.dtype, mode: Rounding, o
 
 @pytest.mark.parametrize("operation", Operation)
 def test_the_carrier_alone_would_round_twice(operation: Operation) -> None:
-    """What the transformation is for: with wide operands or a directed mode, the carrier's operation and a cast are often wrong."""
+    """What the transformation is for: with wide operands or in a directed mode, the carrier's operation and a cast often err."""
     wide, narrow = numbers(FP32, 4, 1, torch.float32), numbers(BF16, 4, 2, torch.float32)
     for left, cast in ((wide, Cast(Format(8, 21))), (narrow, Cast(BF16, Rounding.TOWARD_ZERO))):
         y = numbers(FP32, 12, 3, torch.float32) if left is wide else numbers(BF16, 30, 3, torch.float32)
@@ -115,7 +115,7 @@ def test_beyond_the_carrier_directed_modes_stop_at_the_largest_number(carrier: t
 @pytest.mark.parametrize("carrier", CARRIERS, ids=str)
 @pytest.mark.parametrize("gap", [2, 14, 20, 30])
 def test_a_stochastic_sum_has_the_right_expectation(gap: int, carrier: torch.dtype) -> None:
-    """256 + 2^-gap in BF16, whose ulp is 2 there: up with the probability 2^-(gap + 1), also where the carrier would lose the term.
+    """256 + 2^-gap in BF16, whose ulp is 2 there: up with the probability 2^-(gap + 1), also where the carrier loses the term.
 
     The number of steps up is binomial; six deviations, and never more than a handful where fewer than one is expected.
     """

@@ -262,7 +262,7 @@ class TestWithoutSource:
 def test_an_edited_function_is_measured_anew_by_the_same_command(folder: Path) -> None:
     """And what is not edited is not, though the command is a process of its own each time."""
     command = [sys.executable, "-m", "numdev.cli.main", "measure", "problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu"]
-    command += ["attention=custom", "attention.function=mine:f", "attention.format=fp32"]
+    command += ["attention=custom", "attention.function=mine:f", "precision=fp32"]
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parent.parent}"}
     said = []
     for factor in ("1.0", "1.0", "3.0"):

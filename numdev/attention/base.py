@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -104,6 +104,11 @@ class UnderPolicy(Primary):
     def idle(self) -> dict[str, str]:
         """See `numdev.attention.honours.Declares`."""
         return self.precision.idle
+
+    def replicate(self, seed: int) -> Self:
+        """The implementation of one replicate; see `Precision.replicate`."""
+        precision = self.precision.replicate(seed)
+        return self if precision is self.precision else replace(self, precision=precision)  # type: ignore[type-var]
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the policy's format, in the carrier."""

@@ -9,12 +9,12 @@ exact result, in every mode (Boldo & Melquiond 2008, Theorem 1). For stochastic 
 probability of `|e|` over the distance to the neighbour, which keeps the expectation.
 
 Sums: TwoSum (Knuth 1997, section 4.2.2, Theorem B). Products: exact in FP64 for FP32 operands, TwoProduct by Dekker's
-splitting (1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another 24-bit
-number or to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
+splitting (1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another
+24-bit number or to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
 
-Limits: an FP64 product below `2^-960` loses its rest, unless it is 0; an FP32 product below `2^-126` of two operands whose product
-should be exact is a multiple of `2^-149` first, which moves a tie between subnormal numbers of a format with the exponents
-of FP32 by at most one of them.
+Limits: an FP64 product below `2^-960` loses its rest, unless it is 0. An FP32 product below `2^-126` whose operands are narrow
+enough for it to be exact otherwise is first rounded to a multiple of `2^-149`; in a format with the exponents of FP32 that can
+move the result by one subnormal number.
 """
 
 from __future__ import annotations

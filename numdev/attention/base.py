@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -105,7 +105,7 @@ class UnderPolicy(Primary):
         """See `numdev.attention.honours.Declares`."""
         return self.precision.idle
 
-    def replicate(self, seed: int) -> Self:
+    def replicate(self, seed: int) -> UnderPolicy:
         """The implementation of one replicate; see `Precision.replicate`."""
         precision = self.precision.replicate(seed)
         return self if precision is self.precision else replace(self, precision=precision)  # type: ignore[type-var]

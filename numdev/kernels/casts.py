@@ -1,9 +1,9 @@
 """Rounding FP32 registers to a format given at compile time: `numdev.rounding.Cast` inside a kernel, bit for bit.
 
 A cast becomes a tuple of compile-time numbers, (kind, mantissa bits, emin, emax, max, overflow, toward zero, flush, once).
-Formats with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept bit is
-even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant `1.5 * 2^(E + 23 - m)` as in
-`numdev.bits.round_magic`; toward zero then steps back where that went away from zero.
+Formats with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept
+bit is even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant
+`1.5 * 2^(E + 23 - m)` as in `numdev.bits.round_magic`; toward zero then steps back where that went away from zero.
 """
 
 from __future__ import annotations

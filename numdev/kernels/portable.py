@@ -98,7 +98,7 @@ class Request:
 
     @property
     def options(self) -> tuple[bool, bool, bool, bool, bool, bool]:
-        """Binary exponential, lazy rescale, division at each step, `alpha O + P V` in one accumulation, scaled P, local maximum."""
+        """Binary exponential, lazy rescale, division each time, one accumulation of `alpha O + P V`, scaled P, local maximum."""
         soft, step = self.softmax, self.precision
         each = soft.normalise is Normalise.EACH
         plain = all(cast == Cast(FP32) for cast in (step.values.accumulate, step.accumulator)) and step.values == Dot(Cast(FP32))

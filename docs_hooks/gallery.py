@@ -36,7 +36,7 @@ def gallery() -> Iterator[str]:
     for name in sorted(set(map(place, figures()))):
         yield from ("", f"## {name}", "")
         yield f"Measured by {_made_by(name)}{_on(REFERENCE / name)}."
-        yield f"Tables are in `reports/reference/{name}`."
+        yield f"Its files are in `reports/reference/{name}`."
         for path in sorted((path for path in figures() if place(path) == name), key=lambda path: _order(path.stem)):
             yield from _figure(path)
 

@@ -30,7 +30,7 @@ class Fault:
     modules: tuple[str, ...]
 
 
-RECURRENCE = "attention/recurrence.py"
+RECURRENCE, STEPS = "attention/recurrence.py", "attention/steps.py"
 
 FAULTS = (
     Fault(
@@ -40,26 +40,32 @@ FAULTS = (
         "            pass\n",
         ("tiled",),
     ),
-    Fault("l is not rescaled", RECURRENCE, "apply_(alpha * l_old)", "apply_(l_old.clone())", ("tiled",)),
+    Fault(
+        "l is not rescaled",
+        STEPS,
+        'return self._do("weigh sum", row_sum.clone(), factor)',
+        "return row_sum.clone()",
+        ("tiled",),
+    ),
     Fault(
         "alpha l is not rounded",
-        RECURRENCE,
-        "kept = step.row_sum.accumulate.apply_(alpha * l_old)",
-        "kept = alpha * l_old",
+        STEPS,
+        'return self._do("weigh sum", row_sum.clone(), factor)',
+        "return row_sum * factor",
         ("tiled",),
     ),
     Fault(
         "alpha by the polynomial of P",
         RECURRENCE,
-        "soft.exp.exact(step.rescale",
-        "soft.exp(step.rescale",
+        "alpha = steps.rescale(m_old, m, soft.exp.exact)",
+        "alpha = steps.rescale(m_old, m, soft.exp)",
         ("tiled",),
     ),
     Fault(
         "P against the old maximum",
         RECURRENCE,
-        'shift = m.masked_fill(m == float("-inf"), 0.0)',
-        'shift = m_old.masked_fill(m_old == float("-inf"), 0.0)',
+        "largest if local else m, soft.exp)",
+        "largest if local else m_old, soft.exp)",
         ("tiled",),
     ),
     Fault(
@@ -69,7 +75,13 @@ FAULTS = (
         "largest = scores.sum(-1, keepdim=True)",
         ("softmax", "tiled"),
     ),
-    Fault("P is not cast", RECURRENCE, "p = step.probabilities.apply_(p)", "p = p.clone()", ("tiled",)),
+    Fault(
+        "P is not cast",
+        STEPS,
+        "return cast.apply_(p.mul_(scale), self.noise)",
+        "return p.mul_(scale)",
+        ("tiled",),
+    ),
     Fault(
         "p_scale is not divided out",
         RECURRENCE,
@@ -79,37 +91,37 @@ FAULTS = (
     ),
     Fault(
         "scale applied twice",
-        RECURRENCE,
-        "s.mul_(self._setting.factor)",
-        "s.mul_(self._setting.factor**2)",
+        STEPS,
+        'self._do("scale scores", s, factor)',
+        'self._do("scale scores", s, factor**2)',
         ("tiled",),
     ),
     Fault(
         "LSE without log l",
-        RECURRENCE,
-        "cast.apply_(m + cast.apply_(self.l.log()))",
-        "cast.apply_(m)",
+        STEPS,
+        "return self._do(name, m, log).masked_fill_(empty, NEVER)",
+        "return m.masked_fill_(empty, NEVER)",
         ("tiled",),
     ),
     Fault(
         "LSE with m in base 2",
-        RECURRENCE,
-        "m = cast.apply_(m / soft.log_scale)",
-        "m = cast.apply_(m)",
+        STEPS,
+        'self._do("unscale maximum", m, log_scale)',
+        "m",
         ("tiled",),
     ),
     Fault(
         "a row without keys is divided by 0",
-        RECURRENCE,
+        STEPS,
         "return row_sum.masked_fill(row_sum == 0, 1.0)",
         "return row_sum",
         ("tiled",),
     ),
     Fault(
         "splits combined without weights",
-        "attention/combine.py",
-        "step.accumulator.apply_(out * weight)",
-        "step.accumulator.apply_(out / len(parts))",
+        STEPS,
+        "self.rescale_output(out.clone(), weight)",
+        "self.rescale_output(out.clone(), torch.ones_like(weight))",
         ("tiled",),
     ),
     Fault(
@@ -157,7 +169,7 @@ FAULTS = (
     ),
     Fault(
         "truncation for nearest in round_scaled",
-        "rounding.py",
+        "bits.py",
         "return t.round()",
         "return t.trunc()",
         ("rounding",),
@@ -171,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "round_magic's constant without its half",
-        "rounding.py",
+        "bits.py",
         "mul_(1.5 * 2.0",
         "mul_(1.0 * 2.0",
         ("rounding",),
@@ -192,16 +204,16 @@ FAULTS = (
     ),
     Fault(
         "-0 lost",
-        "rounding.py",
+        "bits.py",
         "return torch.copysign(rounded, x, out=out)",
         "return out.copy_(rounded)",
         ("rounding",),
     ),
     Fault(
         "stochastic rounding that ignores the place",
-        "rounding.py",
-        "z = position * _signed(0x9E3779B97F4A7C15) + value",
-        "z = 0 * position + value",
+        "noise.py",
+        "_mix(place * _signed(_GOLDEN) + _signed(key))",
+        "_mix(0 * place + _signed(key))",
         ("rounding",),
     ),
     Fault(
@@ -214,15 +226,15 @@ FAULTS = (
     Fault(
         "running sum rounded at the end only",
         "precision.py",
-        "total = self.accumulate.apply_(part if total is None else part.add_(total))",
-        "total = part if total is None else part.add_(total)",
+        "return RoundedOnce(Operation.ADD, self.accumulate, carrier, self.accumulate.to, part.dtype)(part, total, noise)",
+        "return part.add_(total)",
         ("precision",),
     ),
     Fault(
         "inputs narrowed before they are rounded",
         "precision.py",
-        "self.inputs(t.double()).to(self.carrier)",
-        "self.inputs(t.to(self.carrier))",
+        "self.inputs(t.double(), noise).to(self.carrier)",
+        "self.inputs(t.to(self.carrier), noise)",
         ("precision",),
     ),
     Fault(
@@ -255,9 +267,9 @@ FAULTS = (
     ),
     Fault(
         "l adds up P times its scale",
-        RECURRENCE,
-        "return total if scale == 1.0 else",
-        "return total if scale > 0.0 else",
+        STEPS,
+        'return total if scale == 1.0 else self._do("unscale sum", total, scale)',
+        "return total",
         ("tiled",),
     ),
     Fault(
@@ -288,7 +300,13 @@ FAULTS = (
         "output.out[:1, -small.shape.heads :] * 1.01",
         ("speed_bench",),
     ),
-    Fault("speed's NaN is no status", "speed/bench.py", "not deviation.is_finite, kernel", "False, kernel", ("speed_bench",)),
+    Fault(
+        "speed's NaN is no status",
+        "speed/bench.py",
+        "if reason := nonfinite(compared):",
+        "if reason := nonfinite([]):",
+        ("speed_bench",),
+    ),
     Fault(
         "a kernel is predicted without its control",
         "report/evidence_kernels.py",
@@ -299,8 +317,8 @@ FAULTS = (
     Fault(
         "the Hopper kernel's order is forward",
         "emulation.py",
-        "return Walk(128, Order.REVERSE)",
-        "return Walk(128, Order.FORWARD)",
+        "Walk(hopper_bc(head_dim), Order.REVERSE)",
+        "Walk(hopper_bc(head_dim), Order.FORWARD)",
         ("emulation",),
     ),
     Fault(
@@ -334,9 +352,12 @@ FAULTS = (
     Fault(
         "masks that hide rows are not seen",
         "mask.py",
-        "any(bool((high <= low).any())",
-        "any(bool((high < low).any())",
-        ("mask", "vanilla"),
+        "return torch.stack([high > low for low, high in ranges])",
+        "return torch.stack([high >= low for low, high in ranges])",
+        (
+            "mask",
+            "vanilla",
+        ),
     ),
     Fault(
         "flash is never seen to split the keys",
@@ -348,8 +369,8 @@ FAULTS = (
     Fault(
         "one query is folded under a window too",
         "attention/triton.py",
-        " or mask.window is not None:",
-        ":",
+        "== kv_heads or mask.window is not None:",
+        "== kv_heads:",
         ("triton",),
     ),
     Fault(
@@ -394,6 +415,15 @@ FAULTS = (
         'over_length(rows, metric, "golden") for metric',
         "over_length(rows, metric) for metric",
         ("claims",),
+    ),
+    Fault("to odd away from the rest", "bits.py", "(x > 0) == (error > 0)", "(x > 0) != (error > 0)", ("rounded_once",)),
+    Fault("wide operands taken for narrow", "elementary.py", "max(left, right) > p or", "", ("rounded_once",)),
+    Fault("every event draws alike", "noise.py", "        self.event += 1\n", "", ("rounding", "tiled")),
+    Fault("minus infinity is rounded", "attention/steps.py", "p.masked_fill_(never, 0.0)", "p", ("tiled",)),
+    Fault("padding reaches the sums", "mask.py", "        if self.key_lengths is None:\n", "        if True:\n", ("tiled",)),
+    Fault("the local maximum without its factor", RECURRENCE, "if local else None\n", "if False else None\n", ("tiled",)),
+    Fault(
+        "blocks of the rows that there are", "products.py", "if missing := -height % ROWS:", "if missing := 0:", ("precision",)
     ),
 )
 

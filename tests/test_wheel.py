@@ -81,6 +81,5 @@ def test_the_command_lists_studies_and_completes(installed: Path, tmp_path: Path
         'echo "${COMPREPLY[@]}"'
     )
     assert run("bash", "-c", script, cwd=tmp_path, **where).stdout.split() == [
-        f"softmax={path.stem}"
-        for path in sorted((REPOSITORY / "configs" / "softmax").glob("fa*.yaml"))
+        f"softmax={path.stem}" for path in sorted((REPOSITORY / "configs" / "softmax").glob("fa*.yaml"))
     ]

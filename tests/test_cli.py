@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from numdev import usersource
 from numdev.cli import launch
 from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
@@ -43,9 +44,11 @@ Command = Callable[..., Ran]
 
 
 @pytest.fixture
-def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`numdev("measure", "seeds=1")` runs that command in an empty folder."""
+def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(usersource, "_SEEN", {})
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def run(*arguments: str) -> Ran:
@@ -56,7 +59,10 @@ def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
         assert isinstance(ended.value.code, int)
         return Ran(ended.value.code, captured.out, captured.err)
 
-    return run
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ from numdev.rounding import Cast, Overflow, Rounding, Subnormals
 IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = 0, 1, 2, 3, 4
 TO_INFINITY, TO_NAN, TO_MAX = 0, 1, 2
 
+# A GPU's FMA rounds once and gives the rest of a product in FP32; the interpreter's rounds twice, so that FP64 serves there.
+FUSED = tl.constexpr(not interpreting())
+
 Spec = tuple[int, int, int, int, float, int, int, int, int]
 
 
@@ -122,55 +125,85 @@ def cast(x, SPEC: tl.constexpr):
 
 @triton.jit
 def to_odd(s, rest):
-    """`s`, or its neighbour on the side of `rest` where `s` is inexact and even: rounding it again rounds `s + rest`."""
+    """`s`, or its neighbour on the side of `rest` where `s` is inexact and even: rounding it again rounds `s + rest`.
+
+    Bits of a number are those of its magnitude behind a sign, so that one step toward zero, where `rest` has the other sign, then
+    an odd last bit is that neighbour. Infinity becomes the largest number, since rounding to odd never overflows. A `rest` of NaN
+    or 0 moves nothing.
+    """
     bits = s.to(tl.int32, bitcast=True)
-    away = (s > 0) == (rest > 0)
-    moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    least = tl.where(rest > 0, 1.401298464324817e-45, -1.401298464324817e-45)
-    moved = tl.where(s == 0, least.to(tl.float32), moved)
-    inexact = (rest != 0) & (tl.abs(s) < float("inf")) & ((bits & 1) == 0)
-    return tl.where(inexact, moved, s)
+    opposite = (bits ^ rest.to(tl.float32).to(tl.int32, bitcast=True)) >> 31  # -1 where the signs differ, else 0
+    odd = ((bits + opposite) | 1).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(rest) > 0, odd, s)
 
 
 @triton.jit
-def within(s, x, y):
-    """The largest number where finite operands gave infinity: rounding to odd never overflows."""
-    ended = (tl.abs(s) == float("inf")) & (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
-    top = tl.where(s > 0, 3.4028234663852886e38, -3.4028234663852886e38)
-    return tl.where(ended, top.to(tl.float32), s)
+def lift(x, EMIN: tl.constexpr, M: tl.constexpr):
+    """The power of two that keeps what an FMA leaves of `x` from underflow, 1 where no breakpoint of the format is that small."""
+    factor = 1.0
+    if EMIN - M < -100:
+        factor = tl.where(tl.abs(x) < 2.0**-100, 281474976710656.0, 1.0)  # 2^48: a rest is a multiple of 2^-196
+    return factor
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1, and 0 for NaN."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
 
 
 @triton.jit
 def add(x, y, SPEC: tl.constexpr):
     """`cast(x + y)`, rounded once (TwoSum, Knuth 1997, section 4.2.2, Theorem B); x and y have one shape."""
+    TOWARD_ZERO: tl.constexpr = SPEC[6]
     ONCE: tl.constexpr = SPEC[8]
     s = x + y
     if ONCE:
         part = s - x
-        s = within(to_odd(s, (x - (s - part)) + (y - part)), x, y)
+        rest = (x - (s - part)) + (y - part)
+        if TOWARD_ZERO:  # a sum of numbers that became infinity has a rest of NaN; nearest rounds it to infinity anyhow
+            ended = (tl.abs(s) == float("inf")) & (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
+            rest = tl.where(ended, -s, rest)
+        s = to_odd(s, rest)
     return cast(s, SPEC)
 
 
 @triton.jit
 def times(x, y, SPEC: tl.constexpr):
-    """`cast(x y)`, rounded once: the product is exact in FP64; x and y have one shape."""
+    """`cast(x y)`, rounded once, with the rest of TwoProductFMA (Ogita, Rump & Oishi 2005); x and y have one shape."""
+    M: tl.constexpr = SPEC[1]
+    EMIN: tl.constexpr = SPEC[2]
     ONCE: tl.constexpr = SPEC[8]
+    s = x * y
     if ONCE:
-        wide = x.to(tl.float64) * y.to(tl.float64)
-        s = wide.to(tl.float32)
-        return cast(within(to_odd(s, wide - s.to(tl.float64)), x, y), SPEC)
-    return cast(x * y, SPEC)
+        if FUSED:
+            factor = lift(s, EMIN, M)
+            rest = tl.fma(x * factor, y, -(s * factor))
+        else:
+            rest = sign(x.to(tl.float64) * y.to(tl.float64) - s.to(tl.float64))
+        s = to_odd(s, rest)
+    return cast(s, SPEC)
 
 
 @triton.jit
 def over(x, y, SPEC: tl.constexpr):
-    """`cast(x / y)`, rounded once, y not 0: no quotient of FP32 numbers is near enough to one for FP64 to land on it."""
+    """`cast(x / y)`, rounded once, y not 0: the remainder `x - s y` is exact.
+
+    No quotient of FP32 numbers is near enough to one for FP64 to land on it.
+    """
+    M: tl.constexpr = SPEC[1]
+    EMIN: tl.constexpr = SPEC[2]
     ONCE: tl.constexpr = SPEC[8]
+    s = tl.math.div_rn(x, y)
     if ONCE:
-        wide = x.to(tl.float64) / y.to(tl.float64)
-        s = wide.to(tl.float32)
-        return cast(within(to_odd(s, wide - s.to(tl.float64)), x, y), SPEC)
-    return cast(tl.math.div_rn(x, y), SPEC)
+        if FUSED:
+            factor = lift(x, EMIN, M)
+            remainder = tl.fma(-(s * factor), y, x * factor)
+            rest = tl.where(y < 0, -remainder, remainder)
+        else:
+            rest = sign(x.to(tl.float64) / y.to(tl.float64) - s.to(tl.float64))
+        s = to_odd(s, rest)
+    return cast(s, SPEC)
 
 
 @triton.jit

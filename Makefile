@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # The arithmetic, on paths of the mathematics libraries that processors of other makers and ages take.
-NUMERICS := tests/test_elementary.py tests/test_rounded_once.py tests/test_rounding.py tests/test_precision.py \
-	tests/test_exact.py tests/test_naive.py tests/test_tiled.py tests/test_counters.py tests/test_softmax.py tests/test_quantise.py
+NUMERICS := tests/arithmetic/test_elementary.py tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/attention/test_precision.py \
+	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py
 
 .PHONY: help setup paper test numerics lint types check bench faults kill docs docs-serve clean
 

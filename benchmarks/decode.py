@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels import environment, seconds
+from numdev.attention.mask import Mask
 from numdev.attention.triton import Kernel, Triton
-from numdev.mask import Mask
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 CACHE = 150e6  # bytes: more than twice the second-level cache of an H200

@@ -2,7 +2,7 @@
 
     python -m benchmarks.hopper [--quick]
 
-Shapes, rounds and figure as in `benchmarks/kernels.py`; the first column is what `numdev.kernels.hopper_host` has pinned.
+Shapes, rounds and figure as in `benchmarks/kernels.py`; the first column is the pinned launch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.kernels import TOKENS, WIDTH, seconds
+from numdev.attention.kernels import hopper_host
+from numdev.attention.kernels.hopper_host import SHAPES, Shape
+from numdev.attention.mask import Mask
 from numdev.attention.triton import Kernel, Triton
-from numdev.kernels import hopper_host
-from numdev.kernels.hopper_host import SHAPES, Shape
-from numdev.mask import Mask
 
 VARIANTS = {
     64: [Shape(2, 2, 240), Shape(2, 4, 240), Shape(3, 2, 160), Shape(3, 3, 160), Shape(3, 4, 160)],

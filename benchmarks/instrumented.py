@@ -2,7 +2,7 @@
 
     python -m benchmarks.instrumented
 
-N = 16,384, d = 64, 16 heads, tiles of 64 x 64; exp2; inputs as each holds them; `numdev.speed.timing`.
+N = 16,384, d = 64, 16 heads, tiles of 64 x 64; exp2; inputs as each holds them; `numdev.measurement.speed.timing`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Kernel, Triton
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.softmax import Exponential, OnlineSoftmax
-from numdev.speed.timing import Budget, timed
-from numdev.tiling import Tiling
+from numdev.measurement.speed.timing import Budget, timed
 
 N, D, HEADS = 16384, 64, 16
 DEVICE = torch.device("cuda")

@@ -19,8 +19,8 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from numdev.attention.mask import Mask
 from numdev.attention.triton import Kernel, Triton
-from numdev.mask import Mask
 
 TOKENS, WIDTH, ROUNDS, LAUNCHES = 16384, 2048, 12, 4
 

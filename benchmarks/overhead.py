@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.timing import Result, bounded, median_seconds, seconds
 from numdev import Bench, Distribution, Exact, Precision, Problem, Shape, Store, Tiled, Tiling
 from numdev.api import baseline_for
-from numdev.study import Study, StudyPoint, run
+from numdev.results.study import Study, StudyPoint, run
 
 
 def results() -> list[Result]:

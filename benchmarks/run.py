@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks import cast, distance, overhead, tiled
 from benchmarks.timing import Result
-from numdev.environment import environment
-from numdev.store import write_atomically
+from numdev.results.environment import environment
+from numdev.results.store import write_atomically
 
 SECTIONS = {"tiled": tiled, "cast": cast, "wasserstein": distance, "overhead": overhead}
 

@@ -103,11 +103,11 @@ def meanings() -> Iterator[str]:
 
 def columns() -> Iterator[str]:
     """The data dictionary, by kind of column."""
-    from numdev.deviation import METRICS
-    from numdev.events import COUNTERS
-    from numdev.report import columns as known
-    from numdev.report import configuration
-    from numdev.speed.columns import COLUMNS as SPEED
+    from numdev.attention.events import COUNTERS
+    from numdev.measurement.deviation import METRICS
+    from numdev.measurement.speed.columns import COLUMNS as SPEED
+    from numdev.report.reading import columns as known
+    from numdev.report.reading import configuration
 
     tables = {
         "Of a row, a point or a comparison": [*known.FIXED],
@@ -128,7 +128,7 @@ def columns() -> Iterator[str]:
 
 def rules() -> Iterator[str]:
     """How an interval becomes a verdict."""
-    from numdev.report import finding
+    from numdev.report.claims import finding
 
     yield from ("| question | holds if the interval | fails if the interval |", "|---|---|---|")
     yield from ("| " + " | ".join(map(cell, rule)) + " |" for rule in finding.rules())
@@ -136,7 +136,7 @@ def rules() -> Iterator[str]:
 
 def claims() -> Iterator[str]:
     """Every claim, and what the reference results say of it in the first scenario."""
-    from numdev.report.claims import CLAIMS
+    from numdev.report.claims.verdicts import CLAIMS
 
     folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]
     found = {folder.name: _first_findings(folder / "claims.csv") for folder in folders}

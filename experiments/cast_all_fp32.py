@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, Format
-from numdev.rounding import Cast
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, Format
+from numdev.arithmetic.rounding import Cast
 
 _PIECE = 1 << 20  # significands at once; a piece and its scratch stay in the cache
 _HIDDEN = 1 << 23

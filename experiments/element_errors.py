@@ -13,11 +13,11 @@ from pathlib import Path
 import pandas as pd
 
 import numdev as nd
-from numdev.report.elements import element_errors
-from numdev.report.export import to_csv
+from numdev.report.document.export import to_csv
 from numdev.report.figures.explore import error_histogram, error_map
-from numdev.report.style import to_png, to_svg
-from numdev.store import write_atomically
+from numdev.report.figures.style import to_png, to_svg
+from numdev.report.reading.elements import element_errors
+from numdev.results.store import write_atomically
 
 POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}
 FIGURES = {

@@ -1,4 +1,4 @@
-"""Derive the minimax polynomials of 2^f on [0, 1) that `numdev.softmax` holds, by the Remez exchange in 60 digits.
+"""Derive the minimax polynomials of 2^f on [0, 1) that `numdev.attention.softmax` holds, by the Remez exchange in 60 digits.
 
 Prints, for each degree, the coefficients rounded to FP64 and the largest relative error of the rounded polynomial.
 Run: `python experiments/exp2_minimax.py`

@@ -26,9 +26,9 @@ from rich.table import Table
 import numdev.cli.launch  # what a child imports is imported here once
 import numdev.cli.main
 import numdev.cli.studies
-from numdev.environment import environment
-from numdev.report.paper import make_report
-from numdev.store import Store
+from numdev.report.document.paper import make_report
+from numdev.results.environment import environment
+from numdev.results.store import Store
 
 STUDY = """\
 title: A study to be killed

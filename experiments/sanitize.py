@@ -19,15 +19,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernels.hopper_parts import barriers
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import Unsupported
-from numdev.formats import BF16, E4M3FN, FP16, FP32
-from numdev.kernels.hopper_parts import barriers
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.tiling import Order, Tiling
 
 # batch, heads, kv_heads, queries, keys, head_dim, mask
 SHAPES = (

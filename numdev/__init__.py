@@ -33,11 +33,6 @@ class _Package(ModuleType):
             raise AttributeError(f"module 'numdev' has no attribute {name!r}")
         return getattr(public, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        # The import system binds a submodule to its package; `numdev.measure` stays the function.
-        if not (name == "measure" and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.__all__})
 

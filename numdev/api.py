@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.naive import Naive
-from numdev.formats import FP32, Format
-from numdev.measure import Bench
-from numdev.precision import Precision
-from numdev.problem import Problem
-from numdev.record import Record
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem
+from numdev.measurement.bench import Bench
+from numdev.results.record import Record
 
 
 def baseline_for(fmt: Format) -> Naive:

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from numdev.api import measure
+from numdev.arithmetic.bits import Rounding
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import Format, Specials
+from numdev.arithmetic.microscale import BlockScale, Microscaled
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
 from numdev.attention.base import Attention, Output
-from numdev.attention.custom import Custom
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
-from numdev.attention.flex import Flex
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.sdpa import Backend, Sdpa
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton
-from numdev.attention.vanilla import Vanilla
-from numdev.bits import Rounding
-from numdev.captured import Captured
-from numdev.deviation import Deviation, wasserstein
-from numdev.distributions import Distribution, Kind
+from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, NumdevError, Unsupported
-from numdev.formats import Format, Specials
-from numdev.mask import Mask
-from numdev.measure import Bench
-from numdev.microscale import BlockScale, Microscaled
-from numdev.precision import Dot, Precision
-from numdev.problem import Problem, Shape
-from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.record import Record, Status
-from numdev.rounding import Cast, Overflow, Subnormals
-from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
-from numdev.store import Store
-from numdev.tiling import Order, Tiling
+from numdev.measurement.bench import Bench
+from numdev.measurement.deviation import Deviation, wasserstein
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
 
 __all__ = [
     "Attention",

@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-KEEPS_OR_SHOWS = ("cli", "report", "public.py", "store.py", "study.py")
+KEEPS_OR_SHOWS = ("cli/", "report/", "public.py", "results/store.py", "results/study.py")
 """What no measurement runs: it states what is measured, keeps it or shows it. No other module imports these."""
 
 
 def computing(package: Path = PACKAGE) -> list[Path]:
     """The Python files of the package that a measurement can run, in the order of their names."""
-    files = (path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in KEEPS_OR_SHOWS)
-    return sorted(files, key=lambda path: path.relative_to(package).as_posix())
+    names = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    return [names[name] for name in sorted(names) if not name.startswith(KEEPS_OR_SHOWS)]
 
 
 def digest_of(package: Path) -> str:

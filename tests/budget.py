@@ -6,9 +6,9 @@ import math
 
 from torch import Tensor
 
-from numdev.precision import Precision
-from numdev.rounding import Cast
-from numdev.softmax import OnlineSoftmax
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import OnlineSoftmax
 from tests.cases import reach
 
 U32 = 2.0**-24

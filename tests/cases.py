@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.bits import Rounding
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
-from numdev.bits import Rounding
-from numdev.formats import BF16, E5M2, FP16, FP32
-from numdev.mask import Mask
-from numdev.precision import Dot, Precision
-from numdev.rounding import Cast
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
 
 U64 = 2.0**-53
 

@@ -59,12 +59,12 @@ def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, str], capa
 
 
 def portable() -> list[dict[str, Any]]:
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.kernels import forward, launch
+    from numdev.attention.kernels import portable as host
+    from numdev.attention.mask import Mask
+    from numdev.attention.tiling import Tiling
     from numdev.attention.triton import Triton
-    from numdev.formats import Format
-    from numdev.kernels import forward, launch
-    from numdev.kernels import portable as host
-    from numdev.mask import Mask
-    from numdev.tiling import Tiling
 
     dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
     found = []
@@ -98,8 +98,8 @@ def portable() -> list[dict[str, Any]]:
 def hopper() -> list[dict[str, Any]]:
     from triton.experimental.gluon import language as gl
 
-    from numdev.kernels import hopper as device
-    from numdev.kernels.hopper_host import SHAPES
+    from numdev.attention.kernels import hopper as device
+    from numdev.attention.kernels.hopper_host import SHAPES
 
     def descriptor(rows: int, columns: int) -> str:
         layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], gl.bfloat16)

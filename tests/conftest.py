@@ -19,13 +19,21 @@ if not torch.cuda.is_available():
 
 # All but the kernels: Triton compiles the source of a function, and a checker wrapped around it has none.
 ROOT = Path(__file__).resolve().parent.parent / "numdev"
+
+
+def checked(folder: Path, package: str) -> list[str]:
+    """The modules and packages of a folder."""
+    return [f"{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)])]
+
+
 install_import_hook(
-    [f"numdev.{module.name}" for module in pkgutil.iter_modules([str(ROOT)]) if module.name not in ("kernels", "__main__")],
+    [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__")]
+    + [name for name in checked(ROOT / "attention", "numdev.attention") if name != "numdev.attention.kernels"],
     "beartype.beartype",
 )
 
 if TYPE_CHECKING:
-    from numdev.store import Store
+    from numdev.results.store import Store
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)

@@ -22,7 +22,7 @@ from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
 from numdev.cli.settings import Request, flat
 from numdev.cli.studies import stated
-from numdev.report.compare import Question
+from numdev.report.comparison.changes import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -11,7 +11,7 @@ import pytest
 
 import numdev as nd
 from numdev import api, public
-from numdev.formats import BF16, E4M3FN, FP32, FP64, TF32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, FP32, FP64, TF32, Format
 
 OFFERED: list[str] = importlib.import_module("numdev").__all__
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "hydra", "numpy", "jaxtyping", "safetensors")
@@ -31,9 +31,9 @@ def test_import_waits_for_everything_heavy() -> None:
 
 
 def test_names_in_a_fresh_process() -> None:
-    """The function `measure`, not its module, before and after the module is imported; and no plotting or command line."""
+    """Every public name is found, and neither plotting nor the command line is imported for it."""
     code = (
-        "import sys, numdev as nd; one = nd.measure; import numdev.measure as module; from numdev.measure import Bench;"
+        "import sys, numdev as nd; one = nd.measure; from numdev.measurement.bench import Bench;"
         "assert nd.measure is one and callable(one) and nd.Bench is Bench;"
         "assert set(nd.__all__) <= set(dir(nd));"
         "print([m for m in ('pandas', 'matplotlib', 'scipy', 'hydra', 'triton') if m in sys.modules])"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from numdev import Cast, Distribution, Exact, Kind, Mask, Naive, Precision, Problem, Rounding, Shape, Tiled, Tiling, measure
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, Format
-from numdev.softmax import Normalise, OnlineSoftmax
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, Format
+from numdev.attention.softmax import Normalise, OnlineSoftmax
 from tests.oracles.multiprecision import attention as multiprecision_attention
 
 pytestmark = [
@@ -53,7 +53,7 @@ def test_golden_on_the_gpu_is_within_its_stated_error() -> None:
     q, k, v = (torch.randn(1, 2, n, 5, generator=generator, dtype=torch.float64) for n in (7, 11, 11))
     expected, _ = multiprecision_attention(q, k, v, Mask(causal=True), 5**-0.5)
     got = Exact()(q.cuda(), k.cuda(), v.cuda(), Mask(causal=True))
-    bound = (5 + 11 + 10) * 2.0**-53 * 20 * float(v.abs().max())  # as tests/test_exact.py derives, scores below 20
+    bound = (5 + 11 + 10) * 2.0**-53 * 20 * float(v.abs().max())  # as tests/attention/test_exact.py derives, scores below 20
     assert float((got.out.cpu() - expected).abs().max()) <= bound
 
 

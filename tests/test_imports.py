@@ -1,4 +1,4 @@
-"""Imports point one way (DESIGN, section 4): value objects, attention, measurement, record and store, report, command line."""
+"""Imports point one way: command line, report, measurement, results, attention, arithmetic."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "numdev"
-VALUE_OBJECTS = (
-    "captured",
-    "distributions",
-    "errors",
-    "formats",
-    "mask",
-    "microscale",
-    "precision",
-    "problem",
-    "quantise",
-    "rounding",
-    "shipped",
-    "softmax",
-    "tiling",
-    "version",
+# Section 4: what each folder may import, apart from itself and the modules of the root that all may import.
+ARROWS = {
+    "arithmetic": (),
+    "attention": ("arithmetic",),
+    "results": ("attention", "arithmetic"),
+    "measurement": ("results", "attention", "arithmetic"),
+    "report": ("results", "measurement", "attention", "arithmetic"),
+    "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
+}
+FOR_ALL = ("errors", "version", "memory", "sources", "usersource")
+# Parts of several implementations of attention; the rest are implementations.
+SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
+IMPLEMENTATIONS = (
+    "exact",
+    "naive",
+    "tiled",
+    "instrumented",
+    "triton",
+    "vendor.custom",
+    "vendor.flex",
+    "vendor.sdpa",
+    "vendor.vanilla",
 )
-SHARED = (
-    "base",
-    "combine",
-    "counters",
-    "steps",
-    "honours",
-    "recurrence",
-    "vendor",
-)  # parts of several implementations of attention; the rest are implementations
-ABOVE_VALUES = ("attention", "api", "measure", "record", "store", "study", "report", "cli", "public")
 
 
 @dataclass(frozen=True)
@@ -93,28 +90,42 @@ def inside(*parts: str) -> list[str]:
     return [f"numdev.{part}" for part in parts]
 
 
-def test_value_objects_know_nothing_above_them() -> None:
-    assert not found(of(*VALUE_OBJECTS), *inside(*ABOVE_VALUES))
+@pytest.mark.parametrize("folder", ARROWS)
+def test_arrows_point_down(folder: str) -> None:
+    allowed = inside(folder, *ARROWS[folder], *FOR_ALL)
+    wrong = [
+        str(each)
+        for name in of(folder)
+        for each in imports(name)
+        if each.imported.startswith("numdev.") and not each.is_of(*allowed)
+    ]
+    assert not wrong
 
 
-def test_attention_knows_only_value_objects() -> None:
-    assert not found(of("attention"), *inside("api", "measure", "record", "store", "study", "report", "cli", "public"))
+def test_every_folder_has_arrows() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert folders == set(ARROWS)
+
+
+def test_what_all_may_import_knows_no_folder() -> None:
+    assert not found(of(*FOR_ALL), *inside(*ARROWS))
 
 
 def test_implementations_of_attention_never_import_each_other() -> None:
-    implementations = [name for name in of("attention") if name.rpartition(".")[2] not in (*SHARED, "attention")]
-    assert len(implementations) >= 4
+    implementations = [f"numdev.attention.{name}" for name in IMPLEMENTATIONS]
     for name in implementations:
         assert not found([name], *(other for other in implementations if other != name))
-    assert not found([f"numdev.attention.{part}" for part in SHARED if f"numdev.attention.{part}" in MODULES], *implementations)
+    assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-def test_measure_knows_no_attention() -> None:
-    assert not found(of("measure", "deviation", "record", "store", "study"), *inside("attention", "api", "report", "cli"))
+@pytest.mark.parametrize("module", ["deviation", "scaled", "bench"])
+def test_the_deviation_knows_no_attention(module: str) -> None:
+    assert not found([f"numdev.measurement.{module}"], *inside("attention"))
 
 
 def test_report_reads_results_and_nothing_else() -> None:
-    assert not found(of("report"), *inside("measure", "attention", "cli", "api", "study", "public"))
+    readers = [name for name in of("report") if name != "numdev.report.reading.columns"]  # the words of the counters
+    assert not found(readers, *inside("attention", "measurement.bench", "measurement.speed.bench", "results.study"))
 
 
 @pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
@@ -128,9 +139,8 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
 
 
-KERNELS = [
-    name for name in of("kernels") if name.rpartition(".")[2] not in ("kernels", "runtime", "launch", "splits", "profiling")
-]
+HOST = ("kernels", "runtime", "launch", "splits", "profiling")
+KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
 
 
 def test_triton_nowhere_but_in_kernels() -> None:
@@ -139,9 +149,8 @@ def test_triton_nowhere_but_in_kernels() -> None:
 
 
 def test_kernels_are_imported_only_where_one_is_launched() -> None:
-    elsewhere = [name for name in MODULES if name not in of("kernels")]
+    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "tuning")]
     assert not found(elsewhere, *KERNELS, late_too=False)
-    assert not found(KERNELS, *inside("api", "measure", "record", "store", "study", "report", "cli", "public"))
 
 
 def test_the_command_line_is_imported_by_nothing_else() -> None:
@@ -150,13 +159,13 @@ def test_the_command_line_is_imported_by_nothing_else() -> None:
 
 def test_help_and_completion_wait_for_nothing() -> None:
     quick = of("cli.main", "cli.launch", "cli.app", "cli.completion", "cli.library", "cli.settings", "cli.outcome", "cli.schema")
-    heavy = inside("api", "attention", "measure", "record", "study", "store", "formats", "cli.build", "cli.expand", "cli.show")
+    heavy = inside("api", "attention", "arithmetic", "measurement", "results", "cli.build", "cli.expand", "cli.show")
     assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 
 def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "import numdev.report.paper\ndef late():\n    from numdev.cli import main\n    import torch\n"
+    text = "import numdev.report.document.paper\ndef late():\n    from numdev.cli import main\n    import torch\n"
     monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
-    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.paper"]
+    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.paper"]
     assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
     assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev import memory
-from numdev.deviation import Sample
+from numdev.measurement.deviation import Sample
 from numdev.memory import LeastRecentlyUsed, available_bytes
 
 

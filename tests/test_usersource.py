@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from numdev import usersource
-from numdev.attention.custom import Custom
+from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
-from numdev.distributions import Distribution
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput
-from numdev.measure import Bench
-from numdev.problem import Problem, Shape
-from numdev.record import describe
+from numdev.measurement.bench import Bench
+from numdev.results.record import describe
 from numdev.usersource import loaded
 
 FIELD = "attention.function"

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from numdev.api import baseline_for
-from numdev.attention.custom import Custom
+from numdev.arithmetic.formats import FP16
+from numdev.arithmetic.quantise import Scale
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
-from numdev.attention.flex import Flex
 from numdev.attention.naive import Naive
-from numdev.attention.sdpa import Backend, Sdpa
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton
-from numdev.distributions import Distribution, Kind
-from numdev.emulation import emulation_of
-from numdev.formats import FP16
-from numdev.measure import Bench
-from numdev.precision import Precision
-from numdev.problem import Problem, Shape
-from numdev.quantise import Scale
-from numdev.rounding import Cast
-from numdev.scenario import Role, Scenario
-from numdev.softmax import Normalise, OnlineSoftmax
-from numdev.store import Store
-from numdev.study import Study, StudyPoint, run
-from numdev.tiling import Order, Tiling
+from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.measurement.bench import Bench
+from numdev.results.scenario import Role, Scenario
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
 
 FORMATS = ("bf16", "fp16", "fp32", "fp64")
 SCENARIOS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")

@@ -1,1 +1,4 @@
-"""Implementations of attention, one per module; they never import each other."""
+"""The operation: problem, mask, policy, tiling and recurrence; exact and emulated implementations, which never import each other.
+
+Nothing here measures, keeps results, reports, or knows the command line.
+"""

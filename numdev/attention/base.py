@@ -10,10 +10,10 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.arithmetic.formats import FP32, FP64, Format
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
 from numdev.errors import BadInput
-from numdev.formats import FP32, FP64, Format
-from numdev.mask import Mask
-from numdev.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from numdev.microscale import Microscaled
-from numdev.rounding import Cast
-from numdev.softmax import OnlineSoftmax
+from numdev.arithmetic.microscale import Microscaled
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.softmax import OnlineSoftmax
 
 
 class Counters:
@@ -57,7 +57,7 @@ class Counters:
         self._lost = int(((lse == float("-inf")).squeeze(-1) & sees).sum())
 
     def summary(self) -> dict[str, float]:
-        """The columns of `numdev.events.COUNTERS`."""
+        """The columns of `numdev.attention.events.COUNTERS`."""
         rescales, ones, stagnated, saturated, flushed, entries = self._events.tolist()
         rows = self._ties.numel()
         return {

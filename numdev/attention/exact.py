@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import FP64, Format
+from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
 from numdev.attention.honours import Honours
-from numdev.formats import FP64, Format
-from numdev.mask import Mask
-from numdev.products import product, row_sums, visible_product
+from numdev.attention.mask import Mask
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
 

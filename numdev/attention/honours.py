@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol, runtime_checkable
 
+from numdev.arithmetic.formats import Format
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention.base import Attention
-from numdev.formats import Format
-from numdev.precision import Precision
-from numdev.quantise import Quantised
-from numdev.softmax import OnlineSoftmax
-from numdev.tiling import Tiling
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import OnlineSoftmax
+from numdev.attention.tiling import Tiling
 
 
 def settings_of(group: str, kind: type) -> frozenset[str]:

@@ -8,17 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import FP16, FP32
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, softmax_scale
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.kernels.launch import Device, Launch, with_stages
+from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import OnlineSoftmax, ScaleOn
+from numdev.attention.tiling import Tiling
 from numdev.errors import Unsupported
-from numdev.formats import FP16, FP32
-from numdev.kernels.launch import Device, Launch, with_stages
-from numdev.kernels.runtime import check_scale, generation, require, shared_memory
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.rounding import Cast
-from numdev.softmax import OnlineSoftmax, ScaleOn
-from numdev.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Instrumented(UnderPolicy):
         require(q.device)
         if self.precision.carrier is not torch.float32:
             raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
-        from numdev.kernels import portable
+        from numdev.attention.kernels import portable
 
         factor = check_scale(softmax_scale(q, scale))
         if self.softmax.scale_on is ScaleOn.QUERIES:
@@ -75,7 +75,7 @@ class Instrumented(UnderPolicy):
     @property
     def storage(self) -> torch.dtype:
         """What the inputs are held in, so that a call converts nothing."""
-        from numdev.kernels import portable
+        from numdev.attention.kernels import portable
 
         return portable.storage(self.precision)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.honours import PRESET, STEPS, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Normalise
 from numdev.attention.steps import NEVER, Steps
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.softmax import Normalise
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.attention.counters import Counters
+from numdev.attention.mask import Mask
+from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
 from numdev.attention.steps import NEVER, Steps
-from numdev.mask import Mask
-from numdev.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from numdev.elementary import Operand, Operation, RoundedOnce
-from numdev.noise import Noise
-from numdev.precision import Dot, Precision, Watch
-from numdev.products import visible_product
-from numdev.rounding import Cast
+from numdev.arithmetic.dot import Dot, Watch
+from numdev.arithmetic.elementary import Operand, Operation, RoundedOnce
+from numdev.arithmetic.noise import Noise
+from numdev.arithmetic.products import visible_product
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.precision import Precision
 
 NEVER = float("-inf")
 Function = Callable[[Tensor], Tensor]

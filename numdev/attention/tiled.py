@@ -11,17 +11,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.combine import combine
 from numdev.attention.counters import Counters
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
 from numdev.attention.recurrence import Rows, Run
+from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.rounding import Cast
-from numdev.softmax import OnlineSoftmax, ScaleOn
-from numdev.tiling import Tiling
+from numdev.attention.tiling import Tiling
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.

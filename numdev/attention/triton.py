@@ -10,18 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.kernels.launch import Device, Launch, choose
+from numdev.attention.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
+from numdev.attention.kernels.splits import ROWS, split_count
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
+from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, Unsupported
-from numdev.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.kernels.launch import Device, Launch, choose
-from numdev.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
-from numdev.kernels.splits import ROWS, split_count
-from numdev.mask import Mask
-from numdev.precision import Precision
-from numdev.rounding import Cast
-from numdev.softmax import Exponential, OnlineSoftmax, ScaleOn
-from numdev.tiling import Order, Tiling
 
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 
@@ -56,7 +56,7 @@ class Triton(Primary):
         fmt: bf16, fp16, fp32, e4m3fn or e5m2.
         br, bc: the tile; None is that of the pinned launch table.
         order: of the tiles of keys; None is the kernel's own, forward for the portable one and reverse for Hopper's.
-        splits: split-KV; None is the portable kernel's own rule, `numdev.kernels.splits`.
+        splits: split-KV; None is the portable kernel's own rule, `numdev.attention.kernels.splits`.
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.kernel` says which one ran.
@@ -137,7 +137,7 @@ class Triton(Primary):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
-            from numdev.kernels import hopper_host
+            from numdev.attention.kernels import hopper_host
 
             out, lse, name = hopper_host.forward(q, k, v, mask, scale, self)
             return Output(out, lse, kernel=name)
@@ -152,7 +152,7 @@ class Triton(Primary):
             return f"it needs a GPU of compute capability 9.0, and this is {found}"
         if self.kernel is Kernel.AUTO and self._split(q, k, mask, self._launch(q, mask)) > 1:
             return "the portable kernel splits the keys, and fills the GPU so"
-        from numdev.kernels import hopper_host
+        from numdev.attention.kernels import hopper_host
 
         return hopper_host.refusal(q, k, v, mask, self)
 
@@ -168,7 +168,7 @@ class Triton(Primary):
         return split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, multiprocessors(q.device))
 
     def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
-        from numdev.kernels import portable
+        from numdev.attention.kernels import portable
 
         launch = self._launch(q, mask)
         splits = self._split(q, k, mask, launch)

@@ -51,8 +51,8 @@ def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
     from numdev.cli import show_speed
     from numdev.cli.console import ERRORS
-    from numdev.speed.bench import SpeedBench
-    from numdev.speed.timing import Budget
+    from numdev.measurement.speed.bench import SpeedBench
+    from numdev.measurement.speed.timing import Budget
 
     def note(text: str) -> None:
         ERRORS.print(f"note: {text}", markup=False)
@@ -64,7 +64,7 @@ def speed(cfg: DictConfig) -> Ended:
         return _measure_point(cfg, bench, show_speed)
     ended = _measure_study(cfg, bench, "speed")
     from numdev.cli.console import output
-    from numdev.report.speed import make_speed_report
+    from numdev.report.document.speed import make_speed_report
 
     make_speed_report(Path(cfg.results), Path(cfg.out), output())
     return ended
@@ -106,7 +106,7 @@ def report(cfg: DictConfig) -> Ended:
 def _measured_of_paper(results: Path) -> list[str]:
     """The studies of the paper that were measured; all of them where none was, for the error to name."""
     from numdev.cli.console import output
-    from numdev.store import Store
+    from numdev.results.store import Store
 
     names = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
     held = Store(results).studies()
@@ -117,7 +117,7 @@ def _measured_of_paper(results: Path) -> list[str]:
 
 def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
     from numdev.cli import studies
-    from numdev.study import Shard
+    from numdev.results.study import Shard
 
     hydra = HydraConfig.get()
     name = hydra.runtime.choices.get("study")
@@ -134,8 +134,8 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
     from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
     from numdev.cli.settings import Request, flat
-    from numdev.store import Store
-    from numdev.study import DONE
+    from numdev.results.store import Store
+    from numdev.results.study import DONE
 
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
@@ -183,7 +183,7 @@ def _overrides() -> list[str]:
 
 def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str) -> None:
     from numdev.cli.console import output
-    from numdev.report.paper import make_report
+    from numdev.report.document.paper import make_report
 
     make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf")
 

@@ -7,20 +7,21 @@ from dataclasses import fields, replace
 from enum import Enum
 from typing import Any, TypeVar
 
-from numdev.captured import Captured
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.microscale import Microscaled
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.tiling import Order, Tiling
 from numdev.cli.nearest import one_of
 from numdev.cli.settings import Request
-from numdev.distributions import Distribution, Kind
 from numdev.errors import BadInput
-from numdev.mask import Mask
-from numdev.microscale import Microscaled
-from numdev.precision import Dot, Precision
-from numdev.problem import Problem, Shape
-from numdev.quantise import Quantised, Scale, Smoothing
-from numdev.rounding import Cast
-from numdev.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
-from numdev.study import Refused, StudyPoint
-from numdev.tiling import Order, Tiling
+from numdev.results.study import Refused, StudyPoint
 
 Settings = Mapping[str, Any]
 E = TypeVar("E", bound=Enum)

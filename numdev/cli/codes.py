@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from numdev.cli.outcome import FAILED, UNSUPPORTED, gravest
-from numdev.record import Status
+from numdev.results.record import Status
 
 _CODES = {Status.ERROR: FAILED, Status.OUT_OF_MEMORY: FAILED, Status.UNSUPPORTED: UNSUPPORTED}
 

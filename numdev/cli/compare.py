@@ -58,8 +58,8 @@ def _settings(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 
 def _compare(folders: list[str], settings: dict[str, str]) -> int:
     from numdev.cli.console import output
-    from numdev.report.compare import REGRESSIONS, SIGNIFICANT, Question, compare
-    from numdev.report.compare_tables import show, write
+    from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Question, compare
+    from numdev.report.comparison.tables import show, write
 
     question = Question(settings["metric"], settings["reference"], _tolerance(settings["tolerance"]))
     studies = settings["study"].split(",") if settings["study"] else None
@@ -88,8 +88,8 @@ def _tolerance(text: str) -> float:
 
 def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     """One side's `Results`; what is wrong with them is said of A or B."""
-    from numdev.report.frames import load
-    from numdev.store import Store
+    from numdev.report.reading.frames import load
+    from numdev.results.store import Store
 
     try:
         return load(Store(Path(folder)), studies)

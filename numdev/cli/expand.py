@@ -8,7 +8,7 @@
     scenarios:                          # each point belongs to one; without any there is one, `default`
       uniform_each:
         title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
-        role: assumed                   # paper, assumed, beyond or control: see `numdev.scenario.Role`; beyond unless given
+        role: assumed                   # paper, assumed, beyond or control (`numdev.results.scenario.Role`); beyond unless given
         problem: uniform
         softmax: fa1
       captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
@@ -41,8 +41,8 @@ from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested, resolved, written
 from numdev.errors import BadInput, NotHonoured
-from numdev.scenario import Role, Scenario
-from numdev.study import Study, StudyPoint
+from numdev.results.scenario import Role, Scenario
+from numdev.results.study import Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
 Axis = list[tuple[Any, Statements]]  # label and what it states

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from numdev.study import StudyPoint
+from numdev.results.study import StudyPoint
 
 _LINES = 10  # at most so many where there is no terminal ...
 _SECONDS = 60.0  # ... unless one of them would take longer than this

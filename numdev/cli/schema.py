@@ -174,7 +174,7 @@ class PaperConfig(MeasureConfig):
 
 @dataclass
 class TimingConfig:
-    """`numdev.speed.timing.Budget`."""
+    """`numdev.measurement.speed.timing.Budget`."""
 
     seconds: float = MISSING
     least: int = MISSING

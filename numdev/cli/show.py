@@ -12,11 +12,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numdev.deviation import METRICS
-from numdev.events import COUNTERS
-from numdev.record import Record, Status, summary
-from numdev.store import Store
-from numdev.study import Outcome, Replaced
+from numdev.attention.events import COUNTERS
+from numdev.measurement.deviation import METRICS
+from numdev.results.record import Record, Status, summary
+from numdev.results.store import Store
+from numdev.results.study import Outcome, Replaced
 
 _COLUMNS = {
     ("variant", "golden"): "variant\nvs golden",

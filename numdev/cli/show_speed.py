@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from numdev.cli.show import status, status_text
-from numdev.deviation import METRICS
-from numdev.record import Record
-from numdev.speed.columns import COLUMNS, derived
+from numdev.measurement.deviation import METRICS
+from numdev.measurement.speed.columns import COLUMNS, derived
+from numdev.results.record import Record
 
 
 def record(console: Console, found: Record, path: Path, *, already: bool) -> None:

@@ -18,9 +18,9 @@ from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
-from numdev.store import Store
-from numdev.study import Measures, Outcome, Shard, Study, replaced
-from numdev.study import run as run_study
+from numdev.results.store import Store
+from numdev.results.study import Measures, Outcome, Shard, Study, replaced
+from numdev.results.study import run as run_study
 
 _POINT = (*GROUPS, "seeds")  # settings of a point
 _MANNER = ("timing", "counters")  # settings of how it is measured

@@ -36,8 +36,8 @@ def _settings(arguments: list[str]) -> dict[str, str]:
 def _tune(settings: dict[str, str]) -> int:
     import torch
 
-    from numdev.formats import Format
-    from numdev.mask import Mask
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.mask import Mask
 
     formats = [Format.parse(name) for name in settings["formats"].split(",")]
     masks = {"none": Mask(), "causal": Mask(causal=True)}
@@ -48,11 +48,11 @@ def _tune(settings: dict[str, str]) -> int:
         raise BadInput("masks", unknown[0], "use none, causal")
     if not torch.cuda.is_available():
         raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
+    from numdev.attention.kernels import launch
+    from numdev.attention.kernels.runtime import triton_version
     from numdev.cli.console import ERRORS, output
-    from numdev.kernels import launch
-    from numdev.kernels.runtime import triton_version
-    from numdev.kernels.tuning import tune
-    from numdev.store import write_atomically
+    from numdev.results.store import write_atomically
+    from numdev.tuning import tune
 
     path = Path(settings["out"]) if settings["out"] else launch.TABLE
     rows = [

@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from numdev.api import baseline_for
+from numdev.arithmetic.formats import Format
 from numdev.attention.base import Attention
-from numdev.attention.custom import Custom
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
-from numdev.attention.flex import Flex
 from numdev.attention.honours import Declares
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
-from numdev.attention.sdpa import Backend, Sdpa
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem
+from numdev.attention.softmax import Exponential, Normalise
 from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order
 from numdev.attention.triton import Kernel, Products, Triton
-from numdev.attention.vanilla import Vanilla
+from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli.build import Settings, choice, named, precision, softmax, tiling
 from numdev.cli.nearest import one_of
-from numdev.emulation import emulation_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.formats import Format
-from numdev.precision import Precision
-from numdev.problem import Problem
-from numdev.softmax import Exponential, Normalise
-from numdev.tiling import Order
 
 
 def attention(config: Settings) -> Declares:

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.bits import LAYOUTS
-from numdev.elementary import Operation, RoundedOnce
-from numdev.mask import Mask
-from numdev.precision import Dot, Precision
-from numdev.products import row_sums
-from numdev.rounding import Cast
-from numdev.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
-from numdev.tiling import Order, Tiling
+from numdev.arithmetic.bits import LAYOUTS
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.elementary import Operation, RoundedOnce
+from numdev.arithmetic.products import row_sums
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
+from numdev.attention.tiling import Order, Tiling
 
 NEVER = float("-inf")
 

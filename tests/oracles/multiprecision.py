@@ -6,7 +6,7 @@ import torch
 from mpmath import mp, mpf, workprec
 from torch import Tensor
 
-from numdev.mask import Mask
+from numdev.attention.mask import Mask
 from tests.oracles.double_loop import sees
 
 BITS = 200

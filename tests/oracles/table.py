@@ -1,6 +1,6 @@
 """Rounding by looking it up: a sorted table of a format's numbers, exact comparisons, and a rule for what is beyond.
 
-Nothing is shared with `numdev.rounding`. The numbers are decoded code by code (IEEE 754-2019, section 3.4; OCP OFP8,
+Nothing is shared with `numdev.arithmetic.rounding`. The numbers are decoded code by code (IEEE 754-2019, section 3.4; OCP OFP8,
 section 5), so the index of a number in the table is its code without the sign, and the parity of the index is that of
 the last bit. The table and every comparison are exact in FP64, since a format of 16 bits or fewer has at most 16
 significant bits. `round_exactly` says the same in rational arithmetic, for formats too wide for a table.
@@ -16,9 +16,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from numdev.bits import Rounding
-from numdev.formats import Format, Specials
-from numdev.rounding import Overflow, Subnormals
+from numdev.arithmetic.bits import Rounding
+from numdev.arithmetic.formats import Format, Specials
+from numdev.arithmetic.rounding import Overflow, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]

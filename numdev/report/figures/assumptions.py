@@ -9,15 +9,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.evidence import AROUND, LENGTH, over_baseline
+from numdev.report.claims.evidence import AROUND, LENGTH, over_baseline
+from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
-from numdev.report.finding import Undecidable
-from numdev.report.published import FIG4_RATIO
-from numdev.report.scenarios import ROLES, of, ordered
-from numdev.report.statistics import Interval, significant
-from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
-from numdev.scenario import Role
+from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.reading.scenarios import ROLES, of, ordered
+from numdev.report.statistics.estimates import Interval, significant
+from numdev.results.scenario import Role
 
 METRIC = "max_difference"
 _MARKERS = "os^Dv<>P"

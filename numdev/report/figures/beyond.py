@@ -24,10 +24,10 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.labels import Name, spread
+from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
 from numdev.report.figures.trends import in_u, limits
-from numdev.report.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
-from numdev.report.statistics import Interval
-from numdev.report.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
+from numdev.report.reading.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
+from numdev.report.statistics.estimates import Interval
 
 N, AREA = "problem.shape.keys", "tiling.area"
 _POLICIES = {"uniform": VERMILION, "kernel": BLUE}

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from numdev.report.evidence_fa3 import FACTOR, of_policy, rmse
+from numdev.report.claims.fa3 import FACTOR, of_policy, rmse
+from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
-from numdev.report.finding import Undecidable
-from numdev.report.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
-from numdev.report.scenarios import formats, of, ordered
-from numdev.report.statistics import Interval, significant, typical
-from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.reading.scenarios import formats, of, ordered
+from numdev.report.statistics.estimates import Interval, significant, typical
 
 _POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
 _PUBLISHED: dict[str, Any] = {

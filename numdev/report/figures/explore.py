@@ -13,12 +13,12 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from numdev.deviation import METRICS
 from numdev.errors import BadInput
-from numdev.report.elements import COLUMN, ROW
+from numdev.measurement.deviation import METRICS
 from numdev.report.figures.grid import chosen, replicates, whiskers
-from numdev.report.statistics import Interval, significant
-from numdev.report.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
+from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
+from numdev.report.reading.elements import COLUMN, ROW
+from numdev.report.statistics.estimates import Interval, significant
 
 _P = ParamSpec("_P")
 _SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")

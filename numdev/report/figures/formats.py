@@ -9,15 +9,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.formats import Format
-from numdev.report.evidence import over_baseline
+from numdev.arithmetic.formats import Format
+from numdev.report.claims.evidence import over_baseline
+from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, highest, replicates, whiskers
 from numdev.report.figures.labels import WHITE, room_above
-from numdev.report.finding import Undecidable
-from numdev.report.published import FIG4_RATIO
-from numdev.report.scenarios import SCENARIO, formats
-from numdev.report.statistics import Interval, significant
-from numdev.report.style import BLUE, GREY, SMALL, VERMILION, colour
+from numdev.report.figures.style import BLUE, GREY, SMALL, VERMILION, colour
+from numdev.report.reading.scenarios import SCENARIO, formats
+from numdev.report.statistics.estimates import Interval, significant
 
 METRIC = "max_difference"
 _ROOM = 0.15  # share of the vertical axis above the bars: a line of words

@@ -14,12 +14,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from numdev.report.evidence import per_replicate
-from numdev.report.frames import is_broken
-from numdev.report.scenarios import ROLES, is_sources, of, ordered
-from numdev.report.statistics import Interval, typical
-from numdev.report.style import COLUMN, GREY, PAGE, SMALL
-from numdev.scenario import Scenario
+from numdev.report.claims.evidence import per_replicate
+from numdev.report.figures.style import COLUMN, GREY, PAGE, SMALL
+from numdev.report.reading.frames import is_broken
+from numdev.report.reading.scenarios import ROLES, is_sources, of, ordered
+from numdev.report.statistics.estimates import Interval, typical
+from numdev.results.scenario import Scenario
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.evidence_kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
+from numdev.report.claims.finding import Undecidable, select
+from numdev.report.claims.kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
 from numdev.report.figures.grid import Panel, head, highest, name_steps, replicates, whiskers
-from numdev.report.finding import Undecidable, select
-from numdev.report.scenarios import ROLES, formats, of, ordered
-from numdev.report.style import BLUE, GREY, PAGE, VERMILION, colour
-from numdev.report.style import SMALL as TINY
+from numdev.report.figures.style import BLUE, GREY, PAGE, VERMILION, colour
+from numdev.report.figures.style import SMALL as TINY
+from numdev.report.reading.scenarios import ROLES, formats, of, ordered
 
 _NAMES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "kernel(BF16), emulated", CONTROL: "control: exact"}
 

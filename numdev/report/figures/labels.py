@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import OffsetFrom
 from matplotlib.transforms import Bbox, BboxBase
 
-from numdev.report.style import GREY, SMALL
+from numdev.report.figures.style import GREY, SMALL
 
 Name = tuple[float, float, str, str]  # x, y, text, colour
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from numdev.report.style import freeze, styled
+from numdev.report.figures.style import freeze, styled
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.evidence import against_as_is
+from numdev.report.claims.evidence import against_as_is
+from numdev.report.claims.finding import Undecidable
 from numdev.report.figures.grid import Panel, chosen, draw_grid, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner
+from numdev.report.figures.style import GREY, colour
 from numdev.report.figures.trends import in_u, limits
-from numdev.report.finding import Undecidable
-from numdev.report.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
-from numdev.report.style import GREY, colour
+from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words

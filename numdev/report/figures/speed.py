@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from numdev.measurement.speed.columns import SHAPE, shape_text
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
-from numdev.report.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
-from numdev.speed.columns import SHAPE, shape_text
+from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 
 N = "problem.shape.keys"
 _LOOKS: dict[str, tuple[str, str]] = {

@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.formats import Format
-from numdev.report.evidence import over_area, over_length
+from numdev.arithmetic.formats import Format
+from numdev.report.claims.evidence import over_area, over_length
+from numdev.report.claims.finding import Undecidable
 from numdev.report.figures.grid import (
     Panel,
     by_scenario,
@@ -30,10 +31,9 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.labels import corner, paper_goes, room_above, spread
-from numdev.report.finding import Undecidable
-from numdev.report.scenarios import SCENARIO, formats
-from numdev.report.statistics import Interval, significant
-from numdev.report.style import GREY, colour
+from numdev.report.figures.style import GREY, colour
+from numdev.report.reading.scenarios import SCENARIO, formats
+from numdev.report.statistics.estimates import Interval, significant
 
 _ROOM = 0.2  # share of the vertical axis above the data: a line of words
 

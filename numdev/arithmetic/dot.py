@@ -1,0 +1,93 @@
+"""Matrix products whose running sum has a format of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from numdev.arithmetic.bits import LAYOUTS
+from numdev.arithmetic.elementary import Operation, RoundedOnce
+from numdev.arithmetic.noise import Noise
+from numdev.arithmetic.products import product, row_sums
+from numdev.arithmetic.rounding import Cast
+from numdev.errors import BadInput
+
+Watch = Callable[[Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One matrix product and the format of its running sum.
+
+    Products are formed and added in the carrier; after every `every` of them the running sum is rounded to
+    `accumulate`. `every=None` rounds once per tile, which for FP32 and FP64 in their own carrier is the native product.
+    `Dot(Cast.parse("e8m13:toward_zero"), 32)` keeps 13 fraction bits and truncates after every 32 products, as tensor cores do.
+    """
+
+    accumulate: Cast
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise BadInput("precision.every", self.every, "give the number of products between roundings, at least 1")
+
+    @staticmethod
+    def parse(text: str) -> Dot:
+        """Read `cast` or `cast@every`: `fp32`, `bf16@64`, `e8m13:toward_zero@32`."""
+        cast, at, every = text.partition("@")
+        if at and not every.isdigit():
+            raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")
+        return Dot(Cast.parse(cast), int(every) if at else None)
+
+    def __str__(self) -> str:
+        return f"{self.accumulate}" if self.every is None else f"{self.accumulate}@{self.every}"
+
+    def __repr__(self) -> str:
+        return f"Dot({self})"
+
+    def __call__(
+        self,
+        a: Float[Tensor, "*batch rows inner"],
+        b: Float[Tensor, "*#batch inner columns"],
+        noise: Noise | None = None,
+    ) -> Float[Tensor, "*batch rows columns"]:
+        """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
+        if self.every is None:
+            return self.accumulate.apply_(product(a, b), noise)
+        total: Tensor | None = None
+        for start in range(0, a.shape[-1], self.every):
+            part = product(a[..., start : start + self.every], b[..., start : start + self.every, :])
+            total = self._add(part, total, noise)
+        assert total is not None, "the inner dimension is never empty"
+        return total
+
+    def sum(
+        self, a: Float[Tensor, "*batch rows inner"], noise: Noise | None = None, watch: Watch | None = None
+    ) -> Float[Tensor, "*batch rows 1"]:
+        """The sum over the last dimension: the product with a column of ones, without forming it.
+
+        `watch` is told of each addition to a running sum: the sum before it, what is added, the sum after it.
+        """
+        if self.every is None:
+            return self.accumulate.apply_(row_sums(a), noise)
+        total: Tensor | None = None
+        for start in range(0, a.shape[-1], self.every):
+            part = row_sums(a[..., start : start + self.every])
+            if total is None or watch is None:
+                total = self._add(part, total, noise)
+            else:
+                added = part.clone()
+                before, total = total, self._add(part, total, noise)
+                watch(before, added, total)
+        assert total is not None, "the inner dimension is never empty"
+        return total
+
+    def _add(self, part: Tensor, total: Tensor | None, noise: Noise | None) -> Tensor:
+        """The running sum with `part`, whose memory it takes, rounded once."""
+        if total is None:
+            return self.accumulate.apply_(part, noise)
+        carrier = LAYOUTS[part.dtype].format
+        return RoundedOnce(Operation.ADD, self.accumulate, carrier, self.accumulate.to, part.dtype)(part, total, noise)

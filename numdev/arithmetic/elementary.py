@@ -1,0 +1,176 @@
+"""Sums, differences, products and quotients that are rounded to a format once, in any mode.
+
+A carrier rounds first, and a cast of its result rounds again. That is harmless to nearest if the operands are numbers of
+`p` bits and the carrier has at least `2p + 2` (Figueroa 1995), or if the carrier's result is exact. Everywhere else (directed
+modes, operands wider than the format, formats that the carrier barely holds) the first rounding is made harmless by an
+error-free transformation: the result is the carrier's number `s` and the exact rest `e`, and `s` is moved to its neighbour with
+an odd last bit wherever `e` is not 0 (round to odd). Rounding that number to at most `q - 2` of its `q` bits is rounding the
+exact result, in every mode (Boldo & Melquiond 2008, Theorem 1). For stochastic rounding `s` moves towards `e` with the
+probability of `|e|` over the distance to the neighbour, which keeps the expectation.
+
+Sums: TwoSum (Knuth 1997, section 4.2.2, Theorem B). Products: exact in FP64 for FP32 operands, TwoProduct by Dekker's
+splitting (1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another
+24-bit number or to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
+
+Limits: an FP64 product below `2^-960` loses its rest, unless it is 0. An FP32 product below `2^-126` whose operands are narrow
+enough for it to be exact otherwise is first rounded to a multiple of `2^-149`; in a format with the exponents of FP32 that can
+move the result by one subnormal number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.bits import LAYOUTS, Rounding, is_odd, toward
+from numdev.arithmetic.formats import Format
+from numdev.arithmetic.noise import Noise
+from numdev.arithmetic.rounding import Cast
+
+_SPLITTER = 2.0**27 + 1.0  # Dekker's, for 53 bits
+
+
+class Operation(Enum):
+    """An elementary operation of two operands."""
+
+    ADD = "add"
+    SUBTRACT = "subtract"
+    MULTIPLY = "multiply"
+    DIVIDE = "divide"
+
+
+Operand = Format | float  # a number of a format, or a constant
+
+
+@dataclass(frozen=True)
+class RoundedOnce:
+    """`cast(x o y)` with one rounding of the exact result.
+
+    Attributes:
+        operation: what `o` is.
+        cast: the format and mode of the result.
+        left, right: what the operands are, numbers of the carrier at most.
+        carrier: the dtype of the operands.
+    """
+
+    operation: Operation
+    cast: Cast
+    left: Operand
+    right: Operand
+    carrier: torch.dtype
+
+    @cached_property
+    def is_harmless(self) -> bool:
+        """Whether the carrier's own operation, then the cast, rounds as if once."""
+        bits = LAYOUTS[self.carrier].format.precision
+        if self.cast.is_identity_on(self.carrier):
+            return True
+        left, right = (min(_bits(operand), bits) for operand in (self.left, self.right))
+        if self.operation is Operation.MULTIPLY and left + right <= bits:
+            return True
+        p = self.cast.to.precision
+        if not self.cast.rounding.is_nearest or max(left, right) > p or 2 * p + 2 > bits:
+            return False
+        # A sum must also not begin between two subnormal numbers of the format.
+        additive = self.operation in (Operation.ADD, Operation.SUBTRACT)
+        return not additive or all(isinstance(x, Format) and self.cast.to.covers(x) for x in (self.left, self.right))
+
+    def __call__(self, x: Tensor, y: Tensor | float, noise: Noise | None = None) -> Tensor:
+        """The result, in the memory of `x`, whose shape it has."""
+        if self.operation is Operation.DIVIDE:  # CUDA divides by a number as it multiplies by its rounded reciprocal
+            y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+        if self.is_harmless:
+            return self.cast.apply_(_NATIVE[self.operation](x, y), noise)
+        noise = noise or Noise()  # one for both draws of a stochastic rounding, which must differ
+        other = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+        s, e = _with_rest(self.operation, x, other)
+        return self.cast.apply_(x.copy_(self._settle(s, e, noise)), noise)
+
+    def _settle(self, s: Tensor, e: Tensor, noise: Noise) -> Tensor:
+        """`s` or its neighbour towards `e`, so that rounding it again rounds `s + e`."""
+        inexact = (e != 0) & s.isfinite() & e.isfinite()
+        neighbour = toward(s, e)
+        if self.cast.rounding is Rounding.STOCHASTIC:
+            bits = noise.uniform(s, self.cast.seed)
+            moves = bits < e.abs() / (neighbour - s).abs()
+        else:
+            moves = ~is_odd(s)
+        return torch.where(inexact & moves, neighbour, s)
+
+
+def _bits(operand: Operand) -> int:
+    """Significant bits of the numbers of a format, or those that a constant adds to a product: none if it is a power of two."""
+    if isinstance(operand, Format):
+        return operand.precision
+    numerator, _ = math.frexp(operand)[0].as_integer_ratio()
+    return 0 if abs(numerator) == 1 else abs(numerator).bit_length()
+
+
+def _with_rest(operation: Operation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The carrier's result and what it lacks of the exact one; finite operands never give infinity but by a zero divisor."""
+    s, e = _EXACT[operation](x, y)
+    ended = s.isinf() & x.isfinite() & y.isfinite()
+    if operation is Operation.DIVIDE:
+        ended &= y != 0
+    top = LAYOUTS[s.dtype].format.max  # beyond it round to odd gives the largest number, whose last bit is odd
+    return torch.where(ended, torch.full_like(s, top).copysign(s), s), torch.where(ended, 0.0, e)
+
+
+def _two_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    s = x + y
+    part = s - x
+    return s, (x - (s - part)) + (y - part)
+
+
+def _two_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype is torch.float32:
+        return _narrowed(x.double() * y.double())
+    s = x * y
+    x_high, y_high = _high(x), _high(y)
+    x_low, y_low = x - x_high, y - y_high
+    e = ((x_high * y_high - s) + x_high * y_low + x_low * y_high) + x_low * y_low
+    lost = (s == 0) & (x != 0) & (y != 0)
+    tiny = torch.full_like(s, LAYOUTS[s.dtype].format.min_subnormal).copysign(s)
+    return s, torch.where(lost, tiny, e)
+
+
+def _quotient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype is torch.float32:
+        return _narrowed(x.double() / y.double())
+    s = x / y
+    high, low = _two_product(s, y.expand_as(s))
+    return s, ((x - high) - low) / y
+
+
+def _narrowed(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """An FP64 tensor as FP32 and the rest, which stays in FP64: in FP32 that of a small number would underflow."""
+    s = wide.float()
+    return s, wide - s.double()
+
+
+def _high(x: Tensor) -> Tensor:
+    """The upper 26 bits of each number; those above `2^990` are split at a smaller scale."""
+    large = x.abs() > 2.0**990
+    scaled = torch.where(large, x * 2.0**-30, x)
+    product = scaled * _SPLITTER
+    high = product - (product - scaled)
+    return torch.where(large, high * 2.0**30, high)
+
+
+_NATIVE = {
+    Operation.ADD: lambda x, y: x.add_(y),
+    Operation.SUBTRACT: lambda x, y: x.sub_(y),
+    Operation.MULTIPLY: lambda x, y: x.mul_(y),
+    Operation.DIVIDE: lambda x, y: x.div_(y),
+}
+_EXACT = {
+    Operation.ADD: _two_sum,
+    Operation.SUBTRACT: lambda x, y: _two_sum(x, -y),
+    Operation.MULTIPLY: _two_product,
+    Operation.DIVIDE: _quotient,
+}

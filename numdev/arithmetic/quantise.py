@@ -1,0 +1,214 @@
+"""Quantised inputs: q, k and v on a coarse grid with a scale, as FP8, INT8, INT4 and FP4 attention receives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from numdev.arithmetic.microscale import Microscaled
+from numdev.arithmetic.noise import Noise
+from numdev.arithmetic.rounding import Cast
+from numdev.errors import BadInput
+
+
+class Scale(Enum):
+    """How many numbers share one scale."""
+
+    TENSOR = "tensor"
+    BLOCK = "block"  # `block` rows of one head
+    ROW = "row"
+    CHANNEL = "channel"  # one of the head_dim columns of one head
+    THREAD = "thread"  # of each `block` rows of a head those that one thread of a tensor core's warp holds
+
+
+class Smoothing(Enum):
+    """Whose mean over tokens is taken out before quantisation (SageAttention 1 takes k's, 2 also q's)."""
+
+    NONE = "none"
+    K = "k"
+    Q = "q"
+    QK = "qk"
+
+    @property
+    def of_q(self) -> bool:
+        return self in (Smoothing.Q, Smoothing.QK)
+
+    @property
+    def of_k(self) -> bool:
+        return self in (Smoothing.K, Smoothing.QK)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rounding with a scale: `x ~ s * to(x / s)`, `s = max |x| / to.max` over the numbers that share it.
+
+    The result is returned dequantised, in FP64: multiplying codes by scales after the product is the same in exact
+    arithmetic, and differs by the carrier's roundoff, far below the format's. Rotation is undone after rounding for the
+    same reason: `(R q).(R k) = q.k` for an orthogonal R. So is smoothing of k: a mean taken out of k adds the same
+    `q.mean(k)` to every score of a row, which softmax ignores and LSE does not.
+
+    A mean `c` taken out of q comes back as its product with k *before* k is quantised: `S = (q - c)^ . k^ + c . k`
+    (SageAttention2, arXiv 2411.10958, smoothing Q). Both are terms of one inner product: with `Smoothing.Q` and `QK` the
+    returned q is `[(q - c)^, c]` and k is `[k^, k]`, of twice the head_dim; give attention on them the scale of the problem.
+
+    Attributes:
+        to: the grid, for example `Cast.parse("e4m3fn")` or `Cast.parse("int8")`; or a microscaled format, which has scales of
+            its own along the dimension that is summed over: head_dim of q and k, tokens of v.
+        scale: see `Scale`; None is TENSOR for a cast, and the only choice for a microscaled format.
+        block: rows per scale with `Scale.BLOCK` and `Scale.THREAD`.
+        block_q: the same of q; None is as `block`.
+        hadamard: rotate q and k by a random Hadamard matrix first (FlashAttention-3, section 3.3: incoherent
+            processing), which spreads an outlier over all of head_dim.
+        smoothing: see `Smoothing`.
+        smoothing_block: tokens of q that share a mean (SageAttention2 takes those of a tile); None is all.
+        values: the grid of v where it is not that of q and k (SageAttention keeps it in FP16).
+        values_scale: the scale of v where `values` is given; None rounds to `values` without one.
+        seed: of the signs of the Hadamard rotation.
+    """
+
+    to: Cast | Microscaled
+    scale: Scale | None = None
+    block: int = 128
+    block_q: int | None = None
+    hadamard: bool = False
+    smoothing: Smoothing = Smoothing.NONE
+    smoothing_block: int | None = None
+    values: Cast | Microscaled | None = None
+    values_scale: Scale | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block", "block_q", "smoothing_block"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"precision.quantise.{name}", value, "give a number of rows, at least 1")
+        if self.scale is None and isinstance(self.to, Cast):
+            object.__setattr__(self, "scale", Scale.TENSOR)
+        for name, to, scale in (("scale", self.to, self.scale), ("values_scale", self.values, self.values_scale)):
+            if scale is not None and not isinstance(to, Cast):
+                why = "there are no values; give their format" if to is None else f"{to} has scales of its own; give null"
+                raise BadInput(f"precision.quantise.{name}", scale.value, why)
+        if Scale.THREAD in (self.values_scale, self.scale if self.values is None else None):
+            raise BadInput("precision.quantise.values_scale", "thread", "only q and k have it; give values another one")
+        if self.smoothing_block is not None and not self.smoothing.of_q:
+            mend = "it is of q's mean; give smoothing q or qk"
+            raise BadInput("precision.quantise.smoothing_block", self.smoothing_block, mend)
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that are not read as the others are, and what reads them."""
+        blocks, field = (Scale.BLOCK, Scale.THREAD), "precision.quantise"
+        found = {} if self.hadamard else {f"{field}.seed": f"{field}.hadamard=true"}
+        if self.scale not in blocks:
+            found[f"{field}.block_q"] = f"{field}.scale=block"
+            if self.values_scale not in blocks:
+                found[f"{field}.block"] = f"{field}.scale=block"
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{self.to}"]
+        if self.scale is not None:
+            parts.append(self._shared(self.scale))
+        if self.block_q is not None:
+            parts.append(f"{self.block_q} of q")
+        if self.hadamard:
+            parts.append("Hadamard")
+        if self.smoothing is not Smoothing.NONE:
+            per = "" if self.smoothing_block is None else f" per {self.smoothing_block} of q"
+            parts.append(f"mean of {self.smoothing.value} removed{per}")
+        if self.values is not None:
+            parts.append(f"values {self.values}")
+        if self.values_scale is not None:
+            parts.append(self._shared(self.values_scale))
+        return ", ".join(parts)
+
+    def _shared(self, scale: Scale) -> str:
+        return f"scale per {scale.value}" + (f" of {self.block} rows" if scale in (Scale.BLOCK, Scale.THREAD) else "")
+
+    def __call__(
+        self,
+        q: Float[Tensor, "batch heads queries dim"],
+        k: Float[Tensor, "batch kv_heads keys dim"],
+        v: Float[Tensor, "batch kv_heads keys dim"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v after quantisation and its undoing, in FP64; q and k of twice the dim where q is smoothed."""
+        q, k, v = q.double(), k.double(), v.double()
+        noise = Noise()  # each of the three is a rounding event of its own
+        rotation = random_hadamard(q.shape[-1], self.seed).to(q.device) if self.hadamard else None
+        mean_k = k.mean(-2, keepdim=True) if self.smoothing.of_k else torch.zeros_like(k[..., :1, :])
+        rounded_k = self._rotated(k - mean_k, rotation, noise, is_q=False) + mean_k
+        if self.smoothing.of_q:
+            mean_q = self._means(q)
+            q = torch.cat([self._rotated(q - mean_q, rotation, noise, is_q=True), mean_q], -1)
+            return q, torch.cat([rounded_k, k], -1), self._values(v, noise)
+        return self._rotated(q, rotation, noise, is_q=True), rounded_k, self._values(v, noise)
+
+    def _means(self, q: Tensor) -> Tensor:
+        """The mean over tokens, or over each block of them, for every token."""
+        size = self.smoothing_block or q.shape[-2]
+        return torch.cat([part.mean(-2, keepdim=True).expand_as(part) for part in q.split(size, -2)], -2)
+
+    def _rotated(self, x: Tensor, rotation: Tensor | None, noise: Noise, *, is_q: bool) -> Tensor:
+        """`x` rounded to the grid in the rotated basis."""
+        turned = x if rotation is None else x @ rotation
+        if isinstance(self.to, Microscaled):
+            rounded = self.to(turned, noise)
+        else:
+            assert self.scale is not None, "a cast has one"
+            rounded = self._round(turned, self.to, self.scale, noise, is_q=is_q)
+        return rounded if rotation is None else rounded @ rotation.T
+
+    def _values(self, v: Tensor, noise: Noise) -> Tensor:
+        to, scale = (self.to, self.scale) if self.values is None else (self.values, self.values_scale)
+        if isinstance(to, Microscaled):
+            return to.along(v, -2, noise)
+        return to(v, noise) if scale is None else self._round(v, to, scale, noise, is_q=False)
+
+    def _round(self, x: Tensor, to: Cast, scale: Scale, noise: Noise, *, is_q: bool) -> Tensor:
+        batch, heads, tokens, _ = x.shape
+        if scale is Scale.TENSOR:
+            largest = x.abs().amax().expand(1, 1, 1, 1)
+        elif scale is Scale.ROW:
+            largest = x.abs().amax(-1, keepdim=True)
+        elif scale is Scale.CHANNEL:
+            largest = x.abs().amax(-2, keepdim=True)
+        else:
+            rows = self.block_q or self.block if is_q else self.block
+            group = _groups(tokens, rows, scale, is_q=is_q).to(x.device)
+            per_group = x.new_zeros(batch, heads, int(group.max()) + 1)
+            per_group.scatter_reduce_(-1, group.expand(batch, heads, tokens), x.abs().amax(-1), "amax")
+            largest = per_group[..., group][..., None]
+        top = to.to.max
+        factor = torch.where(largest > 0, largest / top, 1.0)
+        return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
+
+
+def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[Tensor, " tokens"]:
+    """Which scale each token shares.
+
+    A thread of a warp's `mma.m16n8k32` holds every eighth row of q, and of each eight keys two neighbours: eight groups of a
+    block of q, four of a block of k (SageAttention2, per-thread quantization; `quant_per_thread.py` of its code).
+    """
+    token = torch.arange(tokens)
+    block, inside = token // rows, token % rows
+    if scale is Scale.BLOCK:
+        return block
+    return block * 8 + inside % 8 if is_q else block * 4 + inside % 8 // 2
+
+
+def random_hadamard(dim: int, seed: int) -> Float[Tensor, "dim dim"]:
+    """A random orthogonal matrix `diag(s) H / sqrt(n)` in FP64, with random signs `s` and Sylvester's `H`.
+
+    Where `dim` is no power of two, blocks of the largest power of two that divides it stand on the diagonal.
+    """
+    size = dim & -dim
+    block = torch.ones(1, 1, dtype=torch.float64)
+    while block.shape[0] < size:
+        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (dim,), generator=generator, dtype=torch.float64) * 2 - 1
+    return signs[:, None] * torch.block_diag(*[block] * (dim // size)) / size**0.5

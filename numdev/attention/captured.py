@@ -1,0 +1,170 @@
+"""q, k and v captured from a trained model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from numdev.attention.problem import Shape
+from numdev.errors import BadInput
+
+_SUFFIXES = (".safetensors", ".pt", ".npz")
+_FIELD = "problem.source.path"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
+
+    A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
+    (batch entries of the file stand behind one another), and replicates go round the layers: the first of each, then the second
+    of each. So any number of replicates is spread over the layers as evenly as can be. Heads of one layer are alike, so the
+    layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
+
+    Attributes:
+        path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
+        layer: the name before `.q`; None takes all layers, in the order of their names.
+        digest: SHA-256 of the file, so that results of another file under the same name are told apart.
+    """
+
+    path: str = "minilm"
+    layer: str | None = None
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", _digest(self.path, _written(self.path)))
+        layers = _load(self.path, self.digest)
+        if self.layer is not None and self.layer not in layers:
+            raise BadInput("problem.source.layer", self.layer, f"{self.path} has {', '.join(layers)}")
+
+    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
+        layers = self._layers()
+        for q, k, _ in layers.values():
+            if len(q) * shape.kv_heads != len(k) * shape.heads:
+                mend = f"{self.path} has {len(k)} heads of k for {len(q)} of q; keep their ratio to problem.heads"
+                raise BadInput("problem.kv_heads", shape.kv_heads, mend)
+            self._check_size(q, "q", shape.q)
+            self._check_size(k, "k", shape.kv)
+        name, place = self._place(shape, seed)
+        q, k, v = (
+            tensor[place * size[0] * size[1] : (place + 1) * size[0] * size[1], : size[2]].double().unflatten(0, size[:2])
+            for tensor, size in zip(layers[name], (shape.q, shape.kv, shape.kv), strict=True)
+        )
+        return q, k, v
+
+    def replicates(self, shape: Shape) -> int:
+        """How many replicates of this shape the chosen layers have."""
+        return sum(self._counts(shape).values())
+
+    def cluster(self, shape: Shape, seed: int) -> str:
+        """The layer of a replicate."""
+        return self._place(shape, seed)[0]
+
+    def _layers(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        layers = _load(self.path, self.digest)
+        return layers if self.layer is None else {self.layer: layers[self.layer]}
+
+    def _counts(self, shape: Shape) -> dict[str, int]:
+        """Replicates by layer."""
+        return {name: len(q) // (shape.batch * shape.heads) for name, (q, _, _) in self._layers().items()}
+
+    def _place(self, shape: Shape, seed: int) -> tuple[str, int]:
+        """Layer of a replicate, and its number in there."""
+        counts = self._counts(shape)
+        rounds = [(place, name) for name, count in counts.items() for place in range(count)]
+        if seed >= len(rounds):
+            heads = ", ".join(f"{len(q)} in {name}" for name, (q, _, _) in self._layers().items())
+            mend = f"{self.path} has heads of q: {heads}; so {len(rounds)} replicates of {shape.batch * shape.heads}"
+            raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
+        place, name = sorted(rounds, key=lambda item: item[0])[seed]
+        return name, place
+
+    def _check_size(self, tensor: Tensor, name: str, size: tuple[int, int, int, int]) -> None:
+        tokens, dim = size[2:]
+        if tensor.shape[-1] != dim:
+            raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {tensor.shape[-1]}")
+        if tensor.shape[-2] < tokens:
+            where = "problem.queries" if name == "q" else "problem.keys"
+            raise BadInput(where, tokens, f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that")
+
+
+@lru_cache(maxsize=4)
+def _load(path: str, digest: str) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Layer name to its q, k, v, each `[heads, tokens, head_dim]`, of the file as it was when it had this digest."""
+    if _digest(path, _written(path)) != digest:
+        raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
+    tensors = _read(_file(path))
+    layers: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
+        missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
+        if missing:
+            raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
+        layers[name] = tuple(_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")  # type: ignore[assignment]
+        q, k, v = layers[name]
+        if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+            shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+            raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
+    if not layers:
+        raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
+    return layers
+
+
+def _file(path: str) -> Path:
+    return Path(str(files("numdev") / "data" / "minilm_qkv.safetensors")) if path == "minilm" else Path(path)
+
+
+def _written(path: str) -> tuple[int, int]:
+    """When the file was last written, and its size: while they stay, its digest is not computed again."""
+    file = _file(path)
+    if file.suffix not in _SUFFIXES:
+        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+    if not file.is_file():
+        raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
+    return file.stat().st_mtime_ns, file.stat().st_size
+
+
+@lru_cache(maxsize=64)
+def _digest(path: str, _: tuple[int, int]) -> str:
+    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(file))
+        if file.suffix == ".npz":
+            import numpy as np
+
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: torch.from_numpy(archive[name]) for name in archive.files}
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the three formats' readers raise for what they cannot read
+        raise _malformed(file, error) from None
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
+    return loaded
+
+
+def _malformed(file: Path, error: Exception) -> BadInput:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
+
+
+def _check(tensor: Tensor, path: str, name: str) -> Tensor:
+    if not tensor.is_floating_point() or tensor.ndim not in (3, 4):
+        raise BadInput(_FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
+    bad = int((~tensor.double().isfinite()).sum())
+    if bad:
+        raise BadInput(_FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
+    return tensor.detach().flatten(0, -3)

@@ -1,0 +1,136 @@
+"""The cost model: operations, and bytes moved between a processor's memory and its on-chip memory.
+
+Dao et al. 2022, Theorem 2: attention with all scores in memory moves `Theta(N d + N^2)` elements, tiled attention
+`Theta(N^2 d^2 / M)` with on-chip memory of M elements. Here both are counted exactly for one algorithm each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.problem import Problem
+from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+
+_DEFAULT_CACHE = 1 << 20  # bytes, where the system does not say
+
+
+class Algorithm(Enum):
+    """What is counted."""
+
+    VANILLA = "vanilla"
+    TILED = "tiled"
+
+
+def algorithm(variant: Any) -> Algorithm | None:
+    """Which of the two a variant is; None for one that is neither, or unknown."""
+    if isinstance(variant, (Vanilla, Naive)) or (isinstance(variant, Sdpa) and variant.backend is Backend.MATH):
+        return Algorithm.VANILLA
+    return Algorithm.TILED if isinstance(variant, (Tiled, Instrumented, Triton, Sdpa, Flex)) else None
+
+
+def holds_scores(variant: Any) -> bool:
+    """Whether S and P are in memory whole; naive attention takes a block of rows at a time."""
+    return isinstance(variant, Vanilla) or (isinstance(variant, Sdpa) and variant.backend is Backend.MATH)
+
+
+def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
+    """Pairs of a query and a key that it sees, over the batch entries."""
+    rows = torch.arange(queries)
+    ranges = (mask.key_range(queries, keys, rows, length) for length in mask.lengths(batch, keys))
+    return sum(int((high - low).clamp(min=0).sum()) for low, high in ranges)
+
+
+def operations(problem: Problem) -> int:
+    """`4 d` for each visible pair of each head: a product and a sum in `Q K^T` and in `P V`; the exponential is not counted."""
+    shape = problem.shape
+    return 4 * shape.head_dim * shape.heads * visible_pairs(problem.mask, shape.batch, shape.queries, shape.keys)
+
+
+@dataclass(frozen=True)
+class Width:
+    """Bytes of one element of q, k, v (and of scores in memory), and of one of the output."""
+
+    input: float
+    output: float
+
+
+def width(variant: Any) -> Width:
+    """In memory; torch's math backend works on FP32 copies of 16-bit inputs."""
+    if isinstance(variant, Sdpa) and variant.backend is Backend.MATH:
+        return Width(max(4.0, variant.fmt.bits / 8), variant.fmt.bits / 8)
+    stored = getattr(variant, "fmt", variant.format)
+    return Width(stored.bits / 8, variant.format.bits / 8)
+
+
+def as_computed(problem: Problem, variant: Any) -> Problem:
+    """The problem as a kernel has it: with one query, heads that share k and v are rows of one tile, and read them once."""
+    if not isinstance(variant, (Triton, Sdpa, Flex)) or problem.shape.queries > 1 or problem.mask.window is not None:
+        return problem
+    return replace(problem, shape=problem.shape.packed, mask=replace(problem.mask, causal=False))
+
+
+def moved_bytes(problem: Problem, kind: Algorithm, each: Width, br: int) -> float:
+    """Bytes that the algorithm moves; `br` is the tile's rows and of no account to vanilla attention."""
+    return _vanilla(problem, each) if kind is Algorithm.VANILLA else _tiled(problem, each, br)
+
+
+def _vanilla(problem: Problem, each: Width) -> float:
+    """`Q K^T` reads q, k and writes S; softmax reads S and writes P; `P V` reads P, v and writes O; a mask reads, writes S."""
+    shape = problem.shape
+    q, kv = math.prod(shape.q), math.prod(shape.kv)
+    scores = shape.batch * shape.heads * shape.queries * shape.keys
+    return each.input * (q + 2 * kv + (4 if problem.mask.is_none else 6) * scores) + each.output * q
+
+
+def _tiled(problem: Problem, each: Width, br: int) -> float:
+    """Each block of `br` rows reads its q, the keys and values that any of its rows sees, and writes its O.
+
+    Heads that share a KV head read it each for itself, as far as no cache lies between.
+    """
+    shape, mask = problem.shape, problem.mask
+    starts = torch.arange(0, shape.queries, br)
+    ends = (starts + br - 1).clamp(max=shape.queries - 1)
+    keys = 0
+    for length in mask.lengths(shape.batch, shape.keys):
+        low, _ = mask.key_range(shape.queries, shape.keys, starts, length)
+        _, high = mask.key_range(shape.queries, shape.keys, ends, length)
+        keys += int((high - low).clamp(min=0).sum())
+    q = math.prod(shape.q)
+    return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
+
+
+def rows_of_tile(variant: Any, kernel: str, problem: Problem, device: torch.device) -> int:
+    """Br: the variant's own, that of the kernel which ran, or `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)."""
+    if isinstance(variant, (Tiled, Instrumented)):
+        return variant.tiling.br
+    stated, named = getattr(variant, "br", None), re.search(r"\bbr=(\d+)", kernel)
+    if stated is not None:
+        return int(stated)
+    if named:
+        return int(named[1])
+    elements = on_chip_bytes(device) / width(variant).input
+    return max(1, math.ceil(elements / (4 * problem.shape.head_dim)))
+
+
+def on_chip_bytes(device: torch.device) -> int:
+    """Shared memory of a block of threads, or the second-level cache of a CPU core."""
+    if device.type == "cuda":
+        properties: Any = torch.cuda.get_device_properties(device)
+        return int(properties.shared_memory_per_block_optin)
+    size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    text = size.read_text().strip() if size.is_file() else ""
+    return int(text[:-1]) * 1024 if re.fullmatch(r"\d+K", text) else _DEFAULT_CACHE

@@ -1,0 +1,281 @@
+"""Forward attention for Hopper GPUs: one loading and two or three computing warp groups, in Gluon.
+
+A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that `P V` of a block and `Q K^T` of the
+next are in the tensor cores while the softmax of neither waits for them; the groups take turns (ping-pong) so that one's
+products run during the other's exponentials (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). A program works off a
+list of tiles, and the first product of its next tile goes together with the last one of the tile before. Blocks of keys are
+visited from the last to the first, which puts the masked ones in front of the loop.
+
+The policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
+The readable specification is `numdev.attention.kernels.forward`; the tests hold the two together.
+
+Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+
+| barrier (one for each) | arrivals | who arrives | who waits |
+|---|---|---|---|
+| q_full (set and group) | 1 and bytes | the loader, arming it for the copy | group c, before a tile's first `Q K^T` |
+| q_empty (set and group) | 1 | group c, after a tile's last `Q K^T` | the loader, before the next Q there |
+| k_full, v_full (stage) | 1 and bytes | the loader, arming it for the copy | every group, before it reads the block |
+| k_empty, v_empty (stage) | GROUPS | every group, done with it or passing it over | the loader, before the next block there |
+| v_tail (one) | 1 and bytes | as v_full, where padding cuts a block | the loader: it clears that, then arrives at v_full |
+| turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
+
+Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
+
+| | 64 | 64, three | 128 | 256 |
+|---|---|---|---|---|
+| KB of Q (2 sets, at d = 256 one) | 32 | 48 | 64 | 64 |
+| KB of K and V, 2 stages each | 64 | 64 | 128 | 128 |
+| KB of O on its way out (at d = 256 half of its columns) | 16 | 24 | 32 | 32 |
+| KB in all, of 227, without a few words for barriers | 112 | 136 | 224 | 224 |
+| registers of a thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
+| registers that it has | 240 | 160 | 240 | 240 |
+
+Together the threads have `128 (groups * registers + 24)` of the 65,536 registers of a multiprocessor; 24 are a loading thread's.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from numdev.attention.kernels.hopper_parts import ROWS, Setting, Shared, Work, barriers, limits, load, own, tile
+
+LN2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def take_turn(c: gl.constexpr, shared, i):
+    """Every group takes one turn at every block but the stream's first, also where it has nothing to issue."""
+    mbarrier.wait(shared.turn.index(c), (i - 1) & 1, pred=i > 0)
+
+
+@gluon.jit
+def pass_turn(c: gl.constexpr, setting, shared, i):
+    mbarrier.arrive(shared.turn.index((c + 1) % setting.groups), count=1, pred=i > 0)
+
+
+@gluon.jit
+def pass_over(c: gl.constexpr, setting, shared, i, count):
+    """Free the buffers of blocks that group c sees nothing of."""
+    for _ in range(count):
+        at = i % setting.stages
+        parity = (i // setting.stages) & 1
+        mbarrier.wait(shared.k_full.index(at), parity)
+        mbarrier.arrive(shared.k_empty.index(at), count=1)
+        mbarrier.wait(shared.v_full.index(at), parity)
+        mbarrier.arrive(shared.v_empty.index(at), count=1)
+        take_turn(c, shared, i)
+        pass_turn(c, setting, shared, i)
+        i += 1
+    return i
+
+
+@gluon.jit
+def scores(setting, shared, q, i):
+    """`S = Q K^T [ROWS, bc]` of block i of the stream, in flight."""
+    k = shared.k.index(i % setting.stages).reshape((setting.bc, setting.dim)).permute((1, 0))  # [dim, bc]
+    zeros = gl.zeros([ROWS, setting.bc], gl.float32, setting.s)
+    return warpgroup_mma(shared.q.index(q).reshape((ROWS, setting.dim)), k, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
+    """`P [ROWS, bc]`, `alpha, m', l' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
+    if MASK:
+        # With registers to spare, columns of the block are compared with a limit moved to it: they are the same for every block,
+        # and the compiler keeps them. Three groups have none, and compute them anew.
+        keys = gl.arange(0, setting.bc, gl.SliceLayout(0, setting.s))
+        if setting.groups == 2:
+            limit = limit - key
+        else:
+            keys = keys + key
+        s = gl.where(gl.expand_dims(keys, 0) < gl.expand_dims(limit, 1), s, float("-inf"))
+    m_next = gl.maximum(m, gl.max(s, 1) * scale)
+    shift = m_next
+    if MASK:
+        shift = gl.where(m_next == float("-inf"), 0.0, m_next)
+    p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
+    alpha = gl.exp2(m - shift)
+    return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def step(c: gl.constexpr, setting, shared, q, i, i_v, p, acc, m, row_sum, scale, key, limit, MASK: gl.constexpr):
+    """`P V` of block i_v, whose P is at hand, together with `Q K^T` and softmax of block i."""
+    at = i % setting.stages
+    at_v = i_v % setting.stages
+    mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
+    take_turn(c, shared, i)
+    s = scores(setting, shared, q, i)
+    mbarrier.wait(shared.v_full.index(at_v), (i_v // setting.stages) & 1)
+    product = warpgroup_mma(p, shared.v.index(at_v).reshape((setting.bc, setting.dim)), acc, is_async=True)
+    pass_turn(c, setting, shared, i)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.arrive(shared.k_empty.index(at), count=1)
+    p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, limit, MASK)
+    acc = warpgroup_mma_wait(0, deps=(product,))
+    mbarrier.arrive(shared.v_empty.index(at_v), count=1)
+    return p_next, alpha, acc, m, row_sum
+
+
+@gluon.jit
+def as_operand(setting, p):
+    """`P~`: P in the format of the inputs, in the registers that the second product reads."""
+    return gl.convert_layout(p.to(setting.dtype), setting.p)
+
+
+@gluon.jit
+def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit):
+    """Every block of a tile but the first that group c sees."""
+    if setting.unaligned:
+        for block in range(skip + 1, whole):
+            key = (n - 1 - block) * setting.bc
+            p_next, alpha, acc, m, row_sum = step(c, setting, shared, q, i, i - 1, p, acc, m, row_sum, scale, key, limit, True)
+            acc = acc * gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+            p = as_operand(setting, p_next)
+            i += 1
+    for _ in range(whole, n):
+        p_next, alpha, acc, m, row_sum = step(c, setting, shared, q, i, i - 1, p, acc, m, row_sum, scale, 0, limit, False)
+        acc = acc * gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+        p = as_operand(setting, p_next)
+        i += 1
+    return i, p, acc, m, row_sum
+
+
+@gluon.jit
+def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
+    """Columns of O from `column` on, through the group's buffer."""
+    buffer = shared.o.index(c)
+    tma.store_wait(0)
+    buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(setting.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(d_o, [b, h, row0 + c * ROWS, column], buffer)
+
+
+@gluon.jit
+def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum):
+    """`O / l` through shared memory and the copy engine, which leaves out rows beyond the last; `(m + log2 l) ln 2`."""
+    rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
+    empty = row_sum == 0.0  # sees no key: of those it sees the largest adds 1
+    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum)) * LN2)
+    gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
+    inverse = gl.where(empty, 0.0, 1.0 / row_sum)
+    factor = gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
+    out = acc * factor
+    if setting.masked:
+        out = gl.where(factor == 0.0, 0.0, out)  # such a row has met keys of other rows, whose v may hold NaN
+    if setting.parts == 1:
+        store(c, setting, shared, d_o, row0, b, h, out, 0)
+    else:
+        left, right = out.reshape([ROWS, 2, setting.dim // 2]).permute([0, 2, 1]).split()  # [ROWS, dim / 2] each
+        store(c, setting, shared, d_o, row0, b, h, left, 0)
+        store(c, setting, shared, d_o, row0, b, h, right, setting.dim // 2)
+
+
+@gluon.jit
+def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
+    """Computing warp group c: rows `64 c` to `64 c + 63` of every tile of the program."""
+    row0, b, h, n, keys = tile(work, 0)
+    row0_next, b_next, h_next, n_next, keys_next = tile(work, 1)
+    skip, whole = own(c, setting, work, row0, n)
+    limit = limits(c, setting, work, row0, keys)
+    m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)
+    row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)
+    acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
+    i = 0  # blocks of the stream so far
+    if setting.causal:
+        i = pass_over(c, setting, shared, i, skip)
+        take_turn(c, shared, i)
+        pass_turn(c, setting, shared, i)
+    at = i % setting.stages
+    mbarrier.wait(shared.q_full.index(c), 0)
+    mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
+    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, c, i),))
+    mbarrier.arrive(shared.k_empty.index(at), count=1)
+    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, scale, (n - 1 - skip) * setting.bc, limit, setting.masked)
+    p = as_operand(setting, p_next)
+    i += 1
+    j = 0  # tiles so far
+    while n > 0:
+        q = (j % setting.sets) * setting.groups + c
+        i, p, acc, m, row_sum = rest_of_tile(c, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit)
+        mbarrier.arrive(shared.q_empty.index(q), count=1)
+        j += 1
+        q_next = (j % setting.sets) * setting.groups + c
+        n = n_next
+        skip, whole = own(c, setting, work, row0_next, n)
+        limit = limits(c, setting, work, row0_next, keys_next)
+        i_v = i - 1
+        if setting.causal:
+            i = pass_over(c, setting, shared, i, skip)
+        mbarrier.wait(shared.q_full.index(q_next), (j // setting.sets) & 1)
+        key = (n - 1 - skip) * setting.bc
+        p_next, _, acc, m_next, row_sum_next = step(
+            c, setting, shared, q_next, i, i_v, p, acc, m_0, row_sum_0, scale, key, limit, setting.masked
+        )
+        i += 1
+        p = as_operand(setting, p_next)
+        finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum)
+        m = m_next
+        row_sum = row_sum_next
+        row0 = row0_next
+        b = b_next
+        h = h_next
+        row0_next, b_next, h_next, n_next, keys_next = tile(work, j + 1)
+        acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["heads", "group", "queries", "shift"])
+def attention(
+    d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shift,
+    BC: gl.constexpr, DIM: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
+    CAUSAL: gl.constexpr, UNALIGNED: gl.constexpr, MASKED: gl.constexpr, PADDED: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """One program: a loading warp group and GROUPS computing ones, over the program's list of tiles."""
+    # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group holds.
+    gl.static_assert((GROUPS - 1) * ROWS <= BC)
+    setting = Setting(BC, DIM, GROUPS, STAGES, DTYPE, CAUSAL, UNALIGNED, MASKED, PADDED)
+    work = Work(tiles, heads, group, queries, shift)
+    shared = Shared(
+        gl.allocate_shared_memory(DTYPE, [setting.sets * GROUPS, 1, 1, ROWS, DIM], d_q.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_k.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_v.layout),
+        gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, DIM // setting.parts], d_o.layout),
+        barriers(setting.sets * GROUPS, 1),
+        barriers(setting.sets * GROUPS, 1),
+        barriers(STAGES, 1),
+        barriers(STAGES, GROUPS),
+        barriers(STAGES, 1),
+        barriers(STAGES, GROUPS),
+        barriers(1, 1),
+        barriers(GROUPS, 1),
+    )
+    mbarrier.arrive(shared.turn.index(0), count=1)
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (compute, (0, setting, shared, work, d_o, lse, scale)),
+                (compute, (1, setting, shared, work, d_o, lse, scale)),
+                (load, (setting, shared, work, d_q, d_k, d_v)),
+            ],
+            [4, 4],
+            [REGISTERS, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (compute, (0, setting, shared, work, d_o, lse, scale)),
+                (compute, (1, setting, shared, work, d_o, lse, scale)),
+                (compute, (2, setting, shared, work, d_o, lse, scale)),
+                (load, (setting, shared, work, d_q, d_k, d_v)),
+            ],
+            [4, 4, 4],
+            [REGISTERS, REGISTERS, 24],
+        )

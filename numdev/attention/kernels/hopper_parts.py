@@ -1,0 +1,216 @@
+"""What the warp groups of the Hopper kernel share: settings, buffers, barriers, the list of tiles; and the one that loads."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.core import _aggregate as aggregate
+
+ROWS = gl.constexpr(64)  # of a warp group: one wgmma instruction is 64 rows
+
+
+@aggregate
+class Setting:
+    """What is fixed at compile time, with the layouts that follow from it."""
+
+    bc: gl.constexpr
+    dim: gl.constexpr
+    groups: gl.constexpr
+    stages: gl.constexpr
+    dtype: gl.constexpr
+    causal: gl.constexpr
+    unaligned: gl.constexpr  # whether a causal limit can cross more than one block of a warp group's rows
+    masked: gl.constexpr  # whether the first block of a tile can hold keys that are not seen
+    padded: gl.constexpr  # whether v exists beyond a batch entry's last key, and may hold anything there
+    sets: gl.constexpr  # of buffers for Q: two where they fit, so that the next tile's Q is loaded early
+    parts: gl.constexpr  # in which O leaves: its columns pass through a buffer of dim / parts of them
+    s: gl.constexpr
+    o: gl.constexpr
+    p: gl.constexpr
+    row: gl.constexpr
+    o_row: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, bc, dim, groups, stages, dtype, causal, unaligned, masked, padded):
+        self.bc = gl.constexpr(bc)
+        self.dim = gl.constexpr(dim)
+        self.groups = gl.constexpr(groups)
+        self.stages = gl.constexpr(stages)
+        self.dtype = gl.constexpr(dtype)
+        self.causal = gl.constexpr(causal)
+        self.unaligned = gl.constexpr(unaligned)
+        self.masked = gl.constexpr(masked)
+        self.padded = gl.constexpr(padded)
+        self.sets = gl.constexpr(1 if dim > 128 else 2)
+        self.parts = gl.constexpr(2 if dim > 128 else 1)
+        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bc, 16])
+        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dim, 16])
+        self.s = gl.constexpr(s)
+        self.o = gl.constexpr(o)
+        self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))
+        self.row = gl.constexpr(gl.SliceLayout(1, s))
+        self.o_row = gl.constexpr(gl.SliceLayout(1, o))
+
+
+@aggregate
+class Shared:
+    """Buffers in shared memory, and the barriers of the table in `numdev.attention.kernels.hopper`."""
+
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    v_tail: gl.shared_memory_descriptor
+    turn: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q, k, v, o, q_full, q_empty, k_full, k_empty, v_full, v_empty, v_tail, turn):
+        self.q = q
+        self.k = k
+        self.v = v
+        self.o = o
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.k_full = k_full
+        self.k_empty = k_empty
+        self.v_full = v_full
+        self.v_empty = v_empty
+        self.v_tail = v_tail
+        self.turn = turn
+
+
+@aggregate
+class Work:
+    """The list of tiles (see `numdev.attention.kernels.hopper_host.schedule`) and the sizes of the problem."""
+
+    tiles: gl.tensor
+    heads: gl.tensor
+    group: gl.tensor
+    queries: gl.tensor
+    shift: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, heads, group, queries, shift):
+        self.tiles = tiles
+        self.heads = heads
+        self.group = group
+        self.queries = queries
+        self.shift = shift
+
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(made.index(i), count=arrivals)
+    return made
+
+
+@gluon.jit
+def tile(work, j):
+    """Tile j of this program: first row, batch entry, head, blocks of keys (0 where the list ends), keys that exist."""
+    at = work.tiles + (j * gl.num_programs(0) + gl.program_id(0)) * 5
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
+
+
+@gluon.jit
+def own(c: gl.constexpr, setting, work, row0, n):
+    """Of n blocks, the last keys first: how many group c sees nothing of, and from which on it sees all of each.
+
+    The rows of a tile span `64 groups` keys of the diagonal, so a group's last key is at most `64 (groups - 1)` before the
+    tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`.
+    """
+    skip = 0
+    whole = 1
+    if setting.causal:
+        top = row0 + c * ROWS + work.shift
+        skip = n - gl.minimum(n, gl.maximum((top + ROWS - 1) // setting.bc + 1, 1))
+        whole = gl.maximum(n - gl.maximum(gl.minimum((top + 1) // setting.bc, n), 0), skip + 1)
+    return skip, whole
+
+
+@gluon.jit
+def limits(c: gl.constexpr, setting, work, row0, keys):
+    """For each row of group c, the first key that it does not see."""
+    limit = gl.full([ROWS], 0, gl.int32, setting.row) + keys
+    if setting.causal:
+        rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
+        limit = gl.minimum(limit, rows + work.shift + 1)
+    return limit
+
+
+@gluon.jit
+def load_q(setting, shared, d_q, j, b, h, row0):
+    """Q of tile j, in one of the sets of buffers."""
+    for c in gl.static_range(setting.groups):
+        at = (j % setting.sets) * setting.groups + c
+        mbarrier.wait(shared.q_empty.index(at), ((j // setting.sets) & 1) ^ 1)
+        mbarrier.expect(shared.q_full.index(at), d_q.block_type.nbytes)
+        tma.async_copy_global_to_shared(d_q, [b, h, row0 + c * ROWS, 0], shared.q_full.index(at), shared.q.index(at))
+
+
+@gluon.jit
+def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, b, h, key):
+    """K or V of block i of the stream, when its buffer is free."""
+    at = i % stages
+    mbarrier.wait(empty.index(at), ((i // stages) & 1) ^ 1)
+    mbarrier.expect(full.index(at), desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, [b, h, key, 0], full.index(at), buffer.index(at))
+
+
+@gluon.jit
+def clear_tail(setting, shared, at, tail):
+    """Zero the rows of V from `tail` on: P is 0 there, and 0 times NaN is not."""
+    buffer = shared.v.index(at).reshape((setting.bc, setting.dim))
+    layout: gl.constexpr = gl.BlockedLayout([1, setting.dim // 16], [2, 16], [4, 1], [1, 0])
+    for first in gl.static_range(0, setting.bc, 8):
+        if first + 8 > tail:
+            part = buffer.slice(first, 8, 0)
+            rows = first + gl.arange(0, 8, gl.SliceLayout(1, layout))
+            part.store(gl.where(gl.expand_dims(rows, 1) < tail, part.load(layout), 0.0))
+
+
+@gluon.jit
+def load_tail(setting, shared, d_v, i, b, h, key, tail, tails):
+    """V of block i of the stream, of which `tail` keys exist; `tails` such blocks came before it."""
+    at = i % setting.stages
+    mbarrier.wait(shared.v_empty.index(at), ((i // setting.stages) & 1) ^ 1)
+    mbarrier.expect(shared.v_tail.index(0), d_v.block_type.nbytes)
+    tma.async_copy_global_to_shared(d_v, [b, h, key, 0], shared.v_tail.index(0), shared.v.index(at))
+    mbarrier.wait(shared.v_tail.index(0), tails & 1)
+    clear_tail(setting, shared, at, tail)
+    fence_async_shared()
+    mbarrier.arrive(shared.v_full.index(at), count=1)
+
+
+@gluon.jit
+def load(setting, shared, work, d_q, d_k, d_v):
+    """The loading warp group: every block of every tile in turn, then one Q and K that the last step reads and ignores."""
+    i = 0
+    j = 0
+    tails = 0
+    row0, b, h, n, keys = tile(work, 0)
+    while n > 0:
+        load_q(setting, shared, d_q, j, b, h, row0)
+        kv = h // work.group
+        for block in range(n):
+            key = (n - 1 - block) * setting.bc
+            load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, b, kv, key)
+            if setting.padded:
+                if keys - key < setting.bc:
+                    load_tail(setting, shared, d_v, i, b, kv, key, keys - key, tails)
+                    tails += 1
+                else:
+                    load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, b, kv, key)
+            else:
+                load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, b, kv, key)
+            i += 1
+        j += 1
+        row0, b, h, n, keys = tile(work, j)
+    load_q(setting, shared, d_q, j, 0, 0, 0)
+    load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, 0, 0, 0)

@@ -1,0 +1,208 @@
+"""Launching the portable kernel: a policy, a tiling and a recurrence as compile-time numbers."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
+from numdev.arithmetic.microscale import Microscaled
+from numdev.arithmetic.quantise import Quantised
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.kernels import combine, forward
+from numdev.attention.kernels.casts import Spec, spec
+from numdev.attention.kernels.runtime import interpreting
+from numdev.attention.kernels.tables import Tables
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, SumOver
+from numdev.attention.steps import Steps
+from numdev.attention.tiling import Order, Tiling
+from numdev.errors import Unsupported
+
+_MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
+_COMBINED_ROWS = 4  # of a program, one for each of its warps
+_STEPS = ("scores", "exponential", "rescale", "row_sum", "probabilities", "values", "accumulator")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compiled.
+
+    Attributes:
+        precision: the policy; inputs and output are the caller's affair.
+        tiling: Br, Bc, order (forward or reverse) and splits.
+        softmax: the recurrence.
+        tf32: whether FP32 operands are multiplied as TF32.
+        exactly: every operation is rounded for itself; else the compiler may fuse a product with the sum that follows, by which
+            `S - m` of the largest score is not always 0.
+        warps, stages: of the launch.
+    """
+
+    precision: Precision
+    tiling: Tiling
+    softmax: OnlineSoftmax
+    tf32: bool = False
+    exactly: bool = False
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        soft, tiling = self.softmax, self.tiling
+        if soft.exp not in (Exponential.EXP, Exponential.EXP2):
+            raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp}")
+        if soft.sum_over is not SumOver.EXPONENTIALS:
+            raise Unsupported("softmax.sum_over", "the kernel adds up P before its cast; give exponentials")
+        if soft.tie_shift is not None:
+            raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
+        if isinstance(self.precision.probabilities, Microscaled):
+            raise Unsupported("precision.probabilities", "the kernel has no blocks of P with scales; use attention=tiled")
+        if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
+            mend = "the kernel has one head_dim, and a mean of q doubles that of q and k; use attention=tiled"
+            raise Unsupported("precision.quantise.smoothing", mend)
+        if tiling.order not in (Order.FORWARD, Order.REVERSE):
+            raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
+        if tiling.bc > _MOST_KEYS:
+            raise Unsupported("tiling.bc", f"{tiling.bc} keys of a tile do not fit into registers; give at most {_MOST_KEYS}")
+        if tiling.br > _MOST_KEYS:
+            raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
+
+    def policy(self, factor: float) -> tuple[Spec, ...]:
+        """One cast per step, in the order of `numdev.attention.kernels.forward`; `factor` is that of the scores."""
+        soft = self.softmax
+        return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
+
+    @property
+    def every(self) -> tuple[int, int, int]:
+        """Products between roundings of the running sums of scores, row sums and values; 0 for once per tile."""
+        step = self.precision
+        return tuple(dot.every or 0 for dot in (step.scores, step.row_sum, step.values))  # type: ignore[return-value]
+
+    @property
+    def products(self) -> tuple[str, str]:
+        """How the operands of `Q K^T` and of `P V` are multiplied."""
+        if interpreting():
+            return "ieee", "ieee"
+        inputs = formats_of(self.precision)
+        if self.tf32:
+            return "tf32", "tf32"
+        probabilities = self.precision.probabilities
+        assert isinstance(probabilities, Cast), "refused otherwise"
+        return operand(*inputs), operand(*inputs, probabilities.to)
+
+    @property
+    def options(self) -> tuple[bool, bool, bool, bool, bool, bool]:
+        """Binary exponential, lazy rescale, division each time, one accumulation of `alpha O + P V`, scaled P, local maximum."""
+        soft, step = self.softmax, self.precision
+        each = soft.normalise is Normalise.EACH
+        plain = all(cast == Cast(FP32) for cast in (step.values.accumulate, step.accumulator)) and step.values == Dot(Cast(FP32))
+        scaled, local = soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
+        return soft.exp.is_binary, soft.threshold > 0, each, plain and not (each or scaled or local), scaled, local
+
+
+def formats_of(precision: Precision) -> tuple[Format, ...]:
+    """The formats of q, k and v; dequantised ones are FP32 numbers."""
+    return (FP32,) if isinstance(precision.inputs, Quantised) else (precision.inputs.to,)
+
+
+def operand(*formats: Format) -> str:
+    """The narrowest operands of a tensor core that hold all formats, so that products are exact; `ieee` is FP32's own."""
+    for name, fmt in (("fp16", FP16), ("bf16", BF16), ("tf32", TF32)):
+        if all(fmt.covers(each) for each in formats):
+            return name
+    return "ieee"
+
+
+def storage(precision: Precision) -> torch.dtype:
+    """The narrowest dtype of the inputs in memory."""
+    name = "ieee" if interpreting() else operand(*formats_of(precision))
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name, torch.float32)
+
+
+@lru_cache(maxsize=256)
+def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
+    steps = Steps(precision, torch.float32)
+    found = []
+    for name in _STEPS:
+        step = getattr(precision, name)
+        cast = step.accumulate if isinstance(step, Dot) else step
+        found.append(spec(cast, f"precision.{name}", not steps.is_harmless(name, constants)))
+    return tuple(found)
+
+
+_TABLES = Tables(64)
+
+
+def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    return _TABLES.get(values, device, lambda: torch.tensor(values, dtype=torch.int32))
+
+
+def run(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """`out` before its cast to the output's format, in `out_dtype`; LSE `[..., queries]` in FP32.
+
+    Raises:
+        Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
+    """
+    dim = q.shape[-1]
+    if dim > _MOST_DIM:
+        raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
+    if v.shape[-1] != dim:
+        raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
+    splits = request.tiling.splits
+    out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else out_dtype, device=q.device)
+    lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        try:
+            _attend(request, q, k, v, mask, scale, out, lse)
+        except OutOfResources as error:
+            tile = f"a tile of {request.tiling.br} x {request.tiling.bc} at head_dim {dim} in {request.stages} stages"
+            mend = "give a smaller tiling.br or tiling.bc"
+            why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}; {mend}"
+            raise Unsupported("tiling", why) from None
+        if splits == 1:
+            return out[0], lse[0]
+        return combined(request, out, lse, out_dtype)
+
+
+def _attend(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out: Tensor, lse: Tensor) -> None:
+    """Each split's `O` and LSE: out `[splits, batch, heads, queries, dim]`, lse without the last."""
+    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    tiling, soft = request.tiling, request.softmax
+    lengths = _numbers(mask.key_lengths or (0,), q.device)
+    bounds = _numbers(tuple(tiling.split_bounds(keys)), q.device)
+    br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
+    factor = float(scale * soft.log_scale)
+    options = (mask.causal, mask.window is not None, *request.options)
+    grid = (triton.cdiv(queries, tiling.br), batch * heads, tiling.splits)
+    forward.attention[grid](
+        q, k, v, out, lse, lengths, bounds, factor, soft.log_scale, soft.threshold, soft.p_scale,
+        heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
+        *q.stride(), *k.stride(), *v.stride(),
+        dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
+        request.policy(factor), request.every, request.products, options,
+        num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
+    )  # fmt: skip
+
+
+def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """One result from those of the splits, parts `[splits, batch, heads, queries, dim]`, in a second launch."""
+    splits, *shape, dim = parts.shape
+    out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
+    lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
+    steps = dict(zip(_STEPS, request.policy(1.0), strict=True))
+    combine.combine[(triton.cdiv(lse.numel(), _COMBINED_ROWS),)](
+        parts, part_lse, out, lse, splits, lse.numel(),
+        dim, max(16, triton.next_power_of_2(dim)), _COMBINED_ROWS, triton.next_power_of_2(splits),
+        steps["rescale"], steps["row_sum"], steps["accumulator"],
+        num_warps=_COMBINED_ROWS, enable_fp_fusion=not request.exactly,
+    )  # fmt: skip
+    return out, lse

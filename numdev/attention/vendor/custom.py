@@ -1,0 +1,93 @@
+"""A user's own attention, measured like the others."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, Format
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Output, Primary, check_shapes, kernel_formats
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.vendor.dispatch import IN_TORCH
+from numdev.errors import BadInput
+from numdev.usersource import Loaded, loaded
+
+_FIELD = "attention.function"
+
+
+@dataclass(frozen=True)
+class Custom(Primary):
+    """`function(q, k, v, mask=Mask, scale=float) -> out` or `(out, lse)`, named `package.module:function`.
+
+    The function receives tensors of the torch dtype of `fmt`, already rounded to it, on the device of the measurement. It
+    raises `numdev.Unsupported` for a mask or shape that it cannot honour.
+
+    Attributes:
+        function: where to import it from.
+        fmt: the format of its inputs and of its output. Its LSE is taken to be in FP32, in FP64 for FP64.
+        digest: SHA-256 of its sources, so that results of an edited function are told apart; see `numdev.usersource`.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
+
+    function: str
+    fmt: Format = BF16
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.fmt.dtype is None:
+            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+        source = loaded(self.function, _FIELD)
+        object.__setattr__(self, "_loaded", source)  # no field: it is no part of the configuration
+        object.__setattr__(self, "digest", source.digest)
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return kernel_formats(self.fmt)
+
+    def __reduce__(self) -> tuple[type[Custom], tuple[str, Format]]:
+        return Custom, (self.function, self.fmt)  # another process imports the function, and hashes its sources, itself
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float32
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cast = Cast(self.fmt)
+        q, k, v = (cast(t.double()).to(self.fmt.dtype) for t in (q, k, v))  # already in the format: to() is exact
+        return q, k, v
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Call the function on copies, since it may write to them, and check what it returns."""
+        # Of its dtype, since others of the same `input_key` carry the same numbers in FP32.
+        q, k, v = (t.to(self.fmt.dtype, copy=True) for t in (q, k, v))
+        return self.bare(q, k, v, mask, scale)
+
+    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """The same on the tensors themselves, of the function's dtype: the call that is timed."""
+        check_shapes(q, k, v, mask)
+        source: Loaded = vars(self)["_loaded"]
+        if not source.is_current:
+            raise BadInput(_FIELD, self.function, "a module of it was reloaded since it was named; make the Custom again")
+        result = source.function(q, k, v, mask=mask, scale=scale)
+        out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        expected = (*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1])
+        if _shape(out) != expected[0] or (lse is not None and _shape(lse) != expected[1]):
+            found = _shape(out) if lse is None else f"{_shape(out)} and {_shape(lse)}"
+            mend = f"it returned {found}; it must return out of shape {expected[0]}, or that and lse of shape {expected[1]}"
+            raise BadInput(_FIELD, self.function, mend)
+        return Output(out, lse)
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,106 @@
+"""PyTorch's FlexAttention, compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.honours import PRESET, SIDES, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, is_refusal, proven
+from numdev.errors import BadInput, Unsupported
+
+_FIELD = "attention"
+
+
+@dataclass(frozen=True)
+class Flex(InDtype):
+    """`torch.nn.attention.flex_attention` under `torch.compile`, never in its eager form.
+
+    Attributes:
+        br, bc: the tile of the generated kernel; None leaves it to PyTorch.
+        fmt: of inputs and output.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES, "kernel", IN_TORCH)
+
+    br: int | None = None
+    bc: int | None = None
+    fmt: Format = BF16
+
+    def __post_init__(self) -> None:
+        for field, side in (("br", self.br), ("bc", self.bc)):
+            if side is not None and (side < 16 or side & (side - 1)):
+                raise BadInput(f"tiling.{field}", side, "FlexAttention takes powers of two of at least 16, or null")
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Shapes as in `Output`.
+
+        Raises:
+            Unsupported: with PyTorch's reason, if it cannot be compiled for the request.
+        """
+        check_shapes(q, k, v, mask)
+        if q.device.type != "cuda":
+            raise Unsupported(_FIELD, "FlexAttention is compiled for CUDA devices here; use device=cuda")
+        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        options = {name: side for name, side in (("BLOCK_M", self.br), ("BLOCK_N", self.bc)) if side is not None}
+        call = _compiled(tuple(options.items()), softmax_scale(q, scale), q.shape[1] != k.shape[1])
+        blocks = None if mask.is_none else _block_mask(mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
+        key = (self, tuple((t.shape, t.stride()) for t in (q, k, v)), mask, scale, q.device)
+        # Past its limit of recompilations the compiler would go on in eager form without a word.
+        with torch._dynamo.config.patch(recompile_limit=4096, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True):
+            try:
+                (out, lse), kernel = proven(lambda: call(q, k, v, blocks), "flex", _FIELD, key, q.device)
+            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+                if not is_refusal(error):
+                    raise
+                raise Unsupported(_FIELD, f"FlexAttention: {_reason(error)}") from None
+        return Output(out, lse, kernel=kernel)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of a compiler's error that says what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "out of resource" in line or "shared memory" in line]
+    return (telling or lines or [type(error).__name__])[0][:300]
+
+
+@lru_cache(maxsize=256)
+def _compiled(options: tuple[tuple[str, int], ...], scale: float, grouped: bool) -> Callable[..., Result]:
+    from torch.nn.attention import flex_attention as flex
+
+    attention: Any = flex.flex_attention
+    wants: dict[str, Any] = {"return_lse": True}
+    if "return_aux" in inspect.signature(flex.flex_attention).parameters:
+        wants = {"return_aux": flex.AuxRequest(lse=True)}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, blocks: Any) -> Result:
+        out, extra = attention(q, k, v, block_mask=blocks, scale=scale, enable_gqa=grouped, kernel_options=dict(options), **wants)
+        return out, getattr(extra, "lse", extra)
+
+    return torch.compile(run, dynamic=False, fullgraph=True)
+
+
+@lru_cache(maxsize=64)
+def _block_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask
+
+    shift = keys - queries
+    lengths = None if mask.key_lengths is None else torch.tensor(mask.key_lengths, device=device)
+
+    limits: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = []
+    if mask.causal:
+        limits.append(lambda b, h, i, j: j <= i + shift)
+    if (window := mask.window) is not None:
+        limits.append(lambda b, h, i, j: (i + shift - j).abs() < window)
+    if lengths is not None:
+        limits.append(lambda b, h, i, j: j < lengths[b])
+    return create_block_mask(and_masks(*limits), None if lengths is None else batch, None, queries, keys, device=device)

@@ -1,0 +1,111 @@
+"""PyTorch's scaled_dot_product_attention, pinned to one of its backends."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, is_refusal, proven
+from numdev.errors import Unsupported
+
+_FIELD = "attention.backend"
+
+
+class Backend(Enum):
+    """Which of PyTorch's implementations."""
+
+    FLASH = "flash"
+    CUDNN = "cudnn"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+_BACKENDS = {
+    Backend.FLASH: SDPBackend.FLASH_ATTENTION,
+    Backend.CUDNN: SDPBackend.CUDNN_ATTENTION,
+    Backend.EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+    Backend.MATH: SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True)
+class Sdpa(InDtype):
+    """`torch.nn.functional.scaled_dot_product_attention` by one backend and no other.
+
+    Attributes:
+        backend: see `Backend`.
+        fmt: of inputs and output.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
+
+    backend: Backend = Backend.FLASH
+    fmt: Format = BF16
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """No LSE: the function does not return it.
+
+        Raises:
+            Unsupported: with PyTorch's own reason, if the backend cannot run the request or another one ran.
+        """
+        check_shapes(q, k, v, mask)
+        self._check_device(q.device)
+        factor = softmax_scale(q, scale)
+        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        arguments: dict[str, Any] = {"scale": factor, "enable_gqa": q.shape[1] != k.shape[1]} | self._mask(q, k, mask)
+
+        def run() -> Result:
+            with sdpa_kernel([_BACKENDS[self.backend]]):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments), None
+
+        layouts = tuple((t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v))
+        key = (self, layouts, mask, factor, q.device)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
+                raise Unsupported(_FIELD, f"{self.backend.value}: {str(error).splitlines()[0]} {said}".strip()) from None
+        return Output(out, None, kernel=kernel)
+
+    def _check_device(self, device: torch.device) -> None:
+        if device.type != "cuda" and self.backend not in (Backend.FLASH, Backend.MATH):
+            raise Unsupported(_FIELD, f"{self.backend.value} runs on CUDA devices; on a CPU there are flash and math")
+
+    def _mask(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Any]:
+        if mask.is_none:
+            return {}
+        return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
+
+
+def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
+    """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
+    causal = mask == Mask(causal=True)
+    if causal and queries == keys:
+        return {"is_causal": True}
+    if hides_rows(mask, batch, queries, keys):
+        raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
+    seen = dense(mask, queries, keys, device)
+    if seen is None:
+        return {}
+    if causal and backend in (Backend.FLASH, Backend.EFFICIENT) and device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler
+
+        return {"attn_mask": causal_lower_right(queries, keys)}
+    if backend is Backend.FLASH:
+        field = "problem.window" if mask.window is not None else "problem.key_lengths" if mask.key_lengths else "problem.causal"
+        raise Unsupported(field, "flash takes no mask but a causal one, on a CPU only for as many queries as keys")
+    return {"attn_mask": seen.expand(batch, 1, queries, keys)}

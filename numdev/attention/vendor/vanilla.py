@@ -1,0 +1,55 @@
+"""Attention as everyone writes it first: three tensor operations of torch, with all scores in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.mask import Mask
+from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dense, hides_rows
+from numdev.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Vanilla(InDtype):
+    """`S = scale Q K^T`, `P = softmax(S)`, `O = P V` in the dtype itself (Dao et al. 2022, Algorithm 0).
+
+    `Naive` emulates these operations, in any format and step by step; this is what they cost: `Theta(N^2)` memory.
+
+    Attributes:
+        fmt: of inputs, scores, P and output; one that torch multiplies matrices in.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+
+    fmt: Format = BF16
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Shapes as in `Output`, no LSE; rows that see no key are 0.
+
+        Raises:
+            Unsupported: for a format of fewer than 16 bits.
+        """
+        check_shapes(q, k, v, mask)
+        if self.fmt.bits < 16:
+            raise Unsupported("precision", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
+        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+        rows = group_heads(q, kv_heads).reshape(batch * kv_heads, -1, dim)  # heads of a group share k as more rows
+        k, v = k.reshape(-1, keys, dim), v.reshape(-1, keys, dim)
+        empty = torch.empty((), dtype=q.dtype, device=q.device)  # beta = 0: it is not read
+        scores = torch.baddbmm(empty, rows, k.mT, beta=0, alpha=softmax_scale(q, scale))
+        seen = dense(mask, queries, keys, q.device)
+        if seen is not None:
+            scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
+        p = torch.softmax(scores, -1)
+        del scores  # S and P are held at once; S, P and O need not be
+        if seen is not None and hides_rows(mask, batch, queries, keys):
+            p.view(batch, heads, queries, keys).masked_fill_(~seen.any(-1, keepdim=True), 0.0)  # softmax of nothing is NaN
+        return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)

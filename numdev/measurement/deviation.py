@@ -1,0 +1,341 @@
+"""How far one tensor is from a reference: every metric, from one pass over the difference."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from numdev.arithmetic.formats import Format
+from numdev.errors import BadInput
+from numdev.measurement.scaled import Scaled, exponent_of, shifted
+
+_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+_PARALLEL = 1 << 18  # values from which two sorts are worth two threads
+_CHUNK = 1 << 16  # values whose differences stay in the cache
+_MOST_BITS = 53.0  # of agreement, as many as FP64 has
+
+
+def _metric(unit: str, text: str) -> Any:
+    return field(metadata={"unit": unit, "text": text})
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Every metric of `x` against a reference `r`, with `D = x - r` over the elements where both are finite.
+
+    Each place where one of the two is not finite is counted once: as that of `x`, that of `r`, or that of both where both are NaN
+    or the same infinity. None of them enters the other metrics. `compared` says how many elements do; a comparison may leave out
+    more of them (`compare`).
+
+    Every metric is right over the whole range of FP64: sums of squares are scaled by a power of two, and a result is infinite or
+    zero only if it lies beyond FP64 itself.
+    """
+
+    max_difference: float = _metric("absolute", "max |D|, the paper's max_difference (section V)")
+    max_value: float = _metric("absolute", "x where |D| is largest")
+    max_reference: float = _metric("absolute", "r where |D| is largest")
+    mean: float = _metric("absolute", "mean of D")
+    std: float = _metric("absolute", "standard deviation of D")
+    mean_absolute: float = _metric("absolute", "mean of |D|")
+    rmse: float = _metric("absolute", "root mean square of D")
+    relative_frobenius: float = _metric("relative", "||D||_2 / ||r||_2")
+    relative_l1: float = _metric("relative", "||D||_1 / ||r||_1")
+    cosine_similarity: float = _metric("relative", "x.r / (||x|| ||r||)")
+    wasserstein: float = _metric("absolute", "Wasserstein-1 distance of the distributions of the values of x and r")
+    p50: float = _metric("absolute", "median of |D|")
+    p90: float = _metric("absolute", "90th percentile of |D|")
+    p99: float = _metric("absolute", "99th percentile of |D|")
+    p99_9: float = _metric("absolute", "99.9th percentile of |D|")
+    bias: float = _metric("absolute", "mean of sign(r) D: positive where x is drawn away from zero")
+    bias_error: float = _metric("absolute", "standard error of bias, were the elements independent")
+    max_ulp: float = _metric("ulp", "max |D| / ulp(r), in the format of the output")
+    max_u: float = _metric("u", "max |D| / (u max |r|), normwise, in units of the unit roundoff of the output")
+    equal_share: float = _metric("relative", "share of elements with D = 0")
+    agreement_bits: float = _metric("bits", "-log2(max |D| / max |r|), at most 53")
+    nan_count: int = _metric("count", "NaN in x alone: r has none there")
+    inf_count: int = _metric("count", "Inf in x alone: r is neither the same there nor NaN")
+    reference_nan_count: int = _metric("count", "NaN in r alone: x has none there")
+    reference_inf_count: int = _metric("count", "Inf in r alone: x is finite there")
+    both_nan_count: int = _metric("count", "NaN in x and r alike")
+    both_inf_count: int = _metric("count", "the same Inf in x and r, which do not differ there")
+    compared: int = _metric("count", "elements that the other metrics are taken over")
+    max_index: tuple[int, ...] = field(default=(), metadata={"unit": "index", "text": "where |D| is largest"})
+
+    @staticmethod
+    def between(x: Float[Tensor, "*shape"], reference: Float[Tensor, "*shape"], fmt: Format) -> Deviation:
+        """Compare `x` with a reference of the same shape; `fmt` is the format of `x`, for ulp and u.
+
+        Raises:
+            BadInput: if the shapes differ or are empty.
+        """
+        if x.shape != reference.shape or x.numel() == 0:
+            raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, which holds something")
+        return compare(Sample(x), Sample(reference), fmt)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither `x` nor the reference has NaN, and each has Inf only where the other has the same."""
+        return not any(getattr(self, name) for name in NONFINITE)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric by name, without the index."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_index"}
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{f.name}</td><td>{getattr(self, f.name)!s}</td><td>{f.metadata['unit']}</td></tr>" for f in fields(self)
+        )
+        return f"<table><tr><th>metric</th><th>value</th><th>unit</th></tr>{rows}</table>"
+
+
+METRICS: dict[str, tuple[str, str]] = {
+    f.name: (f.metadata["unit"], f.metadata["text"]) for f in fields(Deviation) if f.name != "max_index"
+}
+
+
+NONFINITE = ("nan_count", "inf_count", "reference_nan_count", "reference_inf_count", "both_nan_count")
+"""Metrics that count what a comparison should not hold; the same infinity on both sides is no fault."""
+
+
+class Sample:
+    """The values of a tensor in FP64, and what every comparison with it needs again: whether finite, sorted, norms, ulp."""
+
+    def __init__(self, tensor: Float[Tensor, "*shape"]) -> None:
+        self.shape = tensor.shape
+        self.values = tensor.detach().double().reshape(-1)
+        self._ulp: dict[Format, Tensor] = {}
+
+    @cached_property
+    def is_finite(self) -> bool:
+        return bool(self.values.isfinite().all())
+
+    @cached_property
+    def ordered(self) -> Tensor:
+        """The values in ascending order."""
+        return _ordered(self.values)
+
+    @cached_property
+    def largest(self) -> float:
+        return float(self.values.abs().amax())
+
+    @cached_property
+    def exponent(self) -> int:
+        """Of the power of two that `scaled` leaves out; 0 where every sum of squares is safe."""
+        return exponent_of(self.largest)
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """`values / 2^exponent`."""
+        return shifted(self.values, -self.exponent)
+
+    @cached_property
+    def norm(self) -> Scaled:
+        return Scaled(float(self.scaled.norm()), self.exponent)
+
+    @cached_property
+    def l1(self) -> Scaled:
+        return Scaled(float(self.scaled.abs().sum()), self.exponent)
+
+    @cached_property
+    def sign(self) -> Tensor:
+        return self.values.sign()
+
+    def ulp(self, fmt: Format) -> Tensor:
+        """The spacing of a format at each value."""
+        if fmt not in self._ulp:
+            self._ulp[fmt] = fmt.ulp(self.values)
+        return self._ulp[fmt]
+
+    def at(self, places: Tensor) -> Sample:
+        return Sample(self.values[places])
+
+
+def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | None = None) -> Deviation:
+    """`Deviation.between` on samples, whose sorted values are kept from one comparison to the next.
+
+    `leave_out` says of each element, flat, whether it enters no metric but the counts.
+    """
+    shape, counts, places = sample.shape, dict.fromkeys(_COUNTS, 0), None
+    if not (sample.is_finite and reference.is_finite and leave_out is None):
+        x, r = sample.values, reference.values
+        counts, usable = _counts(x, r), x.isfinite() & r.isfinite()
+        if leave_out is not None:
+            usable &= ~leave_out
+        places = usable.nonzero().squeeze(-1)
+        if places.numel() == 0:
+            return _without_values(counts, equal=bool((x == r).all()))
+        sample, reference = sample.at(places), reference.at(places)
+    x, r = sample.values, reference.values
+    difference, halved = x - r, 0
+    if not bool(difference.isfinite().all()):  # beyond FP64
+        difference, halved = x / 2 - r / 2, 1
+    absolute = difference.abs()
+    worst = int(absolute.argmax())
+    largest = Scaled(float(absolute[worst]), halved)
+    exponent = exponent_of(largest.number)
+    scaled = shifted(difference, -exponent)
+
+    def size(number: float) -> Scaled:
+        return Scaled(number, exponent + halved)
+
+    square, l1, mean = size(float(scaled.norm())), size(float(scaled.abs().sum())), float(scaled.mean())
+    signed, root = scaled * reference.sign, math.sqrt(x.numel())
+    bias = float(signed.mean())
+    p50, p90, p99, p99_9 = (float(Scaled(value, halved)) for value in _percentiles(absolute))
+    return Deviation(
+        max_difference=float(largest),
+        max_value=float(x[worst]),
+        max_reference=float(r[worst]),
+        mean=float(size(mean)),
+        std=float(size(_spread(scaled, mean))),
+        mean_absolute=float(size(l1.number / x.numel())),
+        rmse=float(size(square.number / root)),
+        relative_frobenius=square.over(reference.norm),
+        relative_l1=l1.over(reference.l1),
+        cosine_similarity=_cosine(sample, reference),
+        wasserstein=_between(sample.ordered, reference.ordered),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        p99_9=p99_9,
+        bias=float(size(bias)),
+        bias_error=float(size(_spread(signed, bias) / root)),
+        max_ulp=float(Scaled(float((absolute / reference.ulp(fmt)).amax()), halved)),
+        max_u=largest.over(Scaled(reference.largest, -fmt.precision)),
+        equal_share=1.0 - int(absolute.count_nonzero()) / x.numel(),
+        agreement_bits=_agreement(largest, reference.largest),
+        **counts,
+        compared=x.numel(),
+        max_index=tuple(int(i) for i in np.unravel_index(worst if places is None else int(places[worst]), shape)),
+    )
+
+
+_COUNTS = (*NONFINITE, "both_inf_count")
+
+
+def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
+    """Each place where one of the two is not finite, once."""
+    same = x == r
+    found = {
+        "nan_count": x.isnan() & ~r.isnan(),
+        "inf_count": x.isinf() & ~same & ~r.isnan(),
+        "reference_nan_count": r.isnan() & ~x.isnan(),
+        "reference_inf_count": r.isinf() & x.isfinite(),
+        "both_nan_count": x.isnan() & r.isnan(),
+        "both_inf_count": x.isinf() & same,
+    }
+    return {name: int(places.sum()) for name, places in found.items()}
+
+
+def wasserstein(x: Float[Tensor, " n"], y: Float[Tensor, " m"]) -> float:
+    """Wasserstein-1 distance between the empirical distributions of two samples, absolute.
+
+    On the line `W1 = int |F_x - F_y|` (Panaretos & Zemel 2019, section 2.1); for equal counts that is the mean distance of the
+    sorted samples.
+
+    Raises:
+        BadInput: if a sample is empty or not finite.
+    """
+    if x.numel() == 0 or y.numel() == 0:
+        raise BadInput("sample", 0, "each sample needs at least one value")
+    if x.is_cuda or min(x.numel(), y.numel()) < _PARALLEL:
+        first, second = _ordered(x), _ordered(y)
+    else:
+        copies = _copy(x), _copy(y)  # here: what another thread allocates comes from fresh pages every time
+        with ThreadPoolExecutor(2) as pool:  # NumPy's sort lets go of the interpreter lock
+            list(pool.map(np.ndarray.sort, copies))
+        first, second = (torch.from_numpy(copy).double() for copy in copies)
+    ends = [float(end) for ordered in (first, second) for end in (ordered[0], ordered[-1])]
+    if not all(map(math.isfinite, ends)):  # NaN sorts to the end
+        raise BadInput("sample", "NaN or Inf", "leave them out first; Deviation counts them")
+    return _between(first, second)
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Ascending, in FP64. NumPy's sort has vector kernels and is an order of magnitude faster than torch's on a CPU."""
+    if values.is_cuda:
+        return values.detach().reshape(-1).double().sort().values
+    copy = _copy(values)
+    copy.sort()
+    return torch.from_numpy(copy).double()
+
+
+def _copy(values: Tensor) -> NDArray[np.floating[Any]]:
+    """A flat copy to sort: FP32 as FP32, which is half the bytes, narrower formats too."""
+    flat = values.detach().reshape(-1)
+    return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy().copy()
+
+
+def _between(x: Tensor, y: Tensor) -> float:
+    """The area between two empirical distribution functions, given the sorted samples."""
+    with np.errstate(over="ignore"):
+        found = _area(x, y)
+    if math.isfinite(found):
+        return found
+    down = 2 + max(x.numel(), y.numel()).bit_length()  # a difference, or a sum of differences, went beyond FP64
+    return float(Scaled(_area(shifted(x, -down), shifted(y, -down)), down))
+
+
+def _area(x: Tensor, y: Tensor) -> float:
+    if x.numel() == y.numel():
+        if x.is_cuda:
+            return float((x - y).abs_().mean())
+        a, b, scratch, total = x.numpy(), y.numpy(), np.empty(min(x.numel(), _CHUNK)), 0.0
+        for start in range(0, a.size, _CHUNK):
+            part = scratch[: min(_CHUNK, a.size - start)]
+            np.subtract(a[start : start + _CHUNK], b[start : start + _CHUNK], out=part)
+            total += float(np.abs(part, out=part).sum())
+        return total / a.size
+    both = torch.cat([x, y]).sort().values
+    below_x = torch.searchsorted(x, both[:-1], right=True).double() / x.numel()
+    below_y = torch.searchsorted(y, both[:-1], right=True).double() / y.numel()
+    return float(((below_x - below_y).abs_() * both.diff()).sum())
+
+
+def _percentiles(absolute: Tensor) -> list[float]:
+    """Linear interpolation between order statistics, as NumPy's default."""
+    count, ordered, values = absolute.numel(), _ordered(absolute), []
+    for percent in _PERCENTILES:
+        place = percent / 100.0 * (count - 1)
+        below = math.floor(place)
+        low, high = float(ordered[below]), float(ordered[min(below + 1, count - 1)])
+        values.append(low + (high - low) * (place - below))
+    return values
+
+
+def _spread(values: Tensor, mean: float) -> float:
+    """Standard deviation around a mean already known, dividing by n."""
+    return math.sqrt(float((values - mean).square_().mean()))
+
+
+def _cosine(sample: Sample, reference: Sample) -> float:
+    if sample.norm.number == 0 or reference.norm.number == 0:
+        return 1.0 if sample.norm.number == reference.norm.number else 0.0
+    product = sample.norm.number * reference.norm.number
+    return max(-1.0, min(1.0, float(sample.scaled.dot(reference.scaled)) / product))
+
+
+def _agreement(largest: Scaled, top: float) -> float:
+    """`log2(top / largest)`, of mantissas and exponents apart, since neither quotient need be a number of FP64."""
+    if largest.number == 0 or top == 0:
+        return _MOST_BITS if largest.number == 0 else 0.0
+    (a, i), (b, j) = math.frexp(top), math.frexp(largest.number)
+    return max(0.0, min(_MOST_BITS, math.log2(a / b) + (i - j - largest.exponent)))
+
+
+def _without_values(counts: dict[str, int], equal: bool) -> Deviation:
+    """The deviation where no element can be compared: zero if all were equal infinities, else unknown."""
+    unknown = 0.0 if equal else math.nan
+    numbers = {f.name: unknown for f in fields(Deviation) if f.name != "max_index"}
+    if equal:
+        numbers |= {"cosine_similarity": 1.0, "equal_share": 1.0, "agreement_bits": _MOST_BITS}
+    return Deviation(**(numbers | counts | {"compared": 0}))  # type: ignore[arg-type]

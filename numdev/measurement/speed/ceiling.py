@@ -1,0 +1,40 @@
+"""What this machine's matrix product reaches: the ceiling against which an attention is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+
+from numdev.measurement.speed.timing import Budget, timed
+
+_GPU_SIDE, _CPU_SIDE = 8192, 512  # on a CPU some formats are multiplied a thousand times more slowly than FP32
+_BUDGET = Budget(seconds=0.2, least=3, most=50)
+
+
+@lru_cache(maxsize=16)
+def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -> float:
+    """Operations per second of `torch.matmul` on square matrices, 2 n^3 over the median time; once per process.
+
+    FP32 is IEEE FP32 unless `tf32`. Formats without a product of their own are held against FP16's, whose operands they become.
+    """
+    if dtype.itemsize == 1:
+        dtype = torch.float16
+    side = _GPU_SIDE if device.type == "cuda" else _CPU_SIDE
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(side, side, generator=generator, device=device).to(dtype) for _ in range(2))
+    with _products("high" if tf32 else "highest"):
+        return 2 * side**3 / timed(lambda: torch.matmul(a, b), device, _BUDGET).latency
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """torch's products of FP32 at a precision, whatever the process has chosen for its own."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

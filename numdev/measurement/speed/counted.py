@@ -1,0 +1,68 @@
+"""The calls whose traffic is counted: what `numdev.measurement.speed.traffic` runs under Nsight Compute.
+
+Run: `python -m numdev.measurement.speed.counted FILE`. The file holds a list of points, each pickled by itself, so that one which
+cannot be loaded leaves the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numdev.attention.vendor import dispatch as vendor
+from numdev.measurement.speed import nsight
+from numdev.measurement.speed.bench import bound, prepared
+from numdev.measurement.speed.timing import FLUSH_BYTES
+
+_SEED = 0  # any would do: traffic does not depend on the numbers
+
+
+def main(file: Path, device: torch.device) -> None:
+    """Make one call of each point within its range. A point that fails is remarked on and left out."""
+    buffer = torch.zeros(FLUSH_BYTES, dtype=torch.int8, device=device)
+    for number, packed in enumerate(pickle.loads(file.read_bytes())):
+        try:
+            problem, variant = pickle.loads(packed)
+            with vendor.unproven():  # torch's profiler and ncu cannot both have the GPU
+                count(number, problem, variant, buffer)
+        except Exception as error:
+            print(nsight.remark(number, f"{type(error).__name__}: {error}"[:200]), file=sys.stderr, flush=True)
+        finally:
+            vendor.forget_masks()
+
+
+def count(number: int, problem: Any, variant: Any, buffer: Tensor) -> None:
+    """Call the variant once within range `number`, with the second-level cache full of something else.
+
+    The buffer is read for that, not written: lines that were written would go to memory during the call and be counted as its.
+    """
+    run = bound(problem, variant, prepared(problem, variant, _SEED, buffer.device))
+    run()  # compiles
+    buffer.sum()
+    torch.cuda.synchronize(buffer.device)
+    with _counting(number):
+        run()
+        torch.cuda.synchronize(buffer.device)
+
+
+@contextmanager
+def _counting(number: int) -> Iterator[None]:
+    runtime: Any = torch.cuda.cudart()
+    torch.cuda.nvtx.range_push(nsight.range_name(number))
+    runtime.cudaProfilerStart()
+    try:
+        yield
+    finally:
+        runtime.cudaProfilerStop()
+        torch.cuda.nvtx.range_pop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), torch.device("cuda"))

@@ -1,0 +1,113 @@
+"""The bytes that a call really moves, as the GPU's own counters have them; `numdev.attention.cost` has those of a model."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from numdev.errors import BadInput
+from numdev.measurement.speed import nsight
+
+METRICS = {
+    "dram_read_bytes": ("dram__bytes_read.sum",),
+    "dram_write_bytes": ("dram__bytes_write.sum",),
+    # At the multiprocessors' end: within the second-level cache requests of several for the same lines become one.
+    "l2_bytes": ("l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"),
+}
+"""The metrics of Nsight Compute whose sum each column is; what it counts in sectors becomes bytes by itself."""
+
+_CHUNK = 16  # points of a child process: its start takes as long as some of them, and a crash or Ctrl-C loses no more than these
+_START, _EACH = 300.0, 180.0  # seconds until a child process is given up: to start, and for each point, which may be compiled
+
+Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, and traffic does not depend on them
+
+
+class Traffic:
+    """Counts the traffic of points in child processes, of a point asked for and of those announced behind it at a time."""
+
+    def __init__(self, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
+        """`tell` gets a sentence, once for each reason why something was not counted.
+
+        Raises:
+            BadInput: naming `counters`, on a device without them, or where Nsight Compute is not installed.
+        """
+        if device.type != "cuda":
+            mend = f"a GPU counts its traffic, and the device is {device.type}; use counters=false"
+            raise BadInput("counters", True, mend)
+        self._ncu = nsight.find()
+        self._tell = tell
+        self._told: set[str] = set()
+        self._ahead: list[Point] = []
+        self._found: dict[Point, dict[str, float] | str] = {}  # figures, or why there are none
+        self._alone: set[Point] = set()  # not counted in a chunk with others, whose fault it may have been
+        self._refused = ""
+
+    def announce(self, points: Iterable[Point]) -> None:
+        """What will be asked for, in this order."""
+        self._ahead = list(dict.fromkeys(points))
+
+    def of(self, problem: Any, variant: Any) -> dict[str, float | str]:
+        """The columns `COUNTED` of one call: NaN and the reason where it could not be counted."""
+        point = (problem, variant)
+        if point not in self._found:
+            self._count(self._chunk(point))
+        if point not in self._found:
+            self._count([point])
+        found = self._found[point]
+        if not isinstance(found, str):
+            return {name: sum(found[metric] for metric in metrics) for name, metrics in METRICS.items()} | {"not_counted": ""}
+        if found not in self._told:
+            self._told.add(found)
+            self._tell(f"counters: traffic is not counted: {found}")
+        return dict.fromkeys(METRICS, math.nan) | {"not_counted": found}
+
+    def _chunk(self, point: Point) -> list[Point]:
+        """The point, and the next ones; those before it have failed, or they would have been asked for."""
+        if point in self._alone:
+            return [point]
+        behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
+        return [point, *(each for each in behind if each not in self._found and each not in self._alone)][:_CHUNK]
+
+    def _count(self, points: Sequence[Point]) -> None:
+        if self._refused:
+            self._found |= dict.fromkeys(points, self._refused)
+            return
+        packed: dict[Point, bytes] = {}
+        for point in points:
+            try:
+                packed[point] = pickle.dumps(point)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self._found[point] = f"it cannot be sent to another process: {error}"
+        reading = self._profile(list(packed.values())) if packed else nsight.Reading()
+        if nsight.NO_PERMISSION in reading.trouble:
+            self._refused = reading.trouble  # as it will be for every other
+        for number, point in enumerate(packed):
+            why = reading.remarks.get(number) or reading.trouble or "ncu: it listed nothing of the call"
+            counted = number in reading.bytes and number not in reading.remarks  # one that failed may have been counted in part
+            if counted:
+                self._found[point] = reading.bytes[number]
+            elif len(packed) == 1 or self._refused:
+                self._found[point] = why
+            else:
+                self._alone.add(point)
+
+    def _profile(self, packed: list[bytes]) -> nsight.Reading:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what torch holds for nobody, the child process may need
+        path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # so that it finds whatever was found here
+        with TemporaryDirectory(prefix="numdev_") as folder:
+            file = Path(folder, "points")
+            file.write_bytes(pickle.dumps(packed))
+            command = (sys.executable, "-P", "-m", "numdev.measurement.speed.counted", str(file))
+            environment = os.environ | {"PYTHONPATH": path, "LC_ALL": "C"}  # ncu writes numbers as the language has them
+            metrics = [metric for summed in METRICS.values() for metric in summed]
+            return nsight.profile(self._ncu, metrics, command, environment, _START + _EACH * len(packed))

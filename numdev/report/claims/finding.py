@@ -1,0 +1,263 @@
+"""A verdict and the figure behind it, and how an interval becomes one: every rule of a verdict stands here.
+
+A claim says that a value lies in a region: that an exponent is above 0.1, that a ratio is within 10 % of 1. It *holds* if the
+whole interval of the value lies inside the region, *fails* if the whole interval lies outside it, and is *undecided* else. So one
+verdict at most can apply, a wide interval decides nothing, and that two things are the same has to be shown as their being
+different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
+
+A table holds many verdicts. The p-value of one is the least alpha at which the interval of confidence 1 - alpha decides it, and
+what decides is that p adjusted for the number of questions in the table (Holm 1979): the probability of any wrong decision in
+the whole table is below 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import pandas as pd
+
+from numdev.errors import NumdevError
+from numdev.report.reading.frames import is_broken
+from numdev.report.reading.scenarios import FORMATS, formats
+from numdev.report.statistics.estimates import Interval
+from numdev.report.statistics.significance import holm
+
+ALPHA = 0.05
+TREND = 0.1
+"""An exponent within this of 0 is no trend: y changes by less than 7 % when x doubles."""
+MARGIN = 1.1
+"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error
+that is 1.1 times that of plain attention as no worse."""
+
+
+class Verdict(Enum):
+    """What the measurements say of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Region:
+    """The values at which a claim holds: those between two bounds, without the bounds themselves."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def verdict(self, value: Interval) -> Verdict:
+        """Of an interval: inside the region, outside it, or neither."""
+        if self.low < value.low and value.high < self.high:
+            return Verdict.HOLDS
+        if value.high <= self.low or value.low >= self.high:
+            return Verdict.FAILS
+        return Verdict.UNDECIDED
+
+    def p(self, value: Interval) -> float:
+        """The least alpha at which the interval of confidence 1 - alpha is decided; NaN where there is no value.
+
+        A mean inside the region is tested against both bounds, one outside against the bound that it lies beyond. Clusters
+        have to agree, each by itself.
+        """
+        low, high = value.scaled(self.low), value.scaled(self.high)
+        if math.isnan(value.estimate) or not value.shares:
+            return math.nan
+        sides = {-1 if share.mean <= low else 1 if share.mean >= high else 0 for share in value.shares}
+        if len(sides) > 1:
+            return 1.0
+        bounds = {-1: (low,), 1: (high,), 0: (low, high)}[sides.pop()]
+        return max(share.beyond(bound) for share in value.shares for bound in bounds)
+
+
+GROWS, SHRINKS, FLAT = Region(low=TREND), Region(high=-TREND), Region(-TREND, TREND)  # of an exponent
+LARGER, SMALLER, ALIKE = Region(low=MARGIN), Region(high=1 / MARGIN), Region(1 / MARGIN, MARGIN)  # of a ratio
+ABOVE = Region(low=1.0)  # of the ratio of two that are put in order: an order needs no margin
+
+
+def about(value: float, factor: float) -> Region:
+    """Within a factor of a value."""
+    return Region(value / factor, value * factor)
+
+
+def rules() -> list[tuple[str, str, str]]:
+    """How an interval becomes a verdict: a question, when the claim holds, and when it fails."""
+    least, most = f"{1 / MARGIN:.3f}", f"{MARGIN:g}"
+    return [
+        ("does it grow? (exponent)", f"lies above {TREND:g}", f"lies below {TREND:g}"),
+        ("does it shrink? (exponent)", f"lies below -{TREND:g}", f"lies above -{TREND:g}"),
+        ("does it stay? (exponent)", f"lies between -{TREND:g} and {TREND:g}", "lies outside them"),
+        ("is it larger? (ratio)", f"lies above {most}", f"lies below {most}"),
+        ("is it smaller? (ratio)", f"lies below {least}", f"lies above {least}"),
+        ("are they alike? (ratio)", f"lies between {least} and {most}", "lies outside them"),
+        ("is it about a value? (10 in Figure 4)", "lies between half and twice the value", "lies outside them"),
+        ("are they in this order? (ratio)", "lies above 1", "lies below 1"),
+    ]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether a value lies in a region.
+
+    Attributes:
+        value: what was measured.
+        region: where the claim holds.
+        is_condition: whether it only makes the others worth asking: if not met, the claim is undecided and has not failed.
+    """
+
+    value: Interval
+    region: Region
+    is_condition: bool = False
+
+    @property
+    def p(self) -> float:
+        return self.region.p(self.value)
+
+    def verdict(self, adjusted: float) -> Verdict:
+        """What an adjusted p-value leaves of the verdict; it is never below `p`."""
+        found = self.region.verdict(self.value) if adjusted < ALPHA else Verdict.UNDECIDED
+        return Verdict.UNDECIDED if self.is_condition and found is Verdict.FAILS else found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a claim in one scenario.
+
+    Attributes:
+        verdict: see `Verdict`.
+        figure: the measured figure that decides, such as `9.1 [8.7, 9.5]`.
+        sentence: what was found, with the other figures that belong to it.
+        p: of the verdict, adjusted for the number of questions in its table; NaN where nothing could be tested.
+        over: what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`.
+        beside: the same judged by another metric than the source's.
+    """
+
+    verdict: Verdict
+    figure: str
+    sentence: str
+    p: float = math.nan
+    over: str = ""
+    beside: Finding | None = None
+
+    @property
+    def told(self) -> str:
+        """The verdict with its p-value."""
+        return self.verdict.value if math.isnan(self.p) else f"{self.verdict.value} ({_p(self.p)})"
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rows of one scenario say of a claim, before it is known how many others are judged beside it.
+
+    Attributes:
+        figure, sentence: as in `Finding`.
+        questions: the claim holds if all of them do, and fails if one fails; without any it is undecided.
+        beside: the same by RMSE, which sees every element; `sentence` is not told of it.
+    """
+
+    figure: str
+    sentence: str
+    questions: tuple[Question, ...] = ()
+    beside: Evidence | None = None
+
+    def all_questions(self) -> Iterator[Question]:
+        yield from self.questions
+        if self.beside is not None:
+            yield from self.beside.all_questions()
+
+    def judged(self, adjusted: Iterator[float], over: str = "") -> Finding:
+        """With the adjusted p-value of each of `all_questions`."""
+        p = [next(adjusted) for _ in self.questions]
+        verdicts = [question.verdict(value) for question, value in zip(self.questions, p, strict=True)]
+        verdict = combined(verdicts)
+        deciding = [value for value, own in zip(p, verdicts, strict=True) if own is verdict and not math.isnan(value)]
+        least = (min if verdict is Verdict.FAILS else max)(deciding, default=math.nan)
+        beside = None if self.beside is None else self.beside.judged(adjusted)
+        told = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
+        return Finding(verdict, self.figure, self.sentence + told, least, over, beside)
+
+
+def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
+    """The findings of one table, with all its questions adjusted together. What cannot be tested is no question."""
+    raw = [question.p for one in evidence for question in one.all_questions()]
+    tested = iter(holm([p for p in raw if not math.isnan(p)]))
+    adjusted = iter([math.nan if math.isnan(p) else next(tested) for p in raw])
+    return [one.judged(adjusted, words) for one, words in zip(evidence, over or [""] * len(evidence), strict=True)]
+
+
+def count(evidence: Iterable[Evidence]) -> int:
+    """How many questions a table asks, of those that can be tested."""
+    return sum(not math.isnan(question.p) for one in evidence for question in one.all_questions())
+
+
+class Undecidable(NumdevError):
+    """The rows at hold cannot answer the question; the message says what they lack."""
+
+
+def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline", **where: object) -> pd.DataFrame:
+    """The replicates of `out` for one comparison; `where` are values of columns.
+
+    Raises:
+        Undecidable: if there are none, or if some hold NaN or Inf, which no mean may hide.
+    """
+    found = rows[(rows["subject"] == subject) & (rows["reference"] == reference) & (rows["output"] == "out")]
+    for column, value in where.items():
+        found = found[found[column] == value] if column in found else found.iloc[:0]
+    if found.empty:
+        what = ", ".join(f"{column} {value}" for column, value in where.items()) or subject
+        raise Undecidable(f"nothing was measured for {what}")
+    broken = int(is_broken(found).sum())
+    if broken:
+        raise Undecidable(f"{broken} of {len(found)} replicates hold NaN or infinite values")
+    return found
+
+
+def combined(verdicts: Iterable[Verdict]) -> Verdict:
+    """Holds if all hold, fails if one fails."""
+    found = set(verdicts)
+    if Verdict.FAILS in found:
+        return Verdict.FAILS
+    return Verdict.HOLDS if found == {Verdict.HOLDS} else Verdict.UNDECIDED
+
+
+def left_out(*intervals: Interval) -> str:
+    """A sentence about values without a logarithm, or nothing."""
+    count = sum(interval.excluded for interval in intervals)
+    return f" Left out because a deviation is zero: {count}." if count else ""
+
+
+def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], main: str = "bf16") -> Evidence:
+    """Judge at BF16, or at the narrowest format there is, and tell the figures of the other formats."""
+    names = formats(rows)
+    if not names:
+        raise Undecidable("nothing was measured")
+    main = main if main in names else names[0]
+    found = judge(rows[rows["format"] == main])
+    others = [f"{name} {_brief(rows[rows['format'] == name], judge)}" for name in names if name != main]
+    rest = f" Other formats: {'; '.join(others)}." if others else ""
+    return Evidence(found.figure, f"At {main}: {found.sentence}{rest}", found.questions, found.beside)
+
+
+def _brief(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence]) -> str:
+    try:
+        return judge(rows).figure
+    except Undecidable as reason:
+        return f"unknown ({reason})"
+
+
+def known_formats(rows: pd.DataFrame, wanted: Iterable[str] = ("bf16", "fp16", "fp32", "fp64")) -> list[str]:
+    """The formats wanted, from the fewest mantissa bits to the most.
+
+    Raises:
+        Undecidable: naming those that were not measured.
+    """
+    lacking = [name for name in wanted if name not in formats(rows)]
+    if lacking:
+        raise Undecidable(f"nothing was measured at {', '.join(lacking)}")
+    return sorted(wanted, key=FORMATS.index)

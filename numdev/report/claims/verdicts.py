@@ -1,0 +1,286 @@
+"""The table of claims, and what the measurements say of each in every scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from numdev.report.claims import evidence
+from numdev.report.claims import fa3 as evidence_fa3
+from numdev.report.claims import kernels as evidence_kernels
+from numdev.report.claims.finding import Evidence, Finding, Undecidable, Verdict, count, judged
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import by_role, generality, is_sources, of, shown_first
+from numdev.results.scenario import Role, Scenario
+
+GOLDEN = "Golden et al. 2024"
+FA3 = "Shah et al. 2024 (FlashAttention-3)"
+OURS = "Our question"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that measurements can bear out or not.
+
+    Attributes:
+        name: as a study's manifest lists it.
+        figure: the figure that shows it.
+        text: the claim.
+        source: where it is made, or to which claims of papers it is our question.
+        test: weighs it on the rows of one scenario.
+        across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
+        is_ours: whether no paper makes it, so that there is nothing to reproduce.
+    """
+
+    name: str
+    figure: str
+    text: str
+    source: str
+    test: Callable[[pd.DataFrame], Evidence]
+    across: bool = False
+    is_ours: bool = False
+
+    def weigh(self, rows: pd.DataFrame) -> Evidence:
+        """The evidence of the rows of one scenario; without a question, and with the reason, if they cannot answer."""
+        try:
+            return self.test(rows)
+        except Undecidable as reason:
+            return Evidence("unknown", f"{str(reason)[:1].upper()}{str(reason)[1:]}.")
+
+    def find(self, rows: pd.DataFrame) -> Finding:
+        """The finding on the rows of one scenario alone."""
+        return judged([self.weigh(rows)], [generality(rows)])[0]
+
+
+_CLAIMS = (
+    Claim(
+        "fig3",
+        "fig3",
+        "The deviation between tiled attention and the baseline falls from BF16 over FP16 and FP32 to FP64",
+        f"{GOLDEN}, section IV.A, Figure 3",
+        evidence.fig3,
+    ),
+    Claim(
+        "fig4",
+        "fig4",
+        "At BF16 tiled attention deviates about 10 times as much from golden as the baseline",
+        f"{GOLDEN}, section IV.A, Figure 4",
+        evidence.fig4,
+    ),
+    Claim(
+        "fig4_assumptions",
+        "fig4_assumptions",
+        "The ratio of Figure 4 is about 10 whatever N is",
+        f"{OURS}; {GOLDEN} give neither N nor the inputs of Figure 4",
+        evidence.fig4_assumptions,
+        is_ours=True,
+    ),
+    Claim(
+        "fig5a",
+        "fig5a",
+        "The max difference grows with the sequence length N at a fixed tile",
+        f"{GOLDEN}, section IV.A, Figure 5a",
+        evidence.fig5a,
+    ),
+    Claim(
+        "fig5b",
+        "fig5b",
+        "Mean and standard deviation of the difference grow with N at a fixed tile",
+        f"{GOLDEN}, section IV.A, Figure 5b",
+        evidence.fig5b,
+    ),
+    Claim(
+        "long",
+        "parting",
+        "The max difference from golden is larger the larger N, beyond the lengths of Figure 5a",
+        f"{OURS}: {GOLDEN}, section IV.A, Figure 5a, carried on",
+        evidence.long,
+        is_ours=True,
+    ),
+    Claim(
+        "fig6a",
+        "fig6a",
+        "Swapping Br and Bc makes the difference larger",
+        f"{GOLDEN}, section IV.B, Figure 6a",
+        evidence.fig6a,
+    ),
+    Claim(
+        "fig6b",
+        "fig6b",
+        "Square tiles make no significant difference",
+        f"{GOLDEN}, section IV.B, Figure 6b",
+        evidence.fig6b,
+    ),
+    Claim(
+        "fig6c",
+        "fig6c",
+        "Larger tiles make the difference smaller",
+        f"{GOLDEN}, section IV.B, Figure 6c",
+        evidence.fig6c,
+    ),
+    Claim(
+        "fa3_table3",
+        "fa3_table3",
+        "RMSE of FlashAttention-2 and -3 and of their baselines, in size and order",
+        f"{FA3}, Table 3",
+        evidence_fa3.fa3_table3,
+        across=True,
+    ),
+    Claim(
+        "sign",
+        "sign",
+        "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
+        f"{OURS}: {GOLDEN}, Figure 4, against {FA3}, section 4.3",
+        evidence_fa3.sign,
+        is_ours=True,
+    ),
+    Claim(
+        "validate",
+        "validate",
+        "The microbenchmark, a tiled emulation in pure tensors, agrees with the original kernel",
+        f"{GOLDEN}, section III",
+        evidence_kernels.validate,
+    ),
+    Claim(
+        "kernels",
+        "kernels",
+        "Production kernels deviate as FP32 inside does, kernel(F), not as every step in the format, uniform(F)",
+        f"{OURS}; that their kernels keep S, m, l and O in FP32 is said in {FA3}, section 4.3",
+        evidence_kernels.inside,
+        is_ours=True,
+    ),
+)
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}
+_REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """A claim judged in every scenario of one study.
+
+    Attributes:
+        claim: what was judged.
+        study: on whose points.
+        findings: by scenario, the source's own first.
+        questions: how many its table asks, for all of which p-values are adjusted.
+    """
+
+    claim: Claim
+    study: str
+    findings: dict[Scenario, Finding]
+    questions: int = 0
+
+    @property
+    def main(self) -> Scenario:
+        """The scenario that comes first: the source's, where the study has it."""
+        return next(iter(self.findings))
+
+    @property
+    def chief(self) -> list[Scenario]:
+        """The scenarios that stand for the source: as it states them, or as we assume; every one, where none does."""
+        return shown_first(self.findings)
+
+    @property
+    def word(self) -> str:
+        """What the chief scenarios say of the claim: that it is reproduced, partly or not reproduced, or undecided.
+
+        Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not.
+        """
+        word = _BORNE_OUT if self.claim.is_ours or not is_sources(self.main) else _REPRODUCED
+        found = {self.findings[scenario].verdict for scenario in self.chief}
+        if found == {Verdict.UNDECIDED}:
+            return "undecided"
+        if Verdict.HOLDS in found:
+            return word if len(found) == 1 else f"partly {word}"
+        return f"not {word}"
+
+    @property
+    def where(self) -> str:
+        """Of what `word` speaks, if not of what the source states."""
+        roles = {scenario.role for scenario in self.chief}
+        return " under our assumption about the source's circumstances" if Role.ASSUMED in roles else ""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every scenario says the same."""
+        return len({finding.verdict for finding in self.findings.values()}) == 1
+
+    @property
+    def overall(self) -> str:
+        """`word`, and where the scenarios differ, what each of them says, with the figures."""
+        parts = [self.word + self.where]
+        for verdict, scenarios in self._rest().items():
+            told = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
+            parts.append(f"{verdict.value.capitalize()} with {told}")
+        return ". ".join(parts)
+
+    @property
+    def brief(self) -> str:
+        """`word`, and where the scenarios differ, how many of the others have which verdict."""
+        counts = [f"{verdict.value} in {len(scenarios)}" for verdict, scenarios in self._rest().items()]
+        return self.word + self.where + (f"; other scenarios: {', '.join(counts)}" if counts else "")
+
+    def _rest(self) -> dict[Verdict, list[Scenario]]:
+        """The scenarios of which `word` does not speak, by verdict; none where all say the same."""
+        agree = len({self.findings[own].verdict for own in self.chief}) == 1
+        told = [] if self.everywhere else [scenario for scenario in self.findings if not agree or scenario not in self.chief]
+        found = {verdict: [scenario for scenario in told if self.findings[scenario].verdict is verdict] for verdict in Verdict}
+        return {verdict: scenarios for verdict, scenarios in found.items() if scenarios}
+
+
+def judge(results: Results) -> list[ClaimResult]:
+    """Every claim that a study serves, in the order of the table, once per scenario of the study's manifest.
+
+    All of them are one table: p-values are adjusted for the number of questions in it.
+    """
+    weighed = []
+    for claim in CLAIMS.values():
+        for name, manifest in results.manifests.items():
+            if claim.name in manifest["claims"]:
+                whole = {_whole(results, name): results.study(name)}
+                scenarios = whole if claim.across else by_scenario(results, name)
+                weighed += [(claim, name, scenario, claim.weigh(rows), generality(rows)) for scenario, rows in scenarios.items()]
+    findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
+    asked = count(evidence for *_, evidence, _ in weighed)
+    of_claim: dict[tuple[str, str], dict[Scenario, Finding]] = {}
+    for (claim, study, scenario, *_), finding in zip(weighed, findings, strict=True):
+        of_claim.setdefault((claim.name, study), {})[scenario] = finding
+    return [ClaimResult(CLAIMS[name], study, own, asked) for (name, study), own in of_claim.items()]
+
+
+def _whole(results: Results, study: str) -> Scenario:
+    """All scenarios of a study as one: what the most cautious of them says of its role."""
+    own = list(results.scenarios(study).values())
+    role = max((scenario.role for scenario in own), key=list(Role).index, default=Role.BEYOND)
+    title = str(results.manifests[study]["title"])
+    overrides = results.manifests[study]["overrides"]
+    return Scenario(study, f"{title}, with overrides: {' '.join(overrides)}" if overrides else title, role)
+
+
+def by_scenario(results: Results, study: str) -> dict[Scenario, pd.DataFrame]:
+    """A study's rows by scenario, the source's own first; one of which nothing is measured has none."""
+    rows = results.study(study)
+    return {scenario: of(rows, scenario) for scenario in by_role(results.scenarios(study).values())}
+
+
+def note(claims: list[ClaimResult]) -> str:
+    """What the reader of a table of claims has to know of its intervals and verdicts."""
+    asked = max((result.questions for result in claims), default=0)
+    return (
+        "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
+        f"adjusted for all {asked} questions of this table (Holm), so an interval alone may look more certain than its verdict. "
+        "What the source of a claim leaves open is our assumption, and is marked as that."
+    )
+
+
+def unknown(manifests: dict[str, dict[str, Any]]) -> list[str]:
+    """Notes on claims that studies list and this table does not have."""
+    return [
+        f"{study}: there is no claim {name}; there are {', '.join(CLAIMS)}"
+        for study, manifest in manifests.items()
+        for name in manifest["claims"]
+        if name not in CLAIMS
+    ]

@@ -1,0 +1,4 @@
+"""Two sets of results side by side.
+
+No claim is judged here.
+"""

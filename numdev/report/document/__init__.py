@@ -1,0 +1,4 @@
+"""Files: tables, the PDF and its sections.
+
+What they say is computed elsewhere in the report.
+"""

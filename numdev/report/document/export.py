@@ -1,0 +1,156 @@
+"""Results as files that a spreadsheet or another program reads. The same results give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.errors import BadInput
+from numdev.report.claims.verdicts import ClaimResult
+from numdev.report.reading.columns import dictionary
+from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
+from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
+from numdev.results.record import summary
+from numdev.results.store import write_atomically
+
+SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
+_GROUP = [*PLACE, "subject", "output", "reference"]
+_TOLD = (
+    *("attention", "format", "policy", "tiling.area"),
+    *("problem.source.type", "problem.source.kind", "problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
+    *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise", "seeds"),
+)
+"""What a summary tells of every point, be it the same for all."""
+_VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
+
+
+def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
+    """Write results.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json into `out`.
+
+    Times differ from run to run and stand in timings.csv alone. With `parquet`, results.parquet beside results.csv.
+
+    Raises:
+        BadInput: if Parquet is asked for and pyarrow is not installed.
+        StoreError: if a file cannot be written.
+    """
+    rows = distinct(results.rows)
+    tables = {
+        "results.csv": rows,
+        "summary.csv": summarise(rows, results.points),
+        "points.csv": results.points.drop(columns="seconds", errors="ignore"),
+        "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
+        "claims.csv": claim_table(claims),
+    }
+    packed = to_parquet(rows) if parquet else None
+    for name, table in tables.items():
+        write_atomically(out / name, to_csv(table))
+    if packed is not None:
+        write_atomically(out / "results.parquet", packed)
+    write_atomically(out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}).encode())
+    write_atomically(out / "environment.json", environments(results))
+
+
+def to_csv(table: pd.DataFrame) -> bytes:
+    """Numbers with nine significant digits, which keep what a metric of a rounded result means."""
+    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+
+
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """The table in Parquet, numbers in full.
+
+    Raises:
+        BadInput: if pyarrow is not installed.
+    """
+    try:
+        import pyarrow  # noqa: F401  an extra: it is larger than everything else that numdev needs but torch
+    except ImportError:
+        raise BadInput("format", "parquet", "it needs pyarrow: pip install 'numdev[parquet]', or use format=csv") from None
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
+
+
+def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
+
+    Beside each stand the point's labels, the chief settings, and every other setting in which `points` of one class differ.
+    """
+    by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
+    grouped = rows.groupby(by, sort=False, dropna=False)
+    places = _with_settings(grouped.head(1)[by].reset_index(drop=True), points)
+    members: list[list[int]] = [[] for _ in range(len(places))]
+    for row, group in enumerate(grouped.ngroup()):
+        members[group].append(row)
+    broken = is_broken(rows).to_numpy()
+    found: dict[str, list[float]] = {
+        "replicates": [len(group) for group in members],
+        "nonfinite": [int(broken[group].sum()) for group in members],
+    }
+    for metric in SUMMARISED:
+        values = rows[metric].to_numpy()
+        summaries = [summary(values[group].tolist()) for group in members]
+        for name, field in _STATISTICS.items():
+            found[f"{metric}.{name}"] = [getattr(one, field) for one in summaries]
+    return pd.concat([places, pd.DataFrame(found)], axis=1)
+
+
+_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
+
+
+def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Places with settings of their points, which a key stands for."""
+    names = [name for name in points.columns if name in _TOLD or (name.startswith(_VARYING) and _varies(name, points))]
+    found = points.drop_duplicates("key").set_index("key")[names].loc[places["key"]].reset_index(drop=True)
+    return pd.concat([places, found], axis=1)
+
+
+def _varies(name: str, points: pd.DataFrame) -> bool:
+    """Whether points differ in a setting; that classes differ in which settings they have does not count."""
+    kind = "problem.source.type" if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
+    if name == kind or kind not in points:
+        return points[name].nunique(dropna=False) > 1
+    return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())
+
+
+_CLAIM_COLUMNS = [
+    *("claim", "text", "source", "study", SCENARIO, TITLE, ROLE, "verdict", "p_verdict", "questions", "figure"),
+    *("verdict_rmse", "p_verdict_rmse", "figure_rmse", "over", "sentence", "overall"),
+]
+
+
+def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:
+    """One row per claim, study and scenario."""
+    return pd.DataFrame(list(_claim_rows(claims)), columns=_CLAIM_COLUMNS)
+
+
+def _claim_rows(claims: list[ClaimResult]) -> Iterator[dict[str, Any]]:
+    for result in claims:
+        head = {
+            "claim": result.claim.name,
+            "text": result.claim.text,
+            "source": result.claim.source,
+            "study": result.study,
+        }
+        for scenario, found in result.findings.items():
+            place = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
+            judged = {"verdict": found.verdict.value, "p_verdict": found.p, "figure": found.figure, "over": found.over}
+            if found.beside is not None:
+                beside = found.beside
+                judged |= {"verdict_rmse": beside.verdict.value, "p_verdict_rmse": beside.p, "figure_rmse": beside.figure}
+            told = {"questions": result.questions, "sentence": found.sentence, "overall": result.overall}
+            yield head | place | judged | told
+
+
+def environments(results: Results) -> bytes:
+    """Every environment of the results, and how many points of which study were measured in it."""
+    found = []
+    for number, facts in enumerate(results.environments):
+        here = results.points[results.points["environment"] == number]
+        counts = {str(study): int(count) for study, count in here.groupby("study", sort=False).size().items()}
+        found.append({"environment": number, "points": counts, "facts": facts})
+    return (json.dumps(found, indent=1) + "\n").encode()

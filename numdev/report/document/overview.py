@@ -1,0 +1,84 @@
+"""What a report says of all its results together: the first page and the last ones, as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.document.tables import place
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import ROLES
+
+_MOST_FAILURES = 40  # rows; the rest are in points.csv
+
+
+def subtitle(wholes: Sequence[Results]) -> str:
+    """The version and the studies."""
+    versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
+    return f"numdev {', '.join(versions)}: {', '.join(name for whole in wholes for name in whole.manifests)}"
+
+
+def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
+    """The first paragraph, in Typst markup."""
+    devices = " and ".join(dict.fromkeys(_device(environment) for whole in wholes for environment in whole.environments))
+    measured = sum(whole.points["key"].nunique() for whole in wholes)
+    head = f"{measured} points were measured on {escaped(devices)}."
+    if not claims:
+        return head
+    counted = Counter(result.word for result in claims)
+    words = [f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()]
+    same = sum(result.everywhere for result in claims)
+    seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
+    rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+    return f"{head} {seen} {rest} {escaped(note(list(claims)))}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _device(environment: Mapping[str, str]) -> str:
+    return environment["processor"] if environment["device"] == "cpu" else environment["device"]
+
+
+def escaped(text: str) -> str:
+    """Text with what Typst's markup gives a meaning to taken literally."""
+    return re.sub(r"([\\#*_`$<>@\[\]~])", r"\\\1", text)
+
+
+def claim(result: ClaimResult) -> dict[str, Any]:
+    chief = [
+        {
+            "title": scenario.title,
+            "role": ROLES[scenario.role],
+            "figure": result.findings[scenario].figure,
+            "verdict": result.findings[scenario].verdict.value,
+        }
+        for scenario in result.chief
+    ]
+    rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
+    elsewhere = ", ".join(f"{verdict} in {count}" for verdict, count in rest.items())
+    return {"text": result.claim.text, "source": result.claim.source, "chief": chief, "elsewhere": elsewhere}
+
+
+def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
+    """Each once with the number of its points, those of the first results under the numbers that their tables give them."""
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    for whole in wholes:
+        points = whole.points.drop_duplicates("key")
+        for number, environment in enumerate(whole.environments):
+            facts = tuple(environment.items())
+            counts[facts] = counts.get(facts, 0) + int((points["environment"] == number).sum())
+    for number, (facts, count) in enumerate(counts.items()):
+        yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
+
+
+def failures(wholes: Sequence[Results]) -> Iterator[list[str]]:
+    failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
+    for point in failed[:_MOST_FAILURES]:
+        yield [point["study"], place(point), point["status"], point["reason"]]
+    if len(failed) > _MOST_FAILURES:
+        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

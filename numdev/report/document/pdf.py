@@ -1,0 +1,171 @@
+"""The report as a PDF, set by Typst from the figures in SVG and tables of the results. The same results give the same bytes.
+
+What is said of a study stands in one small file of `numdev/report/sections`; a file more is a section more. A section whose
+study has no results is left out and listed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import typst
+
+from numdev.measurement.deviation import METRICS
+from numdev.report.claims.finding import rules
+from numdev.report.claims.verdicts import ClaimResult
+from numdev.report.document import overview
+from numdev.report.document.speed import frame, latest
+from numdev.report.document.tables import deviations
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import ROLES, circumstances, of
+
+HERE = Path(__file__).resolve().parent
+_WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
+_HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands beside the claims
+_TITLE = "How far fast attention strays from exact attention"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a report says of one study besides its results; texts are Typst markup.
+
+    Attributes:
+        title: of the section.
+        study: whose results it shows.
+        question: what the study asks.
+        measured: on what.
+        paper: what the source says.
+    """
+
+    title: str
+    study: str
+    question: str
+    measured: str
+    paper: str
+
+
+def _unnamed(results: Results, study: str) -> Section:
+    """The section of a study that has no file: its title and what was measured."""
+    title = overview.escaped(str(results.manifests[study]["title"]))
+    return Section(title, study, "", "", "")
+
+
+def sections(folder: Path = HERE / "sections") -> list[Section]:
+    """Every section, in the order of the numbers in front of the files' names."""
+    files = sorted(folder.glob("*.toml"), key=lambda path: int(path.name.partition("_")[0]))
+    return [Section(**tomllib.loads(path.read_text())) for path in files]
+
+
+def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
+    """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for path in (HERE / "templates").glob("*.typ"):
+            shutil.copy(path, root)
+        drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
+        for path in drawn.values():
+            shutil.copy(path, root)
+        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
+        return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+
+
+def contents(
+    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
+) -> dict[str, Any]:
+    """Everything that the template shows, as plain data."""
+    known, wholes = sections(), [whole for whole in (results, speed) if whole]
+    of = {name: whole for whole in wholes for name in whole.manifests}
+    told = [section for section in known if section.study in of]
+    present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
+    shown = [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)]
+    return {
+        "title": _TITLE,
+        "subtitle": overview.subtitle(wholes),
+        "summary": overview.summary(wholes, claims),
+        "claims": [overview.claim(result) for result in claims],
+        "headline": _headline(shown),
+        "absent": [section.title for section in known if section not in present],
+        "sections": shown,
+        "rules": [list(rule) for rule in rules()],
+        "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
+        "environments": list(overview.environments(wholes)),
+        "commands": [[section.study, command(of[section.study], section.study)] for section in present],
+        "failures": list(overview.failures(wholes)),
+    }
+
+
+def _section(
+    section: Section, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
+) -> dict[str, Any]:
+    own = [result for result in claims if result.study == section.study]
+    wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
+    others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
+    mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
+    return {
+        "title": section.title,
+        "first": first,
+        "question": section.question,
+        "measured": section.measured,
+        "paper": section.paper,
+        "figures": [_figure(drawn[name]) for name in mine],
+        "found": " ".join(result.findings[result.main].sentence for result in own),
+        "findings": [found for result in own for found in _findings(result, results.study(section.study))],
+        "tables": list(_tables(results, section.study)) if not own else [],
+        "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own),
+        "command": command(results, section.study),
+    }
+
+
+def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """What is found in every scenario, and what the scenario is."""
+    for scenario, finding in result.findings.items():
+        about = circumstances(rows if result.claim.across else of(rows, scenario))
+        role = ROLES[scenario.role]
+        head = {"title": scenario.title, "about": "; ".join(part for part in (role, about) if part)}
+        yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
+
+
+def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
+    """Of a study without a claim: speed at the greatest length, or the deviation of every point."""
+    timed = frame(results)
+    found = latest(timed[timed["study"] == study]) if len(timed) else timed
+    if found.empty:
+        found = deviations(results.study(study))
+    shown = found.drop(columns="study", errors="ignore")
+    if len(shown):
+        yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
+
+
+def _headline(shown: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The figure of the first page, which its section names too: the most telling one, or the first."""
+    figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
+    return next((figures[name] for name in (*_HEADLINES, *figures) if name in figures), None)
+
+
+def _figure(path: Path) -> dict[str, Any]:
+    """A picture with its width and the words that it brings: its title is its caption."""
+    text = path.read_text()
+    width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
+    title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
+    caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
+    points = float(width[1]) if width else _WIDEST
+    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption}
+
+
+def command(results: Results, study: str) -> str:
+    """What measures a study again, on the kind of device on which it was measured."""
+    own = results.points[results.points["study"] == study]
+    numbers = own["environment"].unique().tolist()
+    devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
+    stated = results.manifests[study].get("command") or f"numdev measure study={study}"
+    return " ".join([stated, *(f"device={name}" for name in sorted(devices))])

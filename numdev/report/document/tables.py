@@ -1,0 +1,88 @@
+"""Tables for the terminal: what was claimed and found, what went wrong, and where the deviation is worst."""
+
+from __future__ import annotations
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from numdev.report.claims.finding import Verdict
+from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.reading.frames import LABEL, Results, is_broken
+from numdev.report.reading.scenarios import TITLE
+from numdev.report.statistics.estimates import significant, typical
+
+_SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
+_COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow"}
+
+
+def claims_table(claims: list[ClaimResult]) -> Table:
+    """One row per claim: what it says, where, what was measured in the source's circumstances, and the verdict over all."""
+    table = Table(title="Claims", title_justify="left", show_lines=True, caption=note(claims), caption_justify="left")
+    for name, ratio in (("claim", 3), ("source", 2), ("measured", 3), ("verdict", 3)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for result in claims:
+        table.add_row(result.claim.text, result.claim.source, _measured(result), _verdict(result))
+    return table
+
+
+def _measured(result: ClaimResult) -> str:
+    return "\n".join(f"{scenario.title}: {result.findings[scenario].figure}" for scenario in result.chief)
+
+
+def _verdict(result: ClaimResult) -> Text:
+    verdicts = {finding.verdict for finding in result.findings.values()}
+    colour = _COLOURS[verdicts.pop()] if len(verdicts) == 1 else "yellow"
+    return Text(result.brief, style=colour)
+
+
+def failures_table(results: Results) -> Table | None:
+    """The points that did not end well, or None."""
+    failed = results.points[results.points["status"] != "ok"]
+    if failed.empty:
+        return None
+    table = Table("study", "point", "status", "reason", title="Points without a full result", title_justify="left")
+    for _, point in failed.iterrows():
+        table.add_row(point["study"], place(point), point["status"], Text(point["reason"]))
+    return table
+
+
+def worst_table(results: Results, count: int = 5) -> Table | None:
+    """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
+    rows = results.rows
+    found = rows[(rows["subject"] == "variant") & (rows["output"] == "out") & (rows["reference"] == "golden")]
+    if found.empty:
+        return None
+    means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
+    points = {point["key"]: point for _, point in results.points.drop_duplicates("key").iterrows()}
+    table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left")
+    for key, mean in means.iterrows():
+        point = points[str(key)]
+        table.add_row(point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3))
+    return table
+
+
+def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
+    """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
+    found: list[tuple[str, ...]] = []
+    own = rows[(rows["subject"] == "variant") & (rows["output"] == "out")]
+    for _, point in own.groupby("key", sort=False):
+        cells = [place(point.iloc[0])]
+        for reference, metric in _SHOWN:
+            part = point[point["reference"] == reference]
+            broken = bool(is_broken(part).any())
+            cells.append("" if part.empty else "NaN or Inf" if broken else typical(part[metric].tolist()).text())
+        found.append(tuple(cells))
+    if len(found) > most:
+        found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * len(_SHOWN))]
+    return pd.DataFrame(found, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
+
+
+def place(point: pd.Series[str]) -> str:
+    """Scenario and labels of a point in one line."""
+    labels = [f"{name.removeprefix(LABEL)}={point[name]}" for name in labels_of(point)]
+    return " ".join([str(point[TITLE]), *labels])
+
+
+def labels_of(point: pd.Series[str]) -> list[str]:
+    return [str(name) for name in point.index if str(name).startswith(LABEL) and not pd.isna(point[str(name)])]

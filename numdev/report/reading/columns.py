@@ -1,0 +1,144 @@
+"""The data dictionary: what every column of every table means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from numdev.attention.events import COUNTERS
+from numdev.measurement.deviation import METRICS
+from numdev.measurement.speed.columns import COLUMNS as SPEED
+from numdev.report.reading.configuration import PARTS, setting
+
+_UNITS = {
+    "absolute": "absolute, in the units of the output",
+    "relative": "relative",
+    "ulp": "ulp of the output's format",
+    "u": "unit roundoff u of the output's format",
+    "bits": "bits",
+    "count": "count",
+}
+
+FIXED = {
+    "study": "the study's name",
+    "scenario": "under which circumstances the study repeats its question, by their name in its file",
+    "scenario.title": "the scenario in words",
+    "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption "
+    "about what it leaves open; `beyond`, where else we look; `control`",
+    "key": "of the point: a hash of its configuration and environment, and the name of its record",
+    "series": "what is measured, as the study labels it",
+    "phase": "`decode` for one query per sequence, else `prefill`",
+    "crossover": "number of keys from which the tiled algorithm is faster than vanilla attention, between measured lengths",
+    "from_the_start": "whether it is faster at the least measured length already",
+    "longest": "the greatest number of keys at which both were measured",
+    "times_at_longest": "time of vanilla attention over that of the tiled algorithm, at the greatest number of keys",
+    "attention": "what is measured: the implementation, with its backend or kernel where one is asked for",
+    "sources": "SHA-256 of the sources of a class of the user's own that was measured",
+    "kernel": "the compiled kernel that really ran, with its launch settings; empty for tensor operations",
+    "format": "number format of the variant's output",
+    "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
+    "tiling.area": "block area Br * Bc",
+    "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
+    "seed": "the replicate: what the inputs were drawn with, or the place of a head among captured ones",
+    "cluster": "of replicates that are alike: the layer of a captured head; empty where replicates are independent",
+    "subject": "`variant` or `baseline`; a baseline stands once per scenario and problem, under its first point, "
+    "whose `variant.*` columns stand beside it",
+    "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
+    "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
+    "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); "
+    "`baseline`, naive attention in the same format",
+    "max_index": "where |D| is largest, as indices into the output",
+    "status": "how the measurement ended: ok, nonfinite, unsupported, out_of_memory or error",
+    "reason": "why, where it is not ok",
+    "environment": "number of the environment in environment.json",
+    "seeds": "replicates asked for",
+    "counters": "whether the GPU's counters of its traffic were asked for",
+    "seconds": "wall time of the measurement of the point",
+    "replicates": "replicates that entered the summary",
+    "nonfinite": "replicates with NaN in the subject or the reference, or Inf where the other has none",
+    "claim": "name of the claim",
+    "text": "what is claimed",
+    "source": "where it is claimed",
+    "verdict": "holds, fails or undecided, in this scenario, by the metric of the source",
+    "p_verdict": "p-value of the verdict, adjusted for all `questions` of the table by Holm's method; it decides below 0.05",
+    "questions": "how many questions the table asks in all",
+    "figure": "the measured figure that decides, with its own 95 % confidence interval",
+    "verdict_rmse": "the verdict by RMSE, which sees every element",
+    "p_verdict_rmse": "p-value of `verdict_rmse`, adjusted as `p_verdict` is",
+    "figure_rmse": "the figure by RMSE",
+    "over": "what the verdict generalises over",
+    "sentence": "what was found",
+    "overall": "the verdict over all scenarios",
+    "point": "the point's labels, by which it is found in both result sets",
+    "metric": "name of the metric that is compared",
+    "change": "from A to B: broken, worse, unknown, same, equal bits (every metric of every replicate), better, mended, "
+    "in neither, only in A or only in B; worse and better are judged on `p_adjusted` < 0.05",
+    "note": "why a comparison cannot be tested, or what to know of its test",
+    "a": "the metric in A: geometric mean over replicates, arithmetic where one is zero",
+    "b": "the metric in B: geometric mean over replicates, arithmetic where one is zero",
+    "ratio": "B / A: geometric mean over replicates, paired by seed where `paired`",
+    "ratio_low": "lower end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
+    "ratio_high": "upper end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
+    "paired": "whether problem, baseline and seeds were the same, so that replicates are paired",
+    "p": "two-sided p-value of the ratio's lying beyond the tolerance, of this comparison alone",
+    "p_adjusted": "p adjusted for the number of comparisons by Holm's method",
+    "status_a": "how the measurement in A ended",
+    "status_b": "how the measurement in B ended",
+    "kernel_a": "the compiled kernel that really ran in A",
+    "kernel_b": "the compiled kernel that really ran in B",
+    "key_a": "of the point in A, and the name of its record",
+    "key_b": "of the point in B, and the name of its record",
+}
+
+STATISTICS = {
+    "mean": "mean over seeds",
+    "low": "lower end of the 95 % confidence interval of the mean (Student's t)",
+    "high": "upper end of the 95 % confidence interval of the mean (Student's t)",
+    "min": "smallest over seeds",
+    "max": "largest over seeds",
+}
+
+LABELLED = "the point's place on an axis of the study"
+
+
+def meaning(column: str) -> tuple[str, str] | None:
+    """Unit and text of a column, or None if nothing is known of it."""
+    if column in METRICS:
+        unit, text = METRICS[column]
+        return _UNITS.get(unit, unit), text
+    if column in SPEED:
+        return SPEED[column]
+    if column in FIXED:
+        return ("s" if column == "seconds" else ""), FIXED[column]
+    metric, _, statistic = column.rpartition(".")
+    if metric in METRICS and statistic in STATISTICS:
+        unit, text = METRICS[metric]
+        return _UNITS.get(unit, unit), f"{STATISTICS[statistic]} of: {text}"
+    if column.startswith("counter."):
+        return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
+    if column.startswith("label."):
+        return "", f"{LABELLED}: `{column.removeprefix('label.')}`"
+    return setting(column) or _of_ones_own(column)
+
+
+def _of_ones_own(column: str) -> tuple[str, str] | None:
+    """A setting of a class that numdev does not know."""
+    part = column.partition(".")[0]
+    return ("", f"a setting of the class that stands in `{part}.type`") if part != column and part in PARTS else None
+
+
+def dictionary(tables: Mapping[str, Iterable[str]]) -> str:
+    """The data dictionary of some tables, as Markdown."""
+    return "\n".join(_lines(tables)) + "\n"
+
+
+def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    yield "# Columns"
+    yield ""
+    yield "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of"
+    yield "variant and baseline is finite too: their figures are over the same elements, of which `compared` is the number."
+    yield "An empty cell does not apply."
+    for name, columns in tables.items():
+        yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
+        for column in columns:
+            unit, text = meaning(column) or ("", "")
+            yield f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |"

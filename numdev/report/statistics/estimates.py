@@ -1,0 +1,300 @@
+"""What replicates say about a ratio, a trend or an order: estimates with confidence intervals of Student's t.
+
+A replicate is a seed, or a head of captured tensors. Everything that is compared was measured on the same inputs, so comparisons
+are paired by replicate; several measurements of one replicate are not independent and count once, by their mean.
+
+Replicates of one *cluster*, such as the heads of a layer, are alike: to take all heads of a model for independent would count a
+layer's own share once for every head. So each cluster has an interval of its own, over its replicates, and the interval of the
+whole is the least that holds them all. What it decides, it decides in every cluster, and nothing is said about other clusters:
+"over the heads of these 2 layers". An interval over layers as the replicates would speak of the whole model, but two layers leave
+it one degree of freedom, and its 95 % interval is 12.7 standard errors wide to each side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numdev.results.record import student_quantile, summary
+
+Floats = NDArray[np.float64]
+
+_NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less: equal values have slope 0, not 1e-16
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the replicates of one cluster say: their mean, its standard error, and the degrees of freedom of that.
+
+    One replicate alone has an infinite error. Replicates that are all equal have none.
+    """
+
+    mean: float
+    error: float
+    freedom: int
+
+    def half(self, confidence: float) -> float:
+        """Half the width of the two-sided interval."""
+        return student_quantile(confidence, self.freedom) * self.error if 0 < self.error < math.inf else self.error
+
+    def beyond(self, bound: float) -> float:
+        """Two-sided p-value of the mean's being `bound`: the least 1 - confidence at which the interval leaves it out.
+
+        Where all replicates are equal there is no doubt of which side they lie on.
+        """
+        if self.error == 0 or math.isinf(bound):
+            return 0.0
+        return 1.0 if math.isinf(self.error) else min(1.0, 2 * _upper_tail(abs(self.mean - bound) / self.error, self.freedom))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % confidence interval.
+
+    Attributes:
+        estimate, low, high: NaN where there was nothing to estimate from; infinitely wide from one replicate alone.
+        count: replicates that entered.
+        excluded: values or pairs left out, because they are zero or not finite and so have no logarithm.
+        shares: what it was made from, one for each cluster; of a ratio, in logarithms.
+        logarithmic: whether `shares` are logarithms.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    count: int
+    excluded: int = 0
+    shares: tuple[Share, ...] = field(default=(), compare=False, repr=False)
+    logarithmic: bool = field(default=False, compare=False, repr=False)
+
+    @staticmethod
+    def of(shares: Sequence[Share], count: int, excluded: int = 0, *, logarithmic: bool = False) -> Interval:
+        """From the shares of all clusters, which weigh alike; its ends are those of the cluster that reaches farthest."""
+        ends = [(share.mean - share.half(0.95), share.mean + share.half(0.95)) for share in shares]
+        estimate, low, high = math.fsum(s.mean for s in shares) / len(shares), min(ends)[0], max(high for _, high in ends)
+        if logarithmic:
+            estimate, low, high = _exp(estimate), _exp(low), _exp(high)
+        return Interval(estimate, low, high, count, excluded, tuple(shares), logarithmic)
+
+    def outside(self, low: float, high: float) -> bool:
+        """Whether no value of the interval lies between two bounds."""
+        return self.high < low or self.low > high
+
+    def scaled(self, bound: float) -> float:
+        """A bound on the scale of `shares`."""
+        return (math.log(bound) if bound > 0 else -math.inf) if self.logarithmic else bound
+
+    def text(self) -> str:
+        """Such as `9.1 [8.7, 9.5]`: as many decimals as the width of the interval gives a meaning to."""
+        if math.isnan(self.estimate):
+            return "unknown"
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            alone = "one replicate" if self.count == 1 else "a cluster of one replicate"
+            return f"{significant(self.estimate)} ({alone})"
+        if math.isclose(self.low, self.high, rel_tol=1e-9):
+            return f"{significant(self.estimate, 3)} in every replicate"
+        numbers = (self.estimate, self.low, self.high)
+        if all(number == 0 or 1e-3 <= abs(number) < 1e4 for number in numbers):
+            places = self._decimals()
+            estimate, low, high = (f"{number:.{places}f}" for number in numbers)
+        else:
+            estimate, low, high = (significant(number) for number in numbers)
+        return f"{estimate} [{low}, {high}]"
+
+    def _decimals(self) -> int:
+        """Down to the first digit of half the width, or the second behind a 1; 2 to 4 digits of the estimate."""
+        first = math.floor(math.log10(abs(self.estimate))) if self.estimate else 0
+        half = (self.high - self.low) / 2
+        wanted = -math.floor(math.log10(half / 2))
+        return max(0, 1 - first, min(wanted, 3 - first))
+
+
+NOTHING = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def significant(value: float, digits: int = 2) -> str:
+    """A number in as many significant digits: 9.1, 0.053, 120, 3.2e-5."""
+    if not math.isfinite(value):
+        return "unknown" if math.isnan(value) else f"{value:g}"
+    if value != 0 and not 1e-3 <= abs(value) < 1e4:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    text = f"{value:#.{digits}g}"
+    return f"{float(text):.0f}" if "e" in text else text.removesuffix(".")
+
+
+def mean(
+    values: Sequence[float], replicates: Sequence[Hashable] | None = None, clusters: Sequence[Hashable] | None = None
+) -> Interval:
+    """The mean and its interval; each value is a replicate of its own, and all are of one cluster, unless stated."""
+    shares, count = _shares(_floats(values), replicates, clusters)
+    return Interval.of(shares, count) if shares else NOTHING
+
+
+def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
+    """The geometric mean of replicates, its interval by Student's t on the logarithms: what stands on a log axis.
+
+    Where the values of two things are paired, the ratio of their geometric means is `ratio`. With a zero among them, which
+    has no logarithm, or NaN, it is the arithmetic mean.
+    """
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        return mean(values, None, clusters)
+    shares, count = _shares(np.log(_floats(values)), None, clusters)
+    return Interval.of(shares, count, logarithmic=True)
+
+
+def ratio(
+    a: Iterable[SupportsFloat],
+    b: Iterable[SupportsFloat],
+    replicates: Iterable[Hashable] | None = None,
+    clusters: Iterable[Hashable] | None = None,
+) -> Interval:
+    """The geometric mean of `a / b` over pairs, its interval by Student's t on the logarithms.
+
+    Args:
+        a: values, at least 0.
+        b: what each of them is paired with.
+        replicates: the replicate of each pair; each pair is one of its own unless given. Pairs of one replicate are
+            averaged first.
+        clusters: the cluster of each pair; all are of one unless given.
+
+    A pair of zeros is a ratio of 1: neither deviates. A pair with one zero has no finite log-ratio, nor has one that
+    is not finite; these are left out and counted in `excluded`.
+    """
+    top, bottom = _floats(a), _floats(b)
+    equal = (top == 0) & (bottom == 0)
+    usable = equal | (np.isfinite(top) & np.isfinite(bottom) & (top > 0) & (bottom > 0))
+    logs = np.zeros(top.shape)
+    positive = usable & ~equal
+    logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
+    excluded = int((~usable).sum())
+    shares, count = _shares(logs[usable], _kept(replicates, usable), _kept(clusters, usable))
+    if not shares:
+        return Interval(math.nan, math.nan, math.nan, 0, excluded)
+    return Interval.of(shares, count, excluded, logarithmic=True)
+
+
+def _kept(names: Iterable[Hashable] | None, usable: NDArray[np.bool_]) -> list[Hashable] | None:
+    return None if names is None else [name for name, is_usable in zip(names, usable, strict=True) if is_usable]
+
+
+def _shares(
+    values: Floats, replicates: Sequence[Hashable] | None, clusters: Sequence[Hashable] | None
+) -> tuple[list[Share], int]:
+    """The share of each cluster, and the number of replicates.
+
+    Clusters of one replicate each are no clusters: then the replicates are independent.
+    """
+    of_replicate: dict[Hashable, list[float]] = {}
+    cluster_of: dict[Hashable, Hashable] = {}
+    for place, value in enumerate(values):
+        name = place if replicates is None else replicates[place]
+        of_replicate.setdefault(name, []).append(float(value))
+        cluster_of[name] = None if clusters is None else clusters[place]
+    if len(set(cluster_of.values())) == len(cluster_of):
+        cluster_of = dict.fromkeys(cluster_of)
+    of_cluster: dict[Hashable, list[float]] = {}
+    for name, own in of_replicate.items():
+        of_cluster.setdefault(cluster_of[name], []).append(math.fsum(own) / len(own))
+    return [_share(own) for own in of_cluster.values()], len(of_replicate)
+
+
+def _share(values: list[float]) -> Share:
+    found = summary(values)
+    if len(values) == 1:
+        return Share(found.mean, math.inf, 0)
+    array = np.array(values)
+    spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
+    return Share(found.mean, spread / math.sqrt(len(values)), len(values) - 1)
+
+
+def _floats(values: Iterable[SupportsFloat]) -> Floats:
+    return np.array([float(value) for value in values])
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700 else math.exp(value)
+
+
+def slope(
+    x: Iterable[SupportsFloat],
+    y: Iterable[SupportsFloat],
+    replicates: Iterable[Hashable],
+    clusters: Iterable[Hashable] | None = None,
+) -> Interval:
+    """The exponent `b` of `y ~ x^b`: one line through (log x, log y) per replicate, and an interval over their slopes.
+
+    Values of y that are zero or not finite are left out and counted; so are replicates left with fewer than two different x.
+    """
+    across, up = _floats(x), _floats(y)
+    usable = np.isfinite(up) & (up > 0) & (across > 0)
+    names, groups = _kept(replicates, usable) or [], _kept(clusters, usable)
+    across, up = np.log(across[usable]), np.log(up[usable])
+    excluded = int((~usable).sum())
+    lines: list[float] = []
+    kept: list[Hashable] = []
+    for name in dict.fromkeys(names):
+        here = np.array([other == name for other in names])
+        if len(np.unique(across[here])) < 2:
+            excluded += int(here.sum())
+        else:
+            lines.append(_line(across[here], up[here]))
+            kept.append(None if groups is None else groups[names.index(name)])
+    if not lines:
+        return Interval(math.nan, math.nan, math.nan, 0, excluded)
+    shares, count = _shares(np.array(lines), None, None if groups is None else kept)
+    return Interval.of(shares, count, excluded)
+
+
+def _line(x: Floats, y: Floats) -> float:
+    """Slope of the least-squares line."""
+    centred, risen = x - x.mean(), y - y.mean()
+    return 0.0 if float(abs(risen).max()) < _NOISE else float(centred @ risen) / float(centred @ centred)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """How often the first of a pair was larger, smaller or equal."""
+
+    larger: int
+    smaller: int
+    equal: int
+
+    @property
+    def count(self) -> int:
+        return self.larger + self.smaller + self.equal
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of the sign test on the unequal pairs."""
+        n, fewer = self.larger + self.smaller, min(self.larger, self.smaller)
+        return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
+
+
+def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
+    """The signs of `log a/b` by replicate, of which several pairs are averaged: their number is no number of trials.
+
+    Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
+    """
+    first, second = _floats(a), _floats(b)
+    names = list(range(len(first))) if replicates is None else list(replicates)
+    sums: dict[Hashable, list[float]] = {}
+    for name, top, bottom in zip(names, first, second, strict=True):
+        if top == bottom:
+            sums.setdefault(name, []).append(0.0)
+        elif min(top, bottom) >= 0 and max(top, bottom) < math.inf:
+            sums.setdefault(name, []).append(math.log(top / bottom) if top and bottom else math.copysign(math.inf, top - bottom))
+    found = [sum(logs) / len(logs) for logs in sums.values()]
+    return Signs(sum(v > 0 for v in found), sum(v < 0 for v in found), sum(v == 0 for v in found))
+
+
+def _upper_tail(t: float, freedom: int) -> float:
+    """Probability that Student's t exceeds `t`."""
+    from scipy.special import stdtr  # imported late, as in numdev.results.record
+
+    return float(stdtr(freedom, -t))

@@ -1,0 +1,104 @@
+"""Whether B is larger or smaller than A by more than a tolerance: the ratio B / A, its p-value, and those of many tests at once.
+
+The tolerance T is a ratio of at least 1. The hypothesis tested is |log ratio| <= log T, and p < 0.05 exactly where the 95 %
+confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is the usual two-sided t test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numdev.report.statistics.estimates import NOTHING, Floats, Interval, Signs, ratio
+
+_NOISE = 1e-12
+"""Relative change that a metric's own FP64 arithmetic makes on another machine. A sum of N d terms in another order is off by
+less than 100 u = 1e-14. Golden is off by a few u of r, say 2^-51 r: 2^-40 = 9e-13 of a deviation of 2^-11 r, which is u of fp16.
+Finer formats deviate less and take more of golden's error, but of either sign, which the interval over seeds allows for."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """What replicates say about B / A.
+
+    Attributes:
+        ratio: with its 95 % interval.
+        p: two-sided, before any adjustment; NaN where nothing can be tested.
+        is_larger: whether B is the larger one, where they differ.
+        note: what the reader should know of the test.
+    """
+
+    __test__ = False  # pytest collects classes of this name
+
+    ratio: Interval
+    p: float
+    is_larger: bool
+    note: str = ""
+
+
+def paired(a: Floats, b: Floats, tolerance: float) -> Test:
+    """By Student's t on the logarithms of b / a, replicate by replicate; equal zeros are a ratio of 1.
+
+    Where a pair has no finite ratio, such as a zero on one side alone, p is that of the sign test over all pairs.
+    """
+    with np.errstate(invalid="ignore"):
+        b = np.where(np.abs(b - a) <= _NOISE * np.abs(a), a, b)
+    found = ratio(b, a)
+    if len(a) < 2:
+        return Test(found, math.nan, found.estimate > 1, "one replicate alone has no interval; measure more seeds")
+    if found.excluded:
+        signs = Signs(int((b > tolerance * a).sum()), int((a > tolerance * b).sum()), 0)
+        note = f"{found.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
+        return Test(found, signs.p, signs.larger > signs.smaller, note)
+    logs = np.log(np.divide(b, a, out=np.ones_like(a), where=a != b))
+    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return Test(found, _p(float(logs.mean()), error, len(logs) - 1.0, tolerance), found.estimate > 1)
+
+
+def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
+    """By Welch's t on the logarithms of b and of a."""
+    note = "not paired: problem, baseline or seeds differ"
+    if min(len(a), len(b)) < 2:
+        return Test(NOTHING, math.nan, False, f"{note}; one replicate alone has no interval")
+    if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
+        return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
+    before, after = np.log(a), np.log(b)
+    squares = [float(logs.var(ddof=1)) / len(logs) for logs in (before, after)]
+    error, estimate = math.sqrt(sum(squares)), float(after.mean() - before.mean())
+    parts = sum(square**2 / (len(logs) - 1) for square, logs in zip(squares, (before, after), strict=True))
+    freedom = sum(squares) ** 2 / parts if parts else float(len(a) + len(b) - 2)
+    half = _special("stdtrit")(freedom, 0.975) * error
+    low, high = math.exp(estimate - half), math.exp(min(estimate + half, 700.0))
+    found = Interval(math.exp(estimate), low, high, min(len(a), len(b)))
+    return Test(found, _p(estimate, error, freedom, tolerance), estimate > 0, note)
+
+
+def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float:
+    """Two-sided p-value of |log ratio| <= log tolerance."""
+    beyond = abs(estimate) - math.log(tolerance)
+    if error == 0:
+        return 0.0 if beyond > 0 else 1.0
+    return min(1.0, 2 * float(_special("stdtr")(freedom, -beyond / error)))
+
+
+def _special(name: str) -> Callable[..., Any]:
+    from scipy import special  # imported late, as in numdev.results.record
+
+    return getattr(special, name)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (Holm 1979): of m, the i-th least becomes max over j <= i of (m - j + 1) p_(j), at most 1.
+
+    To reject where the adjusted value is below 0.05 rejects any true hypothesis at all with probability below 0.05,
+    whatever the dependence between tests.
+    """
+    values = np.array(p, dtype=float)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)))
+    return [float(value) for value in adjusted]

@@ -1,0 +1,4 @@
+"""What is kept: records, the store, studies, and the environment that they came from.
+
+Nothing here measures or draws.
+"""

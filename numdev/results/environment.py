@@ -1,0 +1,140 @@
+"""Where a measurement was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import numpy
+import torch
+
+from numdev.attention.kernels.launch import digest as launch_digest
+from numdev.attention.kernels.runtime import interpreting, triton_version
+from numdev.errors import BadInput
+from numdev.sources import digest as sources_digest
+from numdev.version import package_version
+
+sources_digest()  # now, while the sources are imported, and not when a session first measures
+
+_PATHS = {
+    "MKL_CBWR": "which instructions MKL uses, and whether always the same",
+    "MKL_ENABLE_INSTRUCTIONS": "the widest instructions that MKL uses",
+    "OPENBLAS_CORETYPE": "the processor whose kernels OpenBLAS takes, which NumPy and so Triton's interpreter call",
+    "ATEN_CPU_CAPABILITY": "the widest instructions that torch's own operations use; `instructions` is what that came to",
+    "ONEDNN_MAX_CPU_ISA": "the widest instructions that oneDNN uses",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "whether oneDNN may multiply FP32 in fewer bits",
+}
+"""Variables that choose the code by which the mathematics libraries compute on a CPU, and what each one chooses."""
+
+_GPU_PATHS = {
+    "NVIDIA_TF32_OVERRIDE": "whether cuBLAS and cuDNN may use TF32 at all",
+    "CUBLAS_WORKSPACE_CONFIG": "the workspace of cuBLAS, on which its choice of kernels depends",
+}
+UNSET = "unset"
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one, else the CPU; `cpu` and `cuda` are taken at their word.
+
+    Raises:
+        BadInput: for another name, or for `cuda` where torch finds no GPU.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise BadInput("device", name, "use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device", name, "torch finds no CUDA device here; use device=cpu or device=auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Everything that may change a bit of a result or explain a difference, as text.
+
+    A product's order of summation depends on the processor's maker and model, on the instructions and the number of threads that
+    BLAS uses, and on its version: `vendor`, `processor`, `instructions`, `threads`, `blas`, and the variables of `_PATHS`.
+    `sources` are those of numdev that compute (`numdev.sources`). `revision` alone tells something that changes no bit: it is not
+    part of a key (`numdev.results.record.key_of`). What can be set is read at every call.
+    """
+    facts = {
+        "numdev": package_version(),
+        "revision": _revision(),
+        "sources": sources_digest(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "device": "cpu",
+        "vendor": _vendor(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "blas": _blas(),
+        "numpy_blas": _numpy_blas(),
+    }
+    facts |= {name: os.environ.get(name) or UNSET for name in _PATHS}
+    if device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = str(torch.version.cuda)
+        facts["cudnn"] = str(torch.backends.cudnn.version())
+        facts["triton"] = triton_version()
+        facts |= {name: os.environ.get(name) or UNSET for name in _GPU_PATHS}
+    elif interpreting():
+        facts["triton"] = f"{triton_version()} interpreted"
+    if "triton" in facts:
+        facts["launch_table"] = launch_digest()
+    return facts
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    return _cpuinfo("model name", "CPU part")
+
+
+@lru_cache(maxsize=1)
+def _vendor() -> str:
+    return _cpuinfo("vendor_id", "CPU implementer")
+
+
+def _cpuinfo(*names: str) -> str:
+    """What the system says of the first processor, under the first of these names that it knows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    return next((said[name] for name in names if said.get(name)), platform.processor() or "unknown")
+
+
+@lru_cache(maxsize=1)
+def _blas() -> str:
+    """Vendor and version of the libraries that torch multiplies matrices with on a CPU."""
+    built = torch.__config__.show()
+    vendor = re.search(r"BLAS_INFO=([^,\s]+)", built)
+    found = [vendor[1] if vendor else "unknown"]
+    for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"MKL-DNN (v\S+)")):
+        if version := re.search(pattern, built):
+            found.append(f"{name} {version[1]}")
+    return ", ".join(found)
+
+
+@lru_cache(maxsize=1)
+def _numpy_blas() -> str:
+    """The same of NumPy's, by which Triton's interpreter multiplies."""
+    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{blas.get('name', 'unknown')} {blas.get('version', 'unknown')}"
+
+
+@lru_cache(maxsize=1)
+def _revision() -> str:
+    """The git revision of a checkout, with `-dirty` where tracked files differ; `none` for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return "none"
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, env={**os.environ, "LC_ALL": "C"})
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return answer.stdout.strip() if answer.returncode == 0 else "none"

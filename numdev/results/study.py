@@ -1,0 +1,261 @@
+"""A study: many points under one question, measured in one job, resumable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+from numdev.errors import BadInput
+from numdev.results.record import Record, Status, describe
+from numdev.results.scenario import Scenario, is_old
+from numdev.results.store import Store
+
+DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What stands in the place of a variant that does not honour what is stated of it.
+
+    Attributes:
+        kind: of the variant.
+        stated: everything that is stated, which tells the points of a grid apart.
+    """
+
+    kind: str
+    stated: str
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """One point of a study.
+
+    Attributes:
+        problem, variant, baseline, seeds: what `Bench.measure` takes.
+        scenario: the name of the circumstances; a claim is judged once in each.
+        labels: the point's place on the study's axes, for tables and figures.
+        refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
+    """
+
+    problem: Any
+    variant: Any
+    baseline: Any
+    seeds: int
+    scenario: str = "default"
+    labels: dict[str, Any] = field(default_factory=dict)
+    refused: str = ""
+
+    def text(self) -> str:
+        """Scenario and labels in one line."""
+        return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items())])
+
+
+@dataclass(frozen=True)
+class Study:
+    """Named points.
+
+    Attributes:
+        name: of the study, and of its manifest in a store.
+        title: what it shows, in one line.
+        figure: the figure function that draws it, or None.
+        claims: the claims of the table that it serves.
+        points: in the order of the grid.
+        more: further figures of the same rows.
+        command: what measures it again, but for the device.
+        scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
+        overrides: what the command line stated that gave the study points which its file does not have.
+    """
+
+    name: str
+    title: str
+    figure: str | None
+    claims: tuple[str, ...]
+    points: tuple[StudyPoint, ...]
+    more: tuple[str, ...] = ()
+    command: str = ""
+    scenarios: tuple[Scenario, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def manifest(self, keys: list[str]) -> dict[str, Any]:
+        """Which points belong to the study: what the report reads."""
+        points = [
+            {"key": key, "scenario": point.scenario, "labels": describe(point.labels)}
+            for key, point in zip(keys, self.points, strict=True)
+        ]
+        known = {scenario.name: scenario for scenario in self.scenarios}
+        found = [known.get(name, Scenario(name, name)) for name in dict.fromkeys(point.scenario for point in self.points)]
+        return {
+            "name": self.name,
+            "title": self.title,
+            "command": self.command,
+            "overrides": list(self.overrides),
+            "figure": self.figure,
+            "more": list(self.more),
+            "claims": list(self.claims),
+            "scenarios": [one.stated() for one in found],
+            "points": points,
+        }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part `index` of `count` of a study's distinct points."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise BadInput("shard", self.index, f"give a number from 0 to shards - 1, which is {self.count - 1}")
+
+
+@dataclass
+class Outcome:
+    """What a run of a study did."""
+
+    measured: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
+
+    @property
+    def has_errors(self) -> bool:
+        return Status.ERROR in self.statuses
+
+    @property
+    def statuses(self) -> list[Status]:
+        """How each point ended."""
+        ended = [status for _, status, _ in self.failures]
+        return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """What measures the points of a study and names their records."""
+
+    def environment(self) -> dict[str, str]: ...
+    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
+    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record: ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """What also wants to know beforehand which points of a study it will measure, since it does some of their work together."""
+
+    def announce(self, points: Iterable[StudyPoint]) -> None: ...
+
+
+Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
+
+
+def run(
+    study: Study,
+    bench: Measures,
+    store: Store,
+    *,
+    fresh: bool = False,
+    shard: Shard | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Measure the points of a study that the store does not have yet.
+
+    Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
+    listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
+    """
+    shard = shard or Shard()
+    keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+    store.put_study(study.name, study.manifest(keys))
+    work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
+    outcome = Outcome()
+    if isinstance(bench, LooksAhead):
+        wanted = ((key, point) for key, point in work if not point.refused)
+        bench.announce(point for key, point in wanted if fresh or not _is_done(store.get(key)))
+    for done, (key, point) in enumerate(work):
+        if progress is not None:
+            progress(done, len(work), point)
+        record = None if fresh else store.get(key)
+        if _is_done(record):
+            outcome.skipped += 1
+        else:
+            record = _measure(bench, key, point)
+            store.put(record)
+            outcome.measured += 1
+            outcome.seconds += record.seconds
+        if record.status is not Status.OK:
+            outcome.failures.append((point.text(), record.status, record.reason))
+    return outcome
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What becomes of a stored study's points when its manifest is written anew.
+
+    Attributes:
+        stored: points of the stored manifest.
+        ours: points of the study that replaces it.
+        shared: of the stored points, those that the study has.
+    """
+
+    stored: int
+    ours: int
+    shared: int
+
+
+def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
+    """How a run narrows or changes the stored study of the same name; None where it keeps every point.
+
+    A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
+    should be. Of a point without a record the configuration is not known, and scenario and labels tell.
+    """
+    manifest = store.studies().get(study.name)
+    if manifest is None:
+        return None
+    points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
+    for point in study.points:
+        key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
+        points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
+    ours = sum(map(len, points.values()))
+    if is_old(manifest):
+        return Replaced(len(manifest["points"]), ours, 0)
+    stored = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
+    shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in stored)
+    return Replaced(len(stored), ours, shared) if shared < len(stored) else None
+
+
+def _place(scenario: str, labels: dict[str, Any]) -> str:
+    return json.dumps([scenario, labels], sort_keys=True)
+
+
+def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:
+    """Whether a stored point is one of those at its place."""
+    record = None if key in points else store.get(key)
+    if record is None:
+        return bool(points)
+    return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())
+
+
+def _is_done(record: Record | None) -> TypeGuard[Record]:
+    return record is not None and record.status in DONE
+
+
+def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:
+    """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
+    if point.refused:
+        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
+        return Record(key, config, bench.environment(), Status.UNSUPPORTED, point.refused)
+    try:
+        return bench.measure(point.problem, point.variant, point.baseline, point.seeds)
+    except BadInput as error:
+        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
+        return Record(key, config, bench.environment(), Status.ERROR, str(error))
+
+
+def _by_problem(points: dict[str, StudyPoint]) -> list[tuple[str, StudyPoint]]:
+    """Distinct points, those of one problem together, in the order in which problems and points first appear."""
+    first: dict[Any, int] = {}
+    for point in points.values():
+        first.setdefault(point.problem, len(first))
+    return sorted(points.items(), key=lambda item: first[item[1].problem])

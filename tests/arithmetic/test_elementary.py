@@ -1,0 +1,478 @@
+"""Every elementary operation whose result numdev relies on bit for bit, against exact rational and integer arithmetic.
+
+numdev relies on these, on every processor and by every path of the libraries (`ATEN_CPU_CAPABILITY`, `MKL_CBWR`, threads):
+
+- `+ - * /` in FP32 and FP64, also with a number in place of a tensor, rounded once to nearest even, subnormal numbers kept;
+- conversions: FP64 to FP32, FP32 to BF16 and FP16, and every one that is exact;
+- `round floor ceil trunc remainder frexp copysign abs clamp maximum amax` and comparisons, which do not round;
+- shifts and masks of the bits of a number;
+- `exp2` of whole numbers, which is exact;
+- of `exp` and `log` no correct rounding, but that the result depends on the argument alone, not on its place in a tensor;
+- NumPy's square root in FP64. No other root: torch's is an ulp off for a fifth of FP32 arguments on some AMD processors.
+
+Each is tested at the places of tensors of 1 to 67 elements, in the body and in the tail of a vector loop, and with gaps.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.sources import PACKAGE
+
+Unary = Callable[[Tensor], Tensor]
+Binary = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A dtype, the integers of its width, its precision, and the exponents of its normal numbers."""
+
+    dtype: torch.dtype
+    integer: torch.dtype
+    precision: int
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bits(self) -> int:
+        return torch.finfo(self.dtype).bits
+
+    def rounded(self, exact: Fraction) -> float:
+        """To nearest even, from the definition (IEEE 754-2019, section 4.3.1)."""
+        if exact == 0:
+            return 0.0
+        exponent = abs(exact.numerator).bit_length() - exact.denominator.bit_length()
+        exponent -= Fraction(2) ** exponent > abs(exact)
+        quantum = Fraction(2) ** (max(exponent, self.least) - self.precision + 1)
+        found = round(exact / quantum) * quantum  # Python rounds a fraction to the nearest, a tie to the even number
+        beyond = math.inf if exact > 0 else -math.inf
+        return beyond if abs(found) >= Fraction(2) ** (self.most + 1) else float(found)
+
+    def random(self, count: int, seed: int) -> Tensor:
+        """Bit patterns, so every exponent is as likely as any other; finite ones."""
+        high = 2 ** (self.bits - 1)
+        generator = torch.Generator().manual_seed(seed)
+        found = (
+            torch.randint(-high, high - 1, (2 * count,), generator=generator, dtype=torch.int64).to(self.integer).view(self.dtype)
+        )
+        return found[found.isfinite()][:count].clone()
+
+    def awkward(self) -> Tensor:
+        """Both ends of the normal and subnormal numbers, neighbours of powers of two, ties."""
+        u = 2.0**-self.precision
+        positive = [
+            0.0,
+            1.0,
+            1 + 2 * u,
+            1 - u,
+            1.5,
+            2.0,
+            3.0,
+            1 / 3,
+            0.1,
+            10.0,
+            2 - 2 * u,
+            u,
+            2 * u,
+            1 / u,
+            1 / u - 1,
+            2 / u - 1,
+            0.7,
+        ]
+        positive += [math.ldexp(1, self.least - self.precision + k) for k in (1, 2, self.precision - 1, self.precision)]
+        positive += [math.ldexp(1, self.least) * (1 - 2 * u), math.ldexp(2 - 2 * u, self.most), math.ldexp(1, self.most // 2)]
+        return torch.tensor(positive + [-value for value in positive], dtype=torch.float64).to(self.dtype)
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Every pair of awkward numbers, random pairs, and pairs of like size, whose sums and quotients are the hard ones."""
+        few = self.awkward()
+        x, y = few.repeat_interleave(few.numel()), few.repeat(few.numel())
+        a, b = self.random(6000, 1), self.random(6000, 2)
+        near = 1 + torch.rand(6000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(self.dtype)
+        far = near.flip(0) * torch.tensor([2.0**-k for k in range(30)], dtype=self.dtype).repeat(200)
+        return torch.cat([x, a, near]), torch.cat([y, b, far])
+
+
+FP32 = Carrier(torch.float32, torch.int32, 24, -126, 127)
+FP64 = Carrier(torch.float64, torch.int64, 53, -1022, 1023)
+CARRIERS = pytest.mark.parametrize("carrier", [FP32, FP64], ids=str)
+ARITHMETIC: dict[str, tuple[Binary, Callable[[Any, Any], Any]]] = {
+    "add": (torch.add, operator.add),
+    "subtract": (torch.sub, operator.sub),
+    "multiply": (torch.mul, operator.mul),
+    "divide": (torch.div, operator.truediv),
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """As many as the path under test says; the suite has one elsewhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ.get("NUMDEV_ELEMENTARY", before)))
+    yield
+    torch.set_num_threads(before)
+
+
+def bits(x: Tensor) -> Tensor:
+    """To compare zeros with their signs."""
+    return x.contiguous().view(torch.int64 if x.dtype == torch.float64 else torch.int32)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(bits(x)[~(x.isnan() & y.isnan())], bits(y)[~(x.isnan() & y.isnan())])
+
+
+def layouts(*tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+    """Parts of some tensors as they may stand in memory: any length, any start, with gaps, transposed."""
+    for length in range(1, 68):
+        for lead in (0, 1, 3):
+            for start in (0, 41):
+                part = slice(start, start + length)
+                yield part, tuple(torch.cat([t[:lead], t[part]])[lead:] for t in tensors)
+    count = tensors[0].numel() // 6 * 6
+    whole = slice(0, count)
+    yield whole, tuple(t[whole].repeat_interleave(3)[::3] for t in tensors)
+    yield whole, tuple(t[whole].flip(0).contiguous().flip(0) for t in tensors)
+    yield whole, tuple(t[whole].reshape(6, -1).T.contiguous().T.reshape(-1) for t in tensors)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The same numbers in the same order, column by column in memory: no operation may copy them first."""
+    return x[: x.numel() // 6 * 6].reshape(6, -1).T.contiguous().T
+
+
+def check_places(operation: Callable[..., Tensor], *tensors: Tensor) -> None:
+    """An element's result is the same wherever it stands; one element alone is the reference."""
+    count = min(tensors[0].numel(), 3000)
+    few = [t[:count].clone() for t in tensors]
+    alone = torch.cat([operation(*(t[i : i + 1].clone() for t in few)) for i in range(count)])
+    for part, placed in layouts(*few):
+        assert same(operation(*placed), alone[part]), part
+    turned = operation(*(transposed(t) for t in few))
+    assert same(turned.reshape(-1), alone[: turned.numel()])
+    many = operation(*(t.repeat(70_000 // count + 1) for t in few))  # enough for several threads
+    assert same(many, alone.repeat(70_000 // count + 1))
+
+
+@CARRIERS
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_is_rounded_once(carrier: Carrier, name: str) -> None:
+    operation, exact = ARITHMETIC[name]
+    x, y = carrier.pairs()
+    if name == "divide":
+        x, y = x[y != 0], y[y != 0]
+    found = operation(x, y)
+    for a, b, c in zip(x.tolist(), y.tolist(), found.tolist(), strict=True):
+        assert c == carrier.rounded(exact(Fraction(a), Fraction(b))), (a, b)
+    assert same(getattr(x.clone(), f"{operation.__name__}_")(y), found), "in place"
+
+
+@CARRIERS
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_does_not_depend_on_the_place(carrier: Carrier, name: str) -> None:
+    check_places(ARITHMETIC[name][0], *(t[-3000:] for t in carrier.pairs()))
+
+
+@CARRIERS
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("number", [0.7, 127.0, 1 / math.sqrt(80), math.log2(math.e), 256.0, 3.0, 1e-30])
+def test_a_number_is_rounded_to_the_tensors_dtype_first(carrier: Carrier, name: str, number: float) -> None:
+    """And then the operation is that of two tensors: a division is no product with the reciprocal."""
+    operation, x = ARITHMETIC[name][0], carrier.pairs()[0]
+    narrow = torch.tensor(carrier.rounded(Fraction(number)), dtype=torch.float64).to(carrier.dtype)
+    assert float(narrow) == carrier.rounded(Fraction(number))
+    both = operation(x, narrow.expand(x.shape).contiguous())
+    assert same(operation(x, number), both)  # type: ignore[arg-type]
+    assert same(torch.full_like(x, number), narrow.expand(x.shape).contiguous())
+
+
+@CARRIERS
+def test_infinities_and_nan(carrier: Carrier) -> None:
+    """IEEE 754-2019, sections 6 and 7.2 to 7.4: a sum, product or quotient of any two of these."""
+    inf, nan, top = math.inf, math.nan, float(torch.finfo(carrier.dtype).max)
+    values = [0.0, -0.0, 1.0, -1.0, top, -top, inf, -inf, nan]
+    x = torch.tensor(values, dtype=carrier.dtype)
+    for name, (operation, _) in ARITHMETIC.items():
+        with np.errstate(all="ignore"):
+            kind = np.float32 if carrier is FP32 else np.float64
+            wide = np.array(values, dtype=kind)
+            expected = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}[name].outer(
+                wide, wide
+            )
+        assert same(operation(x[:, None], x[None, :]), torch.from_numpy(expected)), name
+    assert math.isinf(float(torch.tensor(top, dtype=carrier.dtype) + math.ldexp(1, carrier.most - carrier.precision)))
+    assert float(torch.tensor(top, dtype=carrier.dtype) + math.ldexp(0.99, carrier.most - carrier.precision)) == top
+    assert math.isnan(float(x[6] - x[6]))
+    assert math.isnan(float(x[6] * x[0]))
+
+
+def table(dtype: torch.dtype) -> list[float]:
+    """The finite numbers of a format of 16 bits by pattern, from +0 on, and what would come next."""
+    bias, mantissa = {torch.float16: (15, 10), torch.bfloat16: (127, 7)}[dtype]
+    top = (2 * bias + 1) << mantissa
+    found = []
+    for pattern in range(top + 1):
+        exponent, rest = pattern >> mantissa, pattern & ((1 << mantissa) - 1)
+        found.append(math.ldexp(rest + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrowing_from_fp32_on_every_breakpoint(dtype: torch.dtype) -> None:
+    """Each number of the format, each middle of two, and the numbers of FP32 on either side of it; both signs, and overflow."""
+    numbers = np.array(table(dtype))
+    middle = ((numbers[:-1] + numbers[1:]) / 2).astype(np.float32)  # exact in FP32, but for the lowest of BF16's subnormals
+    exact = middle.astype(np.float64) == (numbers[:-1] + numbers[1:]) / 2
+    assert exact.all()
+    pattern = np.arange(len(middle))
+    below, above = np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))
+    cases = [(numbers[:-1].astype(np.float32), pattern), (middle, pattern + pattern % 2), (below, pattern), (above, pattern + 1)]
+    for value, expected in cases:
+        for sign, flag in ((1.0, 0), (-1.0, 0x8000)):
+            found = torch.from_numpy(value * np.float32(sign)).to(dtype).view(torch.int16).numpy().view(np.uint16)
+            assert np.array_equal(found, (expected | flag).astype(np.uint16))
+    assert torch.tensor([math.inf, -math.inf]).to(dtype).tolist() == [math.inf, -math.inf]
+    assert bool(torch.tensor([math.nan]).to(dtype).isnan())
+    x = torch.from_numpy(np.concatenate([middle[::37], above[::41]]))
+    check_places(lambda t: t.to(dtype).float(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_widening_is_exact_for_every_pattern(dtype: torch.dtype) -> None:
+    numbers = torch.tensor(table(dtype)[:-1], dtype=torch.float64)
+    patterns = torch.arange(numbers.numel()).to(torch.int16)
+    for sign, flagged in ((1.0, patterns), (-1.0, patterns | -0x8000)):
+        narrow = flagged.view(dtype)
+        assert same(narrow.double(), numbers * sign)
+        assert same(narrow.float(), (numbers * sign).float())
+        assert same(narrow.float().double(), numbers * sign)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("carrier", [FP32, FP64], ids=str)
+def test_numbers_of_fp8_are_converted_exactly_both_ways(dtype: torch.dtype, carrier: Carrier) -> None:
+    patterns = torch.arange(256).to(torch.uint8)
+    numbers = patterns.view(dtype).to(carrier.dtype)
+    mantissa, bias = (3, 7) if dtype == torch.float8_e4m3fn else (2, 15)
+    for pattern, number in enumerate(numbers.tolist()):
+        exponent, rest = (pattern & 0x7F) >> mantissa, pattern & ((1 << mantissa) - 1)
+        value = math.ldexp(rest + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa)
+        if math.isfinite(number):
+            assert (abs(number), math.copysign(1, number)) == (value, -1 if pattern & 0x80 else 1)
+    finite = numbers.isfinite()
+    assert torch.equal(numbers[finite].to(dtype).view(torch.uint8), patterns[finite])
+
+
+def test_narrowing_from_fp64_to_fp32() -> None:
+    """Random numbers of FP32 and all of its binades: each, the middle to the next, and the numbers of FP64 beside that."""
+    edges = [math.ldexp(m, e) for e in range(-149, 128) for m in (1.0, 1 - 2.0**-24, 1 + 2.0**-23)]
+    low = np.abs(np.concatenate([FP32.random(20000, 4).numpy(), np.array(edges, dtype=np.float32)]))
+    with np.errstate(over="ignore"):
+        high = np.nextafter(low, np.float32(np.inf)).astype(np.float64)
+    high[np.isinf(high)] = 2.0**128
+    middle = (low.astype(np.float64) + high) / 2
+    even = np.where(low.view(np.int32) % 2 == 0, low.astype(np.float64), high)
+    for value, expected in (
+        (low.astype(np.float64), low),
+        (middle, even),
+        (np.nextafter(middle, 0), low),
+        (np.nextafter(middle, np.inf), high),
+    ):
+        wanted = np.where(expected.astype(np.float64) >= 2.0**128, np.inf, expected)
+        for sign in (1.0, -1.0):
+            assert np.array_equal(torch.from_numpy(value * sign).float().double().numpy(), wanted * sign)
+    check_places(lambda t: t.float(), torch.from_numpy(middle[:3000]))
+    assert same(torch.from_numpy(low).double().float(), torch.from_numpy(low)), "and back"
+
+
+@CARRIERS
+def test_whole_numbers_are_converted_exactly(carrier: Carrier) -> None:
+    most = 2**carrier.precision
+    whole = torch.cat([torch.arange(5000), torch.arange(most - 5000, most + 1), torch.randint(0, most, (5000,))])
+    for sign in (1, -1):
+        assert [int(value) for value in (whole * sign).to(carrier.dtype).tolist()] == (whole * sign).tolist()
+    assert torch.equal(whole.to(carrier.dtype).to(torch.int64), whole)
+    seen = torch.tensor([True, False, True])
+    assert seen.to(carrier.dtype).tolist() == [1.0, 0.0, 1.0]
+
+
+def halves(carrier: Carrier) -> Tensor:
+    """Around each tie of small whole numbers, where halves end, and subnormal numbers."""
+    ties = torch.arange(-2050, 2050, dtype=torch.float64).to(carrier.dtype) + 0.5
+    end = torch.tensor(
+        [2.0 ** (carrier.precision - k) + d for k in (1, 2) for d in (-1.5, -1, -0.5, 0, 0.5, 1)], dtype=torch.float64
+    )
+    near = [torch.nextafter(ties, torch.full_like(ties, side)) for side in (-math.inf, math.inf)]
+    return torch.cat([ties, *near, end.to(carrier.dtype), -end.to(carrier.dtype), carrier.awkward(), carrier.random(1000, 5)])
+
+
+TO_WHOLE: dict[str, tuple[Unary, Callable[[Fraction], int]]] = {
+    "round": (torch.round, round),
+    "floor": (torch.floor, math.floor),
+    "ceil": (torch.ceil, math.ceil),
+    "trunc": (torch.trunc, math.trunc),
+}
+
+
+@CARRIERS
+@pytest.mark.parametrize("name", TO_WHOLE)
+def test_rounding_to_whole_numbers(carrier: Carrier, name: str) -> None:
+    """The sign of a zero is that of the argument (IEEE 754-2019, section 5.9)."""
+    operation, exact = TO_WHOLE[name]
+    x = halves(carrier)
+    for a, b in zip(x.tolist(), operation(x).tolist(), strict=True):
+        assert b == exact(Fraction(a)), a
+        assert math.copysign(1, a) == math.copysign(1, b) or b != 0
+    kept = torch.tensor([math.inf, -math.inf, math.nan, -0.0], dtype=carrier.dtype)
+    assert same(operation(kept), kept)
+    check_places(operation, x[::5])
+
+
+@CARRIERS
+def test_parity(carrier: Carrier) -> None:
+    whole = torch.arange(-3000, 3000, dtype=torch.float64)
+    x = torch.cat([whole, whole + 2.0 ** (carrier.precision - 1) + 3000, -(whole + 2.0 ** (carrier.precision - 1) + 3000)]).to(
+        carrier.dtype
+    )
+    assert torch.remainder(x, 2).tolist() == [float(int(value) % 2) for value in x.tolist()]
+    check_places(lambda t: torch.remainder(t, 2), x[::7])
+
+
+@CARRIERS
+def test_exponents_and_bits(carrier: Carrier) -> None:
+    """`frexp`, also of subnormal numbers, and the fields by shifts and masks; halves of negative whole numbers round down."""
+    x = torch.cat([carrier.awkward(), carrier.random(4000, 6)])
+    mantissa, exponent = torch.frexp(x)
+    for a, m, e in zip(x.tolist(), mantissa.tolist(), exponent.tolist(), strict=True):
+        assert (m, e) == math.frexp(a)
+    check_places(lambda t: torch.frexp(t)[1].to(carrier.dtype), x[:3000])
+    raw = (x.view(carrier.integer) >> (carrier.precision - 1)) & (2 * carrier.most + 1)
+    for a, field in zip(x.tolist(), raw.tolist(), strict=True):
+        assert field == max(math.frexp(a)[1] - 1 + carrier.most, 0) * (abs(a) >= 2.0**carrier.least)
+    powers = torch.arange(carrier.least, carrier.most + 1).to(carrier.integer)
+    made = ((powers + carrier.most) << (carrier.precision - 1)).view(carrier.dtype)
+    assert made.tolist() == [math.ldexp(1.0, k) for k in powers.tolist()]
+    around = torch.arange(-70, 70, dtype=carrier.integer)
+    assert torch.div(around, 2, rounding_mode="floor").tolist() == [k // 2 for k in around.tolist()]
+
+
+@CARRIERS
+def test_signs_order_and_choice(carrier: Carrier) -> None:
+    """NaN is unordered and stays; zeros of both signs are equal; the largest of what holds NaN is NaN."""
+    nan, inf = math.nan, math.inf
+    values = [nan, -inf, inf, 0.0, -0.0, 1.0, -1.0, *carrier.random(40, 7).tolist()]
+    x = torch.tensor(values, dtype=carrier.dtype)
+    a, b = x.repeat_interleave(x.numel()), x.repeat(x.numel())
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        expected = [getattr(operator, name)(one, other) for one, other in zip(a.tolist(), b.tolist(), strict=True)]
+        assert getattr(torch, name)(a, b).tolist() == expected, name
+    for one, other, most in zip(a.tolist(), b.tolist(), torch.maximum(a, b).tolist(), strict=True):
+        assert math.isnan(most) if math.isnan(one) or math.isnan(other) else most == max(one, other)
+    for row in (x, x[1:]):
+        for length in range(1, row.numel() + 1):
+            part = row[:length].tolist()
+            largest = float(row[:length].amax())
+            assert math.isnan(largest) if any(map(math.isnan, part)) else largest == max(part)
+    assert same(
+        torch.copysign(a, b),
+        torch.tensor([math.copysign(p, q) for p, q in zip(a.tolist(), b.tolist(), strict=True)], dtype=carrier.dtype),
+    )
+    assert same(x.abs(), torch.tensor([abs(value) for value in values], dtype=carrier.dtype))
+    clamped = x.clamp(-1.5, 2.5).tolist()
+    assert all(math.isnan(c) if math.isnan(v) else c == min(max(v, -1.5), 2.5) for v, c in zip(values, clamped, strict=True))
+    assert x.isfinite().tolist() == [math.isfinite(value) for value in values]
+    assert x.isinf().tolist() == [math.isinf(value) for value in values]
+    assert same(
+        torch.where(b > 0, a, b),
+        torch.tensor([p if q > 0 else q for p, q in zip(a.tolist(), b.tolist(), strict=True)], dtype=carrier.dtype),
+    )
+    assert same(x.masked_fill(x == 0, 7.0), torch.tensor([7.0 if v == 0 else v for v in values], dtype=carrier.dtype))
+
+
+@CARRIERS
+def test_exp2_of_whole_numbers_is_exact(carrier: Carrier) -> None:
+    """All that there are: from below the smallest subnormal number to beyond the largest, at every place."""
+    whole = list(range(carrier.least - carrier.precision - 40, carrier.most + 40))
+    x = torch.tensor(whole, dtype=carrier.dtype)
+    expected = torch.tensor([carrier.rounded(Fraction(2) ** k) for k in whole], dtype=torch.float64).to(carrier.dtype)
+    assert torch.equal(torch.exp2(x), expected)
+    assert torch.exp2(torch.tensor([-math.inf, math.inf], dtype=carrier.dtype)).tolist() == [0.0, math.inf]
+    check_places(torch.exp2, x)
+    for start in range(x.numel()):  # each at each place of a short tensor
+        part = x[start : start + 19]
+        assert torch.equal(torch.exp2(part), expected[start : start + 19])
+
+
+@CARRIERS
+@pytest.mark.parametrize("name", ["exp", "log"])
+def test_exp_and_log_depend_on_the_argument_alone(carrier: Carrier, name: str) -> None:
+    """Of no other function: a row's result must not depend on the rows beside it."""
+    spread = torch.randn(3000, generator=torch.Generator().manual_seed(8), dtype=torch.float64) * 20
+    x = (spread if name == "exp" else spread.abs()).to(carrier.dtype)
+    check_places(getattr(torch, name), x)
+    assert same(getattr(x.clone(), f"{name}_")(), getattr(torch, name)(x)), "in place"
+
+
+def test_numpys_root_is_correctly_rounded() -> None:
+    """`y` is the nearest number to a root iff x lies between the squares of the middles beside y; a root is never a middle."""
+    x = np.concatenate([FP64.random(6000, 9).abs().numpy(), np.linspace(0.5, 4, 4000), FP64.awkward().abs().numpy()])
+    for value, root in zip(x.tolist(), np.sqrt(x).tolist(), strict=True):
+        if value:
+            low, high = ((Fraction(root) + Fraction(math.nextafter(root, side))) / 2 for side in (0.0, math.inf))
+            assert low**2 < Fraction(value) < high**2
+    for length in range(1, 68):
+        assert np.array_equal(np.sqrt(x[:length]), np.sqrt(x)[:length])
+    assert np.array_equal(np.sqrt(x[::3]), np.sqrt(x)[::3])
+
+
+NOT_TRUSTED = {"sqrt", "rsqrt", "reciprocal", "pow", "float_power", "hypot", "lerp", "addcmul", "addcdiv", "exp10", "log10"}
+
+
+def test_numdev_uses_no_operation_of_tensors_that_is_not_tested_here() -> None:
+    """Roots, reciprocals, powers and fused operations; those of numbers (math, NumPy) are right."""
+    used = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or node.attr.rstrip("_") not in NOT_TRUSTED:
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("math", "np")):
+                used.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {node.attr}")
+    assert not used
+
+
+PATHS = [
+    ({"ATEN_CPU_CAPABILITY": "avx2"}, 2),
+    ({"ATEN_CPU_CAPABILITY": "default"}, 1),
+    ({"MKL_CBWR": "COMPATIBLE"}, 2),
+    ({"MKL_CBWR": "AVX2"}, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "threads"), PATHS, ids=str)
+def test_all_of_this_by_other_paths_of_the_libraries(path: dict[str, str], threads: int) -> None:
+    """In a process of its own, with one thread or two: the libraries read these variables when they are loaded."""
+    environment = {**os.environ, **path, "NUMDEV_ELEMENTARY": str(threads)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", str(Path(__file__))]
+    command += ["-k", "not other_paths and not numdev_uses"]
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2]
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:]

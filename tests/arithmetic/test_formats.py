@@ -1,0 +1,200 @@
+"""Formats against tables decoded code by code, and against torch's own codes and limits."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format, Specials, format_of
+from numdev.errors import BadInput
+from tests.oracles.table import Table, decode
+
+SMALL = [
+    *(Format(e, m, s) for e in range(2, 7) for m in range(1, 7) if 1 + e + m <= 8 for s in Specials),
+    *(Format(0, bits - 1, Specials.FINITE) for bits in range(2, 9)),
+]
+TABLED = [*SMALL, BF16, FP16]
+WITH_DTYPE = [FP64, FP32, BF16, FP16, E4M3FN, E5M2]
+
+formats = st.one_of(
+    st.builds(Format, st.integers(2, 11), st.integers(1, 52)),
+    st.builds(Format, st.integers(2, 10), st.integers(1, 52), st.sampled_from([Specials.NAN_ONLY, Specials.FINITE])),
+    st.builds(Format, st.just(0), st.integers(1, 31), st.just(Specials.FINITE)),
+)
+
+
+def test_small_formats_are_all_of_them() -> None:
+    # x = 2: y = 1..5, x = 3: 1..4, x = 4: 1..3, x = 5: 1..2, x = 6: 1, in three specials each; and int2 to int8.
+    assert len(SMALL) == 15 * 3 + 7
+
+
+@pytest.mark.parametrize("fmt", TABLED, ids=str)
+def test_values_and_derived_facts_equal_the_decoded_table(fmt: Format) -> None:
+    table = Table(fmt)
+    magnitudes = table.numbers[:-1]
+    assert fmt.values().tolist() == [-x for x in reversed(magnitudes) if x] + list(magnitudes)
+    assert fmt.values().dtype == torch.float64
+    assert fmt.max == table.largest
+    assert fmt.min_subnormal == magnitudes[1]
+    assert fmt.bits == 1 + math.ceil(math.log2(len(magnitudes)))
+    if not fmt.is_integer:
+        assert fmt.min_normal == table.smallest_normal
+        above_one = magnitudes[magnitudes > 1].min() if (magnitudes > 1).any() else table.numbers[-1]
+        assert fmt.u == (above_one - 1) / 2
+
+
+@pytest.mark.parametrize("fmt", WITH_DTYPE, ids=str)
+def test_derived_facts_equal_those_of_the_dtype(fmt: Format) -> None:
+    assert fmt.dtype is not None
+    info = torch.finfo(fmt.dtype)
+    assert (fmt.max, fmt.min_normal, 2 * fmt.u, fmt.bits) == (info.max, info.tiny, info.eps, info.bits)
+    assert fmt.min_subnormal == info.tiny * info.eps
+    assert format_of(fmt.dtype) == fmt
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, E4M3FN, E5M2], ids=str)
+def test_values_are_what_torch_reads_from_every_code(fmt: Format) -> None:
+    assert fmt.dtype is not None
+    integer = torch.int16 if fmt.bits == 16 else torch.uint8
+    codes = torch.arange(2**fmt.bits).to(integer)
+    read = codes.view(fmt.dtype).double()
+    assert torch.equal(read[read.isfinite()].unique(), fmt.values())
+    assert bool(read.isinf().any()) == fmt.has_infinity
+    assert bool(read.isnan().any()) == fmt.has_nan
+
+
+def test_covers_is_inclusion_of_the_tables() -> None:
+    tables = {fmt: set(fmt.values().tolist()) for fmt in SMALL}
+    for wide, numbers in tables.items():
+        for narrow, others in tables.items():
+            assert wide.covers(narrow) == (others <= numbers), f"{wide} covers {narrow}"
+
+
+@pytest.mark.parametrize("wide", [FP64, FP32])
+def test_carriers_cover_every_tabled_format(wide: Format) -> None:
+    assert all(wide.covers(fmt) and not fmt.covers(wide) for fmt in TABLED)
+    assert not FP32.covers(FP64)
+    assert not FP32.covers(Format(9, 7))
+    assert not FP32.covers(Format(0, 25, Specials.FINITE))
+
+
+@pytest.mark.parametrize("fmt", TABLED, ids=str)
+def test_ulp_is_the_gap_above_each_number(fmt: Format) -> None:
+    numbers = Table(fmt).numbers
+    below, above = torch.from_numpy(numbers[:-1]), torch.from_numpy(numbers[1:])
+    expected = above - below
+    assert torch.equal(fmt.ulp(below), expected)
+    assert torch.equal(fmt.ulp(-below), expected)
+    inside = below + (above - below) * 0.999
+    assert torch.equal(fmt.ulp(inside), expected)
+
+
+@given(formats, st.floats(allow_nan=False, allow_infinity=False))
+def test_ulp_by_rational_arithmetic(fmt: Format, x: float) -> None:
+    exponent = fmt.emin
+    magnitude = Fraction(abs(x))
+    while exponent < fmt.emax and magnitude >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    expected = float(Fraction(2) ** (exponent - fmt.mantissa_bits))  # 0 below FP64's smallest number
+    assert fmt.ulp(torch.tensor(x, dtype=torch.float64)).item() == expected
+
+
+def test_ulp_of_single_precision_subnormals() -> None:
+    x = torch.tensor([2.0**-149, 2.0**-130, 0.0, -0.0])
+    assert FP32.ulp(x).tolist() == [2.0**-149] * 4
+    assert BF16.ulp(x).tolist() == [2.0**-133] * 4
+
+
+@given(formats)
+def test_name_reads_back(fmt: Format) -> None:
+    assert Format.parse(fmt.name) == fmt
+    assert Format.parse(str(fmt)) == fmt
+
+
+@pytest.mark.parametrize(
+    ("name", "fmt"),
+    [
+        ("fp64", FP64),
+        ("fp32", FP32),
+        ("e8m23", FP32),
+        ("tf32", TF32),
+        ("e8m10", TF32),
+        ("bf16", BF16),
+        ("e5m10", FP16),
+        ("e4m3fn", E4M3FN),
+        ("e5m2", E5M2),
+        ("e4m3", Format(4, 3)),
+        ("e2m1finite", Format(2, 1, Specials.FINITE)),
+        ("int8", INT8),
+        ("int4", INT4),
+        ("int2", Format(0, 1, Specials.FINITE)),
+    ],
+)
+def test_names_of_the_catalogue(name: str, fmt: Format) -> None:
+    assert Format.parse(name) == fmt
+
+
+def test_a_catalogue_format_goes_by_its_catalogue_name() -> None:
+    assert [fmt.name for fmt in (TF32, BF16, E4M3FN, INT8)] == ["tf32", "bf16", "e4m3fn", "int8"]
+    assert Format.parse("e8m7").name == "bf16"
+
+
+@pytest.mark.parametrize("text", ["", "bf17", "e4m3ieee", "e0m3", "e4", "m3", "int", "int1", "int0", "int33", "BF16"])
+def test_unknown_names_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="^format: "):
+        Format.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "mantissa", "specials"),
+    [
+        (1, 3, Specials.IEEE),
+        (12, 3, Specials.IEEE),
+        (-1, 3, Specials.IEEE),
+        (5, 0, Specials.IEEE),
+        (5, 53, Specials.IEEE),
+        (0, 3, Specials.IEEE),
+        (0, 3, Specials.NAN_ONLY),
+        (0, 0, Specials.FINITE),
+        (0, 32, Specials.FINITE),
+        (11, 10, Specials.NAN_ONLY),
+        (11, 10, Specials.FINITE),
+    ],
+)
+def test_impossible_widths_are_refused(exponent: int, mantissa: int, specials: Specials) -> None:
+    with pytest.raises(BadInput, match="^format: 'e") as caught:
+        Format(exponent, mantissa, specials)
+    assert caught.value.field == "format"
+
+
+@given(formats)
+def test_every_allowed_format_has_finite_facts(fmt: Format) -> None:
+    facts = [fmt.max, fmt.min_normal, fmt.u]
+    assert all(0 < fact < math.inf for fact in facts)
+    assert fmt.max >= fmt.min_subnormal >= 0
+    if not fmt.is_integer and fmt.specials is Specials.IEEE:
+        top = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 2**fmt.mantissa_bits - 1
+        assert fmt.max == float(decode(top, fmt))
+
+
+def test_a_table_is_refused_for_wide_formats() -> None:
+    with pytest.raises(BadInput, match="^format: 'tf32'"):
+        TF32.values()
+
+
+def test_a_dtype_without_format_is_refused() -> None:
+    with pytest.raises(BadInput, match="^dtype: 'torch.int32'"):
+        format_of(torch.int32)
+
+
+def test_values_are_ascending_and_symmetric() -> None:
+    for fmt in TABLED:
+        values = fmt.values().numpy()
+        assert np.all(np.diff(values) > 0)
+        assert np.array_equal(values, -values[::-1])

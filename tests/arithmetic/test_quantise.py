@@ -1,0 +1,333 @@
+"""Quantised inputs: errors in units of the scale, who shares a scale, and what rotation and smoothing leave unchanged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP16, Format
+from numdev.arithmetic.microscale import MICROSCALED
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing, random_hadamard
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.errors import BadInput
+from tests.cases import U64, draw, lse_of, reach, weight_error
+
+GRIDS = ["int8", "int4", "e4m3fn", "e5m2", "e2m1finite"]
+FINE = Cast(Format(8, 48))
+
+
+def quantised_by(grid: str, scale: Scale) -> Quantised:
+    """Groups that no length here is a multiple of; v has scales of its own where it cannot have those of q and k."""
+    values = (Cast.parse(grid), Scale.CHANNEL) if scale is Scale.THREAD else (None, None)
+    return Quantised(Cast.parse(grid), scale, 10, 12, values=values[0], values_scale=values[1])
+
+
+def shares(name: str, scale: Scale, token: int, channel: int) -> tuple[int, ...]:
+    """What numbers of one head have in common that share a scale."""
+    rows = 12 if name == "q" else 10
+    thread = token % rows % 8
+    return {
+        Scale.TENSOR: (),
+        Scale.BLOCK: (token // rows,),
+        Scale.ROW: (token,),
+        Scale.CHANNEL: (-1 - channel,),
+        Scale.THREAD: (token // rows, thread if name == "q" else thread // 2),
+    }[scale]
+
+
+def scales(name: str, x: Tensor, quantised: Quantised) -> Tensor:
+    """The scale of every number, one by one."""
+    scale = quantised.values_scale if name == "v" and quantised.values_scale else quantised.scale
+    assert scale is not None
+    largest: dict[tuple[int, ...], float] = {}
+    places = list(itertools.product(*map(range, x.shape)))
+    keys = {place: (() if scale is Scale.TENSOR else place[:2]) + shares(name, scale, *place[2:]) for place in places}
+    for place, key in keys.items():
+        largest[key] = max(largest.get(key, 0.0), abs(float(x[place])))
+    result = torch.ones_like(x)
+    for place, key in keys.items():
+        result[place] = largest[key] / quantised.to.to.max if largest[key] and isinstance(quantised.to, Cast) else 1.0
+    return result
+
+
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_error_of_every_element_is_within_half_a_step(grid: str, scale: Scale) -> None:
+    """`|x^ - x| <= s max(u |x / s|, q / 2)`, q being the spacing of the smallest numbers; 3 u of FP64 for the scaling."""
+    quantised = quantised_by(grid, scale)
+    tensors = draw((2, 4, 2, 13, 27, 6))
+    fmt = Cast.parse(grid).to
+    for name, x, rounded in zip("qkv", tensors, quantised(*tensors), strict=True):
+        s = scales(name, x, quantised)
+        relative = 0.0 if fmt.is_integer else fmt.u
+        bound = s * torch.clamp(relative * (x / s).abs(), min=fmt.min_subnormal / 2) + 3 * U64 * x.abs()
+        assert rounded.dtype is torch.float64
+        assert bool(((rounded - x).abs() <= bound).all())
+        assert bool(((rounded - x).abs() > 0).any())
+
+
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize("grid", ["int8", "int4"])
+def test_integer_codes_are_integers_in_range(grid: str, scale: Scale) -> None:
+    quantised = quantised_by(grid, scale)
+    tensors = draw((2, 4, 2, 13, 27, 6))
+    top = Cast.parse(grid).to.max
+    for name, x, rounded in zip("qkv", tensors, quantised(*tensors), strict=True):
+        codes = rounded / scales(name, x, quantised)
+        assert float((codes - codes.round()).abs().max()) <= 2 * top * U64
+        assert float(codes.round().abs().max()) == top  # the largest element has the largest code
+
+
+@pytest.mark.parametrize("grid", ["e4m3fn", "int8"])
+def test_who_shares_a_scale(grid: str) -> None:
+    """Enlarging one row changes the rounding of those that share its scale, and of no others."""
+    q, k, v = draw((2, 2, 2, 12, 12, 8))
+    larger = k.clone()
+    larger[1, 0, 5] *= 1000.7
+    changed = {}
+    for scale in Scale:
+        quantised = replace(quantised_by(grid, scale), block=4)
+        rows = (quantised(q, k, v)[1] != quantised(q, larger, v)[1]).any(-1)
+        changed[scale] = {tuple(place) for place in rows.nonzero().tolist()}
+    assert changed[Scale.ROW] == {(1, 0, 5)}
+    assert changed[Scale.BLOCK] == {(1, 0, 4), (1, 0, 5), (1, 0, 6), (1, 0, 7)}
+    assert changed[Scale.THREAD] == {(1, 0, 4), (1, 0, 5)}
+    assert changed[Scale.CHANNEL] == {(1, 0, token) for token in range(12)}
+    assert len(changed[Scale.TENSOR]) == 2 * 2 * 12
+
+
+def test_threads_share_what_a_warp_holds() -> None:
+    """SageAttention2's groups for a block of 32 rows of q and of 64 of k: 8 of 4 rows, and 4 of 16 keys in pairs."""
+    q, k, v = draw((1, 1, 1, 64, 128, 4))
+    quantised = Quantised(Cast.parse("int4"), Scale.THREAD, 64, 32, values=FINE)
+    for place, token, members in (
+        (0, 33, [33, 41, 49, 57]),
+        (1, 66, [64 + 8 * i + j for i in range(8) for j in (2, 3)]),
+    ):
+        inputs = [q, k, v]
+        larger = [t.clone() for t in inputs]
+        larger[place][0, 0, token] *= 1000.7
+        changed = (quantised(*larger)[place] != quantised(*inputs)[place])[0, 0].any(-1)
+        assert changed.nonzero().flatten().tolist() == members
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 20), st.integers(1, 25), st.sampled_from(GRIDS), st.integers(0, 99))
+def test_blocks_between_rows_and_heads(tokens: int, block: int, grid: str, seed: int) -> None:
+    q, k, v = draw((1, 2, 2, tokens, tokens, 4), seed)
+    by_block = Quantised(Cast.parse(grid), Scale.BLOCK, block)
+    rounded = by_block(q, k, v)
+    if block == 1:
+        by_row = replace(by_block, scale=Scale.ROW)
+        assert all(torch.equal(a, b) for a, b in zip(rounded, by_row(q, k, v), strict=True))
+    if block >= tokens:
+        per_head = replace(by_block, scale=Scale.TENSOR)
+        for head in (0, 1):
+            alone = per_head(*(t[:, head : head + 1] for t in (q, k, v)))
+            assert all(torch.equal(a[:, head : head + 1], b) for a, b in zip(rounded, alone, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "nearest_away", "odd", "stochastic"])
+def test_the_largest_element_never_overflows(mode: str) -> None:
+    """`x / s` can come out above the largest number by a roundoff, which rounding away from zero would make NaN.
+
+    Below it by a roundoff, rounding toward zero costs one step, 32 of 448.
+    """
+    tensors = draw((1, 1, 1, 300, 300, 3))
+    for x, rounded in zip(tensors, Quantised(Cast.parse(f"e4m3fn:{mode}"), Scale.ROW)(*tensors), strict=True):
+        assert bool(rounded.isfinite().all())
+        assert float((rounded.abs().amax(-1) / x.abs().amax(-1) - 1).abs().max()) <= 32 / 448 + 3 * U64
+
+
+@pytest.mark.parametrize("scale", Scale)
+def test_zeros_stay_zero(scale: Scale) -> None:
+    zero = torch.zeros(1, 1, 5, 4, dtype=torch.float64)
+    for rounded in quantised_by("int8", scale)(zero, zero, zero):
+        assert torch.equal(rounded, zero)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 8, 12, 64, 80, 128])
+def test_hadamard_is_orthogonal(dim: int) -> None:
+    """Each entry is `+-1 / sqrt(n)` rounded, so an inner product of n such is off by at most (n + 2) u."""
+    rotation = random_hadamard(dim, 3)
+    size = dim & -dim
+    off = (rotation @ rotation.T - torch.eye(dim, dtype=torch.float64)).abs().max()
+    assert float(off) <= (size + 2) * U64
+    block = rotation[:size, :size].abs()
+    assert torch.equal(block, torch.full_like(block, 1 / math.sqrt(size)))
+    assert bool((rotation[:size, size:] == 0).all())
+
+
+def test_hadamard_signs_are_of_the_seed() -> None:
+    assert torch.equal(random_hadamard(16, 1), random_hadamard(16, 1))
+    assert not torch.equal(random_hadamard(16, 1), random_hadamard(16, 2))
+    columns = random_hadamard(16, 1)
+    assert torch.equal(columns.abs(), random_hadamard(16, 2).abs())
+
+
+def test_hadamard_spreads_an_outlier() -> None:
+    """One outlier of 1000 among 64 normal numbers: its share of each rotated element is 1000 / 8, and so is the scale."""
+    q, k, v = draw((1, 1, 1, 32, 32, 64))
+    k[0, 0, :, 7] = 1000.0
+    plain, rotated = (Quantised(Cast.parse("int8"), Scale.TENSOR, hadamard=on) for on in (False, True))
+    quiet = [t for t in range(64) if t != 7]
+    errors = [float((quantised(q, k, v)[1] - k)[..., quiet].square().mean().sqrt()) for quantised in (plain, rotated)]
+    assert errors[1] < errors[0] / 2
+
+
+def test_rotation_keeps_the_length_of_the_error() -> None:
+    """`|R^T e| = |e|`: a rotated row of k is off by at most `sqrt(d) s / 2`, with s of the rotated row."""
+    q, k, v = draw((1, 1, 1, 16, 16, 32))
+    quantised = Quantised(Cast.parse("int8"), Scale.ROW, hadamard=True, seed=5)
+    rotated = k @ random_hadamard(32, 5)
+    bound = math.sqrt(32) / 2 * rotated.abs().amax(-1) / 127
+    assert bool(((quantised(q, k, v)[1] - k).norm(dim=-1) <= bound * (1 + 1e-9)).all())
+
+
+FINE_CASES = [
+    Quantised(FINE),
+    Quantised(FINE, Scale.BLOCK, 5, hadamard=True),
+    Quantised(FINE, smoothing=Smoothing.K),
+    Quantised(FINE, smoothing=Smoothing.Q),
+    Quantised(FINE, Scale.CHANNEL, smoothing=Smoothing.Q, smoothing_block=4),
+    Quantised(FINE, Scale.THREAD, 8, 4, smoothing=Smoothing.QK, smoothing_block=2, values=FINE, values_scale=Scale.ROW),
+    Quantised(FINE, Scale.ROW, smoothing=Smoothing.QK),
+    Quantised(FINE, Scale.BLOCK, 5, hadamard=True, smoothing=Smoothing.QK, values=FINE),
+]
+
+
+@pytest.mark.parametrize("quantised", FINE_CASES, ids=str)
+def test_on_a_fine_grid_softmax_is_unchanged(quantised: Quantised) -> None:
+    """Only FP64 roundoff is left: two rotations of d terms and two additions of the mean, `(2 d + 6) u` of `2 max |x|`.
+
+    The grid of 49 bits adds 16 u. A mean of q and its product with k add no more terms than that. A score is then off by
+    `d max|q| max|k|` times twice that and its scale, exp makes it relative, and the rest is Exact's.
+    """
+    q, k, v = draw((1, 2, 2, 9, 13, 8))
+    k += 3.0
+    dim = 8
+    got, want = (Exact()(*tensors, Mask(), dim**-0.5) for tensors in (quantised(q, k, v), (q, k, v)))
+    inputs = 4 * (2 * dim + 6 + 16) * dim * float(q.abs().max() * k.abs().max()) / math.sqrt(dim)
+    bound = (2 * inputs + 2 * weight_error(dim, 13, reach(q, k, 1 / math.sqrt(dim))) + 2 * 13) * U64
+    assert float((got.out - want.out).abs().max()) <= bound * float(v.abs().max())
+    assert float((lse_of(got) - lse_of(want)).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("smoothing", Smoothing)
+def test_smoothing_takes_out_the_mean_of_whom_it_names(smoothing: Smoothing) -> None:
+    """A large common part costs a coarse grid its resolution unless it is taken out: 100 / 7 a step against 4 / 7."""
+    q, k, v = (t + 100.0 for t in draw((1, 1, 1, 40, 40, 8)))
+    rounded_q, rounded_k, rounded_v = Quantised(Cast.parse("int4"), smoothing=smoothing)(q, k, v)
+    mean = rounded_q[..., 8:].mean() if smoothing.of_q else 0.0
+    coarse = {
+        "q": float((rounded_q[..., :8] + mean - q).abs().max()) > 1,
+        "k": float((rounded_k[..., :8] - k).abs().max()) > 1,
+        "v": float((rounded_v - v).abs().max()) > 1,
+    }
+    assert coarse == {"q": not smoothing.of_q, "k": not smoothing.of_k, "v": True}
+
+
+@pytest.mark.parametrize("block", [None, 16, 7])
+@pytest.mark.parametrize("smoothing", [Smoothing.Q, Smoothing.QK])
+def test_scores_with_a_mean_of_q_are_sageattention2s(smoothing: Smoothing, block: int | None) -> None:
+    """`S = (q - c)^ . (k - b)^ + c . (k - b) + q' . b`, the last alike for a row: S in plain loops over blocks, up to that."""
+    q, k, v = (t + 3.0 for t in draw((1, 2, 2, 40, 30, 8)))
+    to = Cast.parse("int4")
+    got_q, got_k, _ = Quantised(to, Scale.ROW, smoothing=smoothing, smoothing_block=block, values=FINE)(q, k, v)
+    got = got_q @ got_k.mT
+    centred = k - k.mean(2, keepdim=True) if smoothing.of_k else k
+    plain = Quantised(to, Scale.ROW, values=FINE)
+    wanted = torch.zeros_like(got)
+    size = block or 40
+    for start in range(0, 40, size):
+        part = q[:, :, start : start + size]
+        mean = part.mean(2, keepdim=True)
+        rounded, rounded_k, _ = plain(part - mean, centred, v)
+        wanted[:, :, start : start + size] = rounded @ rounded_k.mT + mean @ centred.mT
+    apart = got - wanted
+    assert float((apart - apart[..., :1]).abs().max()) <= 100 * U64 * float(got.abs().max())
+    if smoothing is Smoothing.Q:
+        assert float(apart.abs().max()) <= 100 * U64 * float(got.abs().max())
+
+
+def test_a_mean_of_q_meets_k_before_it_is_quantised() -> None:
+    """q is its mean alone: nothing of it is quantised, and the scores are exact however coarse the grid of k."""
+    _, k, v = draw((1, 1, 1, 9, 30, 8))
+    q = torch.full((1, 1, 9, 8), 5.0, dtype=torch.float64)
+    got_q, got_k, _ = Quantised(Cast.parse("int4"), smoothing=Smoothing.Q)(q, k, v)
+    assert float((got_q @ got_k.mT - q @ k.mT).abs().max()) <= 40 * U64 * float((q.abs() @ k.abs().mT).max())
+
+
+def test_values_by_channel_do_not_pay_for_another_channel() -> None:
+    """One channel of v is 1000 times the others: with a scale of its own it costs them nothing."""
+    q, k, v = draw((1, 1, 1, 9, 30, 8))
+    v[..., 3] *= 1000.0
+    low = Cast.parse("e4m3fn:saturate")
+    for scale, relative in ((Scale.CHANNEL, 2.0**-4), (None, None)):
+        rounded = Quantised(Cast.parse("int8"), values=low, values_scale=scale)(q, k, v)[2]
+        if relative is not None:
+            largest = v.abs().amax(-2, keepdim=True)
+            assert bool(((rounded - v).abs() <= relative * v.abs() + largest / 448 * 2.0**-10).all())
+        else:
+            assert float(rounded.abs().max()) == 448.0, "saturated without a scale"
+
+
+def test_values_can_have_a_cast_of_their_own() -> None:
+    q, k, v = draw((1, 1, 1, 5, 7, 4))
+    quantised = Quantised(Cast.parse("int8"), values=Cast(FP16))
+    assert torch.equal(quantised(q, k, v)[2], Cast(FP16)(v))
+    assert not torch.equal(Quantised(Cast.parse("int8"))(q, k, v)[2], Cast(FP16)(v))
+
+
+def test_arguments_are_left_alone() -> None:
+    tensors = draw((1, 1, 1, 5, 7, 4))
+    kept = [t.clone() for t in tensors]
+    Quantised(Cast.parse("int8"), Scale.BLOCK, 3, hadamard=True, smoothing=Smoothing.QK)(*tensors)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
+
+
+@pytest.mark.parametrize("block", [0, -4])
+def test_impossible_blocks_are_refused(block: int) -> None:
+    with pytest.raises(BadInput, match=r"^precision\.quantise\.block: "):
+        Quantised(Cast.parse("int8"), Scale.BLOCK, block)
+
+
+def test_text_names_every_choice() -> None:
+    text = str(Quantised(Cast.parse("int8"), Scale.BLOCK, 64, 128, True, Smoothing.K, None, Cast(FP16)))
+    assert text == "int8, scale per block of 64 rows, 128 of q, Hadamard, mean of k removed, values fp16"
+    assert str(Quantised(Cast.parse("e4m3fn"))) == "e4m3fn, scale per tensor"
+    assert str(Precision.parse("sage2_int4").inputs) == (
+        "int4:nearest_away, scale per thread of 64 rows, 32 of q, mean of qk removed per 128 of q, values e4m3fn:saturate, "
+        "scale per channel"
+    )
+    assert str(Precision.parse("sage3").inputs) == "e2m1finite/16/e4m3, mean of qk removed per 128 of q"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"to": MICROSCALED["mxfp4"], "scale": Scale.ROW}, "scale"),
+        ({"values_scale": Scale.CHANNEL}, "values_scale"),
+        ({"values": MICROSCALED["nvfp4"], "values_scale": Scale.CHANNEL}, "values_scale"),
+        ({"values": Cast(FP16), "values_scale": Scale.THREAD}, "values_scale"),
+        ({"scale": Scale.THREAD}, "values_scale"),
+        ({"smoothing_block": 8}, "smoothing_block"),
+        ({"smoothing_block": 8, "smoothing": Smoothing.K}, "smoothing_block"),
+        ({"smoothing_block": 0, "smoothing": Smoothing.Q}, "smoothing_block"),
+        ({"block_q": 0}, "block_q"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^precision\.quantise\.{field}: "):
+        Quantised(**({"to": Cast.parse("int8")} | changes))

@@ -1,0 +1,458 @@
+"""Casts: every breakpoint of every narrow format in every mode against a sorted table, and the fast paths bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import gfloat
+import numpy as np
+import pytest
+import torch
+from gfloat import RoundMode
+from gfloat import formats as gfloat_formats
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from numdev.arithmetic.bits import Rounding, round_magic, round_scaled
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format, Specials
+from numdev.arithmetic.noise import Noise
+from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.errors import BadInput
+from tests.arithmetic.test_formats import SMALL, formats
+from tests.oracles.table import Doubles, Located, Table, assert_same, round_exactly
+
+CARRIERS = [np.float32, np.float64]
+DETERMINISTIC = [mode for mode in Rounding if mode is not Rounding.STOCHASTIC]
+
+
+def casts(fmt: Format, modes: Sequence[Rounding]) -> Iterator[Cast]:
+    """Every cast to a format that can be asked for."""
+    for mode, overflow, subnormals in itertools.product(modes, Overflow, Subnormals):
+        possible = fmt.has_nan or overflow is Overflow.SATURATE
+        if possible and not (fmt.is_integer and subnormals is Subnormals.FLUSHED):
+            yield Cast(fmt, mode, overflow, subnormals)
+
+
+def expected(cast: Cast, located: Located) -> Doubles:
+    assert cast.overflow is not None
+    return located.round(cast.rounding, cast.overflow, cast.subnormals)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("fmt", [*SMALL, BF16, FP16], ids=str)
+def test_every_breakpoint_equals_the_table(fmt: Format, carrier: type[np.floating]) -> None:
+    table = Table(fmt)
+    x = table.breakpoints(carrier)
+    located, tensor = table.locate(x), torch.from_numpy(x)
+    for cast in casts(fmt, DETERMINISTIC):
+        result = cast(tensor)
+        assert result.dtype == tensor.dtype
+        assert_same(result, expected(cast, located), x, f"{cast} from {carrier.__name__}")
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("fmt", [*SMALL, BF16, FP16], ids=str)
+def test_stochastic_rounding_goes_to_a_neighbour_and_keeps_what_is_exact(fmt: Format, carrier: type[np.floating]) -> None:
+    table = Table(fmt)
+    x = table.breakpoints(carrier)
+    at = table.locate(x)
+    for cast in casts(fmt, [Rounding.STOCHASTIC]):
+        assert cast.overflow is not None
+        got = cast(torch.from_numpy(x)).numpy()
+        low = at.result(at.below, cast.rounding, cast.overflow, cast.subnormals)
+        high = at.result(at.above, cast.rounding, cast.overflow, cast.subnormals)
+        assert_same(got, np.where(got == low, low, high), x, f"{cast} from {carrier.__name__}")
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in (*SMALL, BF16, FP16) if not fmt.is_integer], ids=str)
+def test_rational_arithmetic_agrees_with_the_table(fmt: Format) -> None:
+    """The two oracles against each other, so that a slip in one of them cannot hide."""
+    finite = Table(fmt).breakpoints(np.float64)
+    finite = finite[np.isfinite(finite) & (np.abs(finite) < 4 * fmt.max)]
+    x = finite[:: max(1, len(finite) // 200)]
+    for cast in casts(fmt, DETERMINISTIC):
+        if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
+            exact = np.array([round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x])
+            assert_same(expected(cast, Table(fmt).locate(x)), exact, x, f"table of {cast}")
+
+
+GFLOAT = {
+    BF16: gfloat_formats.format_info_bfloat16,
+    FP16: gfloat_formats.format_info_binary16,
+    E4M3FN: gfloat_formats.format_info_ocp_e4m3,
+    E5M2: gfloat_formats.format_info_ocp_e5m2,
+    Format(3, 2, Specials.FINITE): gfloat_formats.format_info_ocp_e3m2,
+    Format(2, 3, Specials.FINITE): gfloat_formats.format_info_ocp_e2m3,
+    Format(2, 1, Specials.FINITE): gfloat_formats.format_info_ocp_e2m1,
+}
+GFLOAT_MODES = {
+    Rounding.NEAREST_EVEN: RoundMode.TiesToEven,
+    Rounding.NEAREST_AWAY: RoundMode.TiesToAway,
+    Rounding.TOWARD_ZERO: RoundMode.TowardZero,
+    Rounding.UP: RoundMode.TowardPositive,
+    Rounding.DOWN: RoundMode.TowardNegative,
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("fmt", GFLOAT, ids=str)
+def test_every_breakpoint_equals_gfloat(fmt: Format) -> None:
+    x = Table(fmt).breakpoints(np.float64)
+    for cast in casts(fmt, list(GFLOAT_MODES)):
+        if cast.subnormals is Subnormals.KEPT:
+            saturate = cast.overflow is Overflow.SATURATE
+            theirs = gfloat.round_ndarray(GFLOAT[fmt], x, GFLOAT_MODES[cast.rounding], saturate)
+            assert_same(cast(torch.from_numpy(x)), theirs, x, f"{cast} against gfloat")
+
+
+def random_patterns(integer: torch.dtype, count: int = 1 << 16) -> Tensor:
+    """Uniform over bit patterns: every exponent, subnormals, NaN and infinity."""
+    info = torch.iinfo(integer)
+    bits = torch.randint(info.min, info.max, (count,), dtype=integer)
+    subnormal = torch.randint(0, 1 << 20, (count // 16,), dtype=integer)
+    carrier = torch.float32 if integer is torch.int32 else torch.float64
+    return torch.cat([bits, subnormal]).view(carrier)
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("fmt", [BF16, FP16, E4M3FN, E5M2, INT8], ids=str)
+def test_random_bit_patterns_equal_the_table(fmt: Format, integer: torch.dtype) -> None:
+    x = random_patterns(integer)
+    located = Table(fmt).locate(x.numpy())
+    for cast in casts(fmt, DETERMINISTIC):
+        assert_same(cast(x), expected(cast, located), x, str(cast))
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_all_codes_of_sixteen_bits_stay_as_they_are(fmt: Format) -> None:
+    assert fmt.dtype is not None
+    x = torch.arange(1 << 16).to(torch.int16).view(fmt.dtype).float()
+    numbers = x[x.isfinite()]
+    for cast in casts(fmt, list(Rounding)):
+        if cast.subnormals is Subnormals.KEPT:
+            assert_same(cast(numbers), numbers, numbers, f"{cast}, native conversion")
+    for mode in Rounding:
+        bits = torch.rand(numbers.shape) if mode is Rounding.STOCHASTIC else None
+        assert_same(round_scaled(numbers, fmt, mode, bits), numbers, numbers, f"round_scaled {mode}")
+    wide = numbers.double()  # the adder's constant for bf16's largest numbers is beyond FP32
+    assert_same(round_magic(wide, fmt, out=torch.empty_like(wide)), numbers, numbers, "round_magic")
+    assert_same(Cast(fmt)(x), x, x, "infinities and NaN")
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_fast_paths_from_single_precision_equal_the_specification(fmt: Format) -> None:
+    """Native conversion, and the adder's rounding in FP64, against `round_scaled`, on any bits that do not overflow."""
+    assert fmt.dtype is not None
+    codes = torch.arange(1 << 16).to(torch.int16).view(fmt.dtype).float()
+    near = torch.cat([torch.nextafter(codes, torch.tensor(sign * math.inf)) for sign in (1, -1)])
+    x = torch.cat([random_patterns(torch.int32), codes, near])
+    specified = round_scaled(x, fmt, Rounding.NEAREST_EVEN)
+    fits = (specified.abs() <= fmt.max) | specified.isnan()
+    native, magic = x.to(fmt.dtype).float(), round_magic(x.double(), fmt, out=torch.empty_like(x.double()))
+    assert_same(native[fits], specified[fits], x[fits], "native")
+    assert_same(magic[fits], specified[fits], x[fits], "round_magic")
+    assert bool((magic[~fits].abs() > fmt.max).all())
+    assert bool(native[~fits].isinf().all())
+
+
+@pytest.mark.parametrize(
+    ("fmt", "integer"),
+    [
+        (TF32, torch.int32),
+        (E4M3FN, torch.int32),
+        (E5M2, torch.int32),
+        (Format(8, 13), torch.int32),
+        (Format(8, 21), torch.int32),
+        (Format(8, 22), torch.int32),
+        (BF16, torch.int64),
+        (FP16, torch.int64),
+        (FP32, torch.int64),
+        (TF32, torch.int64),
+        (Format(10, 50), torch.int64),
+        (Format(11, 20), torch.int64),
+        (Format(11, 51), torch.int64),
+    ],
+    ids=str,
+)
+def test_the_cast_in_use_equals_the_specification(fmt: Format, integer: torch.dtype) -> None:
+    """Whichever path a nearest-even cast takes from a carrier, near the format's own range too."""
+    bits = random_patterns(integer)
+    info = torch.finfo(bits.dtype)
+    scaled = torch.randn(1 << 16, dtype=bits.dtype)
+    spread = [scaled * factor for factor in (1.0, fmt.max / 2, fmt.min_normal, max(fmt.min_subnormal, info.tiny) * 4)]
+    x = torch.cat([bits, *spread])
+    specified = round_scaled(x, fmt, Rounding.NEAREST_EVEN)
+    beyond = math.inf if fmt.has_infinity else math.nan
+    over = specified.abs() > fmt.max
+    limited = torch.where(over, torch.full_like(x, beyond).copysign(x), specified)
+    assert_same(Cast(fmt)(x), limited, x, str(fmt))
+
+
+ties = st.builds(
+    lambda sign, exponent, top, tail: math.ldexp(sign * (top * 2**42 + tail % 2**42), exponent),
+    st.sampled_from([-1, 1]),
+    st.one_of(st.integers(-1200, 960), st.integers(-210, 90)),
+    st.integers(0, 2**11),
+    st.one_of(st.sampled_from([k + d for k in (0, 2**21, 2**38, 2**41) for d in (-1, 0, 1)]), st.integers(0, 2**42)),
+)
+
+
+@given(
+    st.one_of(st.floats(allow_nan=False, allow_infinity=False), ties),
+    st.sampled_from([TF32, Format(8, 13), Format(11, 30), FP32, Format(11, 4), Format(3, 40)]),
+    st.sampled_from(DETERMINISTIC),
+    st.sampled_from(Overflow),
+)
+def test_wide_formats_equal_rational_arithmetic(x: float, fmt: Format, mode: Rounding, overflow: Overflow) -> None:
+    if math.isfinite(x):
+        got = Cast(fmt, mode, overflow)(torch.tensor([x], dtype=torch.float64)).item()
+        assert_same(got, round_exactly(x, fmt, mode, overflow), x, f"{fmt} {mode} {overflow}")
+
+
+def test_wide_formats_equal_rational_arithmetic_at_every_kind_of_tie() -> None:
+    """The same on a grid: tails of zero, one last bit, just below half, half, just above, at extreme exponents too."""
+    for fmt in (TF32, Format(8, 13), Format(11, 30)):
+        spare = 52 - fmt.mantissa_bits
+        tails = [0, 1, 2 ** (spare - 1) - 1, 2 ** (spare - 1), 2 ** (spare - 1) + 1, 2**spare - 1]
+        exponents = [fmt.emin - 1, fmt.emin, 0, fmt.emax]
+        tops = [2**fmt.mantissa_bits + k for k in (0, 1, 2, 5)] + [2 ** (fmt.mantissa_bits + 1) - 1]
+        x = np.array(
+            [
+                math.ldexp(sign * (top * 2**spare + tail), exponent - 52)
+                for sign, top, tail, exponent in itertools.product((1, -1), tops, tails, exponents)
+            ]
+        )
+        for cast in casts(fmt, DETERMINISTIC):
+            if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
+                exact = [round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x]
+                assert_same(cast(torch.from_numpy(x)), exact, x, str(cast))
+
+
+def test_double_precision_is_rounded_once() -> None:
+    """1 + 2^-8 + 2^-40 is above a tie of bf16, and on it once FP32 has dropped the tail; 1 + 3 * 2^-8 - 2^-40 below."""
+    x = torch.tensor([1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40], dtype=torch.float64)
+    once, twice = [1 + 2.0**-7, 1 + 2.0**-7], [1.0, 1 + 2.0**-6]
+    assert x.to(torch.float32).to(torch.bfloat16).double().tolist() == twice
+    assert Cast(BF16)(x).tolist() == once
+    assert expected(Cast(BF16), Table(BF16).locate(x.numpy())).tolist() == once
+    assert Cast(BF16)(x.float()).tolist() == twice  # from FP32 the tie is real, and goes to even
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_rounding_through_single_precision_would_be_seen(fmt: Format) -> None:
+    """The breakpoints do distinguish one rounding from two: a sixth of the points stand next to a middle, from outside.
+
+    `mid-` and `mid+` of FP64 both become `mid` in FP32; half of them then go the wrong way, which is 1/6 of all six kinds.
+    """
+    assert fmt.dtype is not None
+    x = Table(fmt).breakpoints(np.float64)
+    twice = torch.from_numpy(x).to(torch.float32).to(fmt.dtype).double().numpy()
+    once = Cast(fmt)(torch.from_numpy(x)).numpy()
+    wrong = float(np.mean((twice != once) & ~np.isnan(once)))
+    assert abs(wrong - 1 / 6) < 0.01
+
+
+@pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("x", [1 + 2.0**-12, -3.3, 1e-5, 2.0**-24 * 0.7, 1 + 2.0**-10 * 0.9])
+def test_stochastic_rounding_is_unbiased(x: float, carrier: torch.dtype) -> None:
+    """Of n results, `n f` go away from zero, `f` being the distance from below in units of the gap.
+
+    The count is binomial with deviation `sqrt(n f (1 - f))`; six of them are exceeded once in 5e8 (the seed is fixed, so
+    that the test does not flicker). The generator's own grain of 2^-24 adds at most 1.
+    """
+    cast, count = Cast(FP16, Rounding.STOCHASTIC, seed=1), 1 << 18
+    exact = torch.tensor(x, dtype=carrier).item()
+    table = Table(FP16)
+    located = table.locate(np.array([exact]))
+    low, high = float(table.numbers[located.below[0]]), float(table.numbers[located.above[0]])
+    share = (abs(exact) - low) / (high - low)
+    results = cast(torch.full((count,), x, dtype=carrier)).abs()
+    away = int((results == high).sum())
+    assert away + int((results == low).sum()) == count
+    assert 0 < share < 1
+    assert abs(away - count * share) <= 6 * math.sqrt(count * share * (1 - share)) + 1
+
+
+def test_stochastic_rounding_is_independent_between_events_places_and_seeds() -> None:
+    """Half-way values: two runs that share no randomness agree in half the places, give or take six deviations."""
+    x = torch.full((4, 4, 64, 64), 1 + 2.0**-11)
+
+    def up(seed: int, noise: Noise) -> Tensor:
+        return Cast(FP16, Rounding.STOCHASTIC, seed=seed)(x, noise) > x
+
+    first, count = Noise(total_rows=64), x.numel()
+    events = [up(7, first) for _ in range(4)]
+    base = events[0]
+    tiles = []
+    for split, tile in ((0, 0), (0, 1), (1, 0), (-1, -1), (0, -1)):
+        first.at(split, tile, 0)
+        tiles.append(up(7, first))
+    others = [*events[1:], *tiles, up(8, Noise(total_rows=64)), *(base.roll(1, axis) for axis in range(4))]
+    for other in others:
+        assert abs(int((base == other).sum()) - count / 2) <= 6 * math.sqrt(count / 4)
+    for one, other in itertools.combinations(tiles, 2):
+        assert abs(int((one == other).sum()) - count / 2) <= 6 * math.sqrt(count / 4)
+
+
+@pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
+def test_stochastic_rounding_repeats_and_knows_the_place_of_a_row(carrier: torch.dtype) -> None:
+    x = torch.randn(3, 50, 20, dtype=carrier)
+    cast = Cast.parse("bf16:stochastic:seed=5")
+    first = cast(x, Noise(total_rows=50))
+    assert torch.equal(cast(x, Noise(total_rows=50)), first)
+    assert not torch.equal(Cast.parse("bf16:stochastic:seed=6")(x, Noise(total_rows=50)), first)
+    assert not torch.equal(cast(x.flip(1), Noise(total_rows=50)).flip(1), first)
+    assert torch.equal(cast(x[:, 20:33], Noise(rows=20, total_rows=50)), first[:, 20:33])
+
+
+def test_the_random_numbers_are_uniform() -> None:
+    """2^18 numbers in 64 equal bins: chi-square of 63 degrees of freedom is below 126 but once in 2e6."""
+    for dtype in (torch.float32, torch.float64):
+        bits = Noise(event=9).uniform(torch.empty(512, 512, dtype=dtype), seed=1)
+        counts = torch.histc(bits.double(), 64, 0, 1)
+        expected = bits.numel() / 64
+        assert float(((counts - expected).square() / expected).sum()) < 126
+
+
+@pytest.mark.parametrize("text", ["bf16", "e4m3fn", "fp16:up", "int8", "bf16:stochastic:seed=3", "tf32", "fp16:odd:flush"])
+@pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
+def test_in_place_on_any_layout(text: str, carrier: torch.dtype) -> None:
+    cast = Cast.parse(text)
+    base = torch.randn(6, 10, 8, dtype=carrier) * 20
+    views: dict[str, Callable[[Tensor], Tensor]] = {
+        "transposed": lambda t: t.mT,
+        "strided": lambda t: t[:, ::3, 1::2],
+        "strided line": lambda t: t[0, 0, ::2],
+        "row": lambda t: t[2],
+        "whole": lambda t: t,
+        "scalar": lambda t: t[1, 2, 3],
+        "empty": lambda t: t[:0],
+    }
+    for name, view in views.items():
+        touched = base.clone()
+        part = view(touched)
+        want = cast(view(base).contiguous())
+        returned = cast.apply_(part)
+        assert torch.equal(part, want), name
+        assert returned is part, name
+        outside = base.clone()
+        view(outside).copy_(want)
+        assert torch.equal(touched, outside), f"{name}: what is outside the view changed"
+
+
+@pytest.mark.parametrize("text", ["bf16", "fp16:down", "e5m2", "fp32", "fp64", "fp32:saturate"])
+def test_a_call_leaves_its_argument_alone(text: str) -> None:
+    cast = Cast.parse(text)
+    x = torch.randn(100, dtype=torch.float64)
+    kept = x.clone()
+    cast(x)
+    assert torch.equal(x, kept)
+
+
+@given(formats, st.sampled_from(Rounding), st.integers(0, 2**32))
+def test_casting_twice_changes_nothing(fmt: Format, mode: Rounding, seed: int) -> None:
+    cast = Cast(fmt, mode)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, dtype=torch.float64, generator=generator) * min(fmt.max, 1e6)
+    once = cast(x)
+    assert_same(cast(once), once, x, str(cast))
+
+
+@given(
+    formats,
+    st.sampled_from(Rounding),
+    st.one_of(st.none(), st.sampled_from(Overflow)),
+    st.sampled_from(Subnormals),
+    st.integers(0, 99),
+)
+def test_text_reads_back(fmt: Format, mode: Rounding, overflow: Overflow | None, subnormals: Subnormals, seed: int) -> None:
+    seed = seed if mode is Rounding.STOCHASTIC else 0
+    overflow = overflow if fmt.has_nan else None
+    cast = Cast(fmt, mode, overflow, Subnormals.KEPT if fmt.is_integer else subnormals, seed)
+    assert Cast.parse(str(cast)) == cast
+    assert str(Cast.parse(str(cast))) == str(cast)
+
+
+@pytest.mark.parametrize(
+    ("text", "cast"),
+    [
+        ("bf16", Cast(BF16)),
+        ("e4m3fn:toward_zero:saturate", Cast(E4M3FN, Rounding.TOWARD_ZERO, Overflow.SATURATE)),
+        ("fp16:flush", Cast(FP16, subnormals=Subnormals.FLUSHED)),
+        ("fp16:stochastic:seed=9", Cast(FP16, Rounding.STOCHASTIC, seed=9)),
+        ("int8", Cast(INT8, overflow=Overflow.SATURATE)),
+    ],
+)
+def test_texts(text: str, cast: Cast) -> None:
+    assert Cast.parse(text) == cast
+    assert str(cast) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("bf17", "format"),
+        ("bf16:nearest", "cast"),
+        ("bf16:seed=-1", "cast"),
+        ("bf16:seed=x", "cast"),
+        ("bf16:", "cast"),
+        ("bf16:seed=3", "seed"),
+        ("bf16:seed=0", "seed"),
+        ("bf16:up:down", "cast"),
+        ("e4m3fn:saturate:infinity", "cast"),
+        ("bf16:up:seed=3", "seed"),
+        ("int8:infinity", "overflow"),
+        ("e2m1finite:infinity", "overflow"),
+        ("int8:flush", "subnormals"),
+    ],
+)
+def test_impossible_casts_are_refused(text: str, field: str) -> None:
+    with pytest.raises(BadInput, match=f"^{field}: ") as caught:
+        Cast.parse(text)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("bf16", torch.float16),
+        ("bf16", torch.bfloat16),
+        ("e11m20", torch.float32),
+        ("e9m7", torch.float32),
+        ("fp64", torch.float16),
+        ("int26", torch.float32),
+    ],
+)
+def test_a_carrier_that_cannot_hold_the_format_is_refused(text: str, dtype: torch.dtype) -> None:
+    with pytest.raises(BadInput, match="^dtype: "):
+        Cast.parse(text)(torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("text", "carrier", "identity"),
+    [
+        ("fp32", torch.float32, True),
+        ("fp64", torch.float32, True),
+        ("fp64", torch.float64, True),
+        ("fp32", torch.float64, False),
+        ("fp32:saturate", torch.float32, False),
+        ("fp32:flush", torch.float32, False),
+        ("bf16", torch.float32, False),
+    ],
+)
+def test_identity_is_known(text: str, carrier: torch.dtype, identity: bool) -> None:
+    cast = Cast.parse(text)
+    assert cast.is_identity_on(carrier) == identity
+    x = torch.tensor([1e-40, -1e-40, 1 / 3, math.inf, -math.inf], dtype=carrier)
+    assert torch.equal(cast(x), x) == identity
+
+
+def test_saturation_and_flushing_in_the_carriers_own_format() -> None:
+    x = torch.tensor([math.inf, -math.inf, 1e-40, -1e-40, 1 / 3])
+    assert Cast.parse("fp32:saturate")(x).tolist()[:2] == [FP32.max, -FP32.max]
+    flushed = Cast.parse("fp32:flush")(x)
+    assert_same(flushed, [math.inf, -math.inf, 0.0, -0.0, x[4].item()], x, "flush")
+    assert Cast(FP64, overflow=Overflow.SATURATE)(torch.tensor(math.inf, dtype=torch.float64)).item() == FP64.max

@@ -1,0 +1,236 @@
+"""The table of launch settings: what is chosen, that it repeats, and the command that fills it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32, Format
+from numdev.attention.kernels import launch
+from numdev.attention.kernels.launch import FEW_ROWS, INTERPRETED, SAFE, SAFE_WIDE, Device, Launch, choose, fits, shared_bytes
+from numdev.attention.mask import Mask
+from numdev.attention.triton import Triton
+from numdev.cli import tune
+from numdev.errors import BadInput
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+CAUSAL = Mask(causal=True)
+H100, A100, CPU = Device("sm_90", 232448), Device("sm_80", 166912), Device("interpreter")
+SMALL = Device("sm_89", 101376)  # 99 KB: GeForce RTX 30 and 40, L4, L40
+
+
+def row(head_dim: int, br: int, mask: str = "none", fmt: str = "bf16", generation: str = "sm_90") -> dict[str, Any]:
+    place = {"format": fmt, "head_dim": head_dim, "mask": mask, "generation": generation}
+    return place | {"br": br, "bc": 32, "warps": 8, "stages": 3}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "launch.json"
+    entries = [row(64, 16), row(128, 32), row(64, 48, "causal"), row(64, 80, fmt="fp16"), row(64, 96, generation="sm_80")]
+    path.write_text(json.dumps({"entries": entries}))
+    monkeypatch.setattr(launch, "TABLE", path)
+    launch.table.cache_clear()
+    yield path
+    launch.table.cache_clear()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_row_of_format_mask_generation_and_the_next_head_dim() -> None:
+    assert choose(BF16, 64, 512, Mask(), H100) == Launch(16, 32, 8, 3)
+    assert choose(BF16, 40, 512, Mask(window=3), H100).br == 16  # a window changes no loop's shape
+    assert choose(BF16, 65, 512, Mask(), H100).br == 32
+    assert choose(BF16, 64, 512, CAUSAL, H100).br == 48
+    assert choose(FP16, 64, 512, Mask(), H100).br == 80
+    assert choose(BF16, 64, 512, Mask(), A100).br == 96
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_not_in_the_table_is_safe() -> None:
+    assert choose(BF16, 129, 512, Mask(), H100) == SAFE_WIDE[0]
+    assert choose(E5M2, 64, 512, Mask(), H100) == SAFE[0]
+    assert choose(BF16, 64, 512, Mask(), CPU) == INTERPRETED
+
+
+@pytest.mark.usefixtures("table")
+def test_sides_that_are_given_are_kept() -> None:
+    assert (choose(BF16, 64, 512, Mask(), H100, br=128).br, choose(BF16, 64, 512, Mask(), H100, br=128).bc) == (128, 32)
+    assert choose(BF16, 64, 512, Mask(), H100, br=128, bc=128) == Launch(128, 128, 8, 2)
+    assert choose(BF16, 64, 512, Mask(), H100, bc=16) == Launch(16, 16, 4, 2)
+
+
+@pytest.mark.usefixtures("table")
+def test_few_queries_take_a_tile_of_16_rows() -> None:
+    assert choose(BF16, 64, 16, Mask(), H100) == FEW_ROWS[0]
+    assert choose(BF16, 128, 16, Mask(), H100) == FEW_ROWS[1]
+    assert choose(E5M2, 128, 16, Mask(), H100) == FEW_ROWS[0]
+    assert choose(BF16, 64, 17, Mask(), H100) == Launch(16, 32, 8, 3)
+    assert choose(BF16, 64, 1, Mask(), CPU) == INTERPRETED
+
+
+@pytest.mark.parametrize("queries", [1, 512])
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
+@pytest.mark.parametrize("shared", [64 * 1024, SMALL.shared, 163 * 1024, 227 * 1024])
+def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, queries: int) -> None:
+    """The least, 64 KB, are those of a T4."""
+    device = Device("sm_00", shared)
+    for head_dim in (16, 64, 96, 128, 200, 256):
+        found = choose(fmt, head_dim, queries, Mask(), device)
+        assert shared_bytes(found, fmt, head_dim) <= shared
+
+
+def test_a_tile_of_the_table_that_does_not_fit_gives_way() -> None:
+    launch.table.cache_clear()
+    assert choose(BF16, 128, 512, Mask(), H100) == Launch(128, 64, 8, 3)
+    assert choose(BF16, 128, 512, Mask(), Device("sm_90", SMALL.shared)) == SAFE[0]
+
+
+def test_wide_heads_have_the_registers_of_eight_warps() -> None:
+    launch.table.cache_clear()
+    assert choose(BF16, 256, 512, Mask(), H100) == SAFE_WIDE[0]
+    assert choose(FP32, 256, 512, Mask(), H100) == SAFE_WIDE[1]
+
+
+def test_sides_that_are_given_stay_and_stages_give_way() -> None:
+    assert choose(FP32, 256, 512, Mask(), SMALL, br=32, bc=32) == Launch(32, 32, 4, 1)
+    assert choose(FP32, 256, 512, Mask(), H100, br=32, bc=32) == Launch(32, 32, 4, 2)
+
+
+def test_every_shipped_entry_fits_the_device_that_found_it() -> None:
+    launch.table.cache_clear()
+    for entry in launch.table()["entries"]:
+        found = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
+        assert fits(found, Format.parse(entry["format"]), entry["head_dim"], H100), entry
+
+
+def test_the_shipped_table_is_whole() -> None:
+    launch.table.cache_clear()
+    found = launch.table()
+    places = [tuple(entry[name] for name in ("format", "head_dim", "mask", "generation")) for entry in found["entries"]]
+    assert len(set(places)) == len(places) >= 8
+    for entry in found["entries"]:
+        assert entry["command"].startswith("numdev tune")
+        assert entry["device"]
+        assert set(entry["versions"]) == {"torch", "triton"}
+        assert entry["br"] in (16, 32, 64, 128)
+        assert entry["bc"] in (16, 32, 64, 128)
+        assert entry["warps"] in (4, 8)
+        assert 1 <= entry["stages"] <= 4
+
+
+class TestTune:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("formats=bf17",), "bf17"),
+            (("masks=window",), "masks: 'window' cannot be used; use none, causal"),
+            (("head_dims=64,x",), "head_dims: '64,x' cannot be used"),
+            (("n=0",), "n: '0' cannot be used"),
+            (("speed=1",), "numdev tune: 'speed=1' cannot be used"),
+            (("formats",), "numdev tune: 'formats' cannot be used"),
+        ],
+    )
+    def test_names_what_cannot_be_used(self, numdev: Command, arguments: tuple[str, ...], words: str) -> None:
+        ran = numdev("tune", *arguments)
+        assert ran.code == 2
+        assert words in ran.err
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_needs_a_gpu(self, numdev: Command) -> None:
+        ran = numdev("tune")
+        assert ran.code == 2
+        assert "tuning needs a CUDA device" in ran.err
+
+    def test_help(self, numdev: Command) -> None:
+        ran = numdev("tune", "--help")
+        assert ran.code == 0
+        assert "head_dims=64,128" in ran.out
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_replaces_rows_one_by_one_and_keeps_the_others(self, table: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+        """The GPU's part replaced: the second row of three fails, and the first is in the file."""
+        made: list[int] = []
+
+        from numdev import tuning
+
+        def fake(fmt: Any, head_dim: int, mask: Mask, n: int, progress: Any) -> tuning.Tuned:
+            if made:
+                raise KeyboardInterrupt
+            made.append(head_dim)
+            return tuning.Tuned(row(head_dim, 123), 1, 0)
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        monkeypatch.setattr(tuning, "tune", fake)
+        file = table.with_name("own.json") if own else table
+        if own:
+            shutil.copy(table, file)
+        with pytest.raises(KeyboardInterrupt):
+            tune.run(["formats=bf16", "head_dims=64,128", "masks=none", *([f"out={file}"] if own else [])])
+        entries = json.loads(file.read_text())["entries"]
+        assert len(entries) == 5
+        tuned = next(entry for entry in entries if entry["br"] == 123)
+        assert tuned["command"].startswith("numdev tune formats=bf16 head_dims=64,128 masks=none")
+        assert (tuned["device"], set(tuned["versions"])) == ("a GPU", {"torch", "triton"})
+        assert [entry["br"] for entry in entries if entry["head_dim"] == 64 and entry["mask"] == "none"].count(123) == 1
+        assert row(128, 32) in entries
+        assert row(64, 16) not in entries
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"entries": [{"format": "bf16"}]}', "[]"])
+def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"^out: .*no table of launch settings"):
+        launch.read(path)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
+def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    from numdev import tuning
+    from numdev.attention.kernels import portable
+
+    run = portable.run
+
+    def right(wrong: float) -> bool:
+        def scaled(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse = run(*arguments)
+            return out * wrong, lse
+
+        monkeypatch.setattr(portable, "run", scaled)
+        return tuning.is_right(Triton(fmt), INTERPRETED, 16, CAUSAL, torch.device(device))
+
+    assert right(1.0)
+    assert not right(1.5)
+    assert not right(float("nan"))
+
+
+def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate is wrong: the command ends with 1, and the table stays as it was."""
+    from numdev import tuning
+
+    before = table.read_bytes()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(tuning, "is_right", lambda *arguments: False)
+    ran = numdev("tune", "formats=bf16", "head_dims=64", "masks=none")
+    assert ran.code == 1
+    assert "head_dims: no candidate is of use for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
+    assert table.read_bytes() == before
+
+
+def test_candidates_of_fp32_are_smaller() -> None:
+    from numdev.tuning import candidates
+
+    def area(fmt: Any) -> int:
+        return max(c.br * c.bc for c in candidates(fmt))
+
+    assert area(FP32) < area(BF16)

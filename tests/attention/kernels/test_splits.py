@@ -1,0 +1,137 @@
+"""How the portable kernel divides the keys of few queries where it is left to choose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP16
+from numdev.arithmetic.rounding import Cast
+from numdev.attention import triton as fast
+from numdev.attention.combine import combine
+from numdev.attention.emulation import emulation_of
+from numdev.attention.exact import Exact
+from numdev.attention.kernels import portable
+from numdev.attention.kernels.splits import IDLE, split_count
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.softmax import OnlineSoftmax
+from numdev.attention.steps import Steps
+from numdev.attention.tiling import Tiling
+from numdev.attention.triton import Kernel, Triton
+from numdev.errors import BadInput
+from tests.budget import kernel_budget
+from tests.cases import POLICIES, draw, lse_of, on
+
+SMALL = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)
+
+
+@given(st.integers(1, 400), st.integers(1, 200_000), st.sampled_from([16, 64, 128]), st.integers(1, 200))
+def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: int, multiprocessors: int) -> None:
+    splits, tiles = split_count(blocks, keys, bc, multiprocessors), math.ceil(keys / bc)
+    assert 1 <= splits <= tiles
+    assert all(part for part in Tiling(bc=bc, splits=splits).key_tiles(keys))
+    if splits < tiles:
+        assert blocks * splits >= (1 - IDLE) * multiprocessors
+    assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
+
+
+def test_one_sequence_with_eight_kv_heads_occupies_an_h200() -> None:
+    assert split_count(8, 16384, 64, 132) == 16
+    assert split_count(128, 16384, 64, 132) == 1
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 150, 24), (1, 1, 1, 3, 200, 16)], ids=str)
+def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(
+    sizes: tuple[int, int, int, int, int, int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    inputs = on(device, SMALL.round_inputs(*draw(sizes)))
+    own = SMALL(*inputs, Mask())
+    splits = split_count(sizes[0] * sizes[2], sizes[4], 16, 8)
+    assert splits > 1
+    assert own.kernel.endswith(f" splits={splits} combined=lse")
+    asked = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*inputs, Mask())
+    assert torch.equal(own.out, asked.out)
+    assert torch.equal(lse_of(own), lse_of(asked))
+    golden = Exact()(*inputs, Mask())
+    bound, _ = kernel_budget(SMALL.precision, SMALL.softmax, *inputs, sizes[5] ** -0.5, 20)
+    assert float((own.out.double() - golden.out).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_a_number_that_is_given_is_taken(splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, run = [], portable.run
+
+    def spied(request: portable.Request, *rest: Any) -> tuple[Tensor, Tensor]:
+        seen.append(request.tiling.splits)
+        return run(request, *rest)
+
+    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(portable, "run", spied)
+    Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*on(device, draw((1, 2, 1, 1, 150, 16))), Mask())
+    assert seen == [splits]
+
+
+@pytest.mark.parametrize("mask", [Mask(window=9), Mask()], ids=str)
+def test_many_queries_and_windows_are_not_split(mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    queries = 1 if mask.window else 17
+    assert "splits" not in SMALL(*on(device, draw((1, 1, 1, queries, 150, 16))), mask).kernel
+
+
+@pytest.mark.parametrize("name", ["kernel_bf16", "uniform_bf16", "uniform_e5m2", "narrow_sum", "fp32"])
+@pytest.mark.parametrize("splits", [2, 7])
+def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, device: str) -> None:
+    """The same casts in the same order. Logarithms that differ by whole numbers of `ln 2` would need exact exponentials, so a
+    weight may be off by an ulp of FP32 before it is rounded: one rounding of each step more, at most.
+    """
+    policy = POLICIES[name]()
+    generator = torch.Generator().manual_seed(0)
+    parts = policy.accumulator.apply_(torch.randn(splits, 2, 3, 5, 24, generator=generator))
+    lse = policy.row_sum.accumulate.apply_(torch.randn(splits, 2, 3, 5, generator=generator))
+    lse[0, 0, 0], lse[:, 1, 1] = float("-inf"), float("-inf")
+    parts[0, 0, 0], parts[:, 1, 1] = 0.0, 0.0
+    expected, total = combine(
+        [(o.clone(), part[..., None].clone()) for o, part in zip(parts, lse, strict=True)], Steps.of(policy, 5)
+    )
+    request = portable.Request(policy, Tiling(16, 16, splits=splits), OnlineSoftmax(), exactly=True)
+    out, got = portable.combined(request, parts.to(device), lse.to(device), torch.float32)
+    coarsest = max(policy.rescale.to.u, policy.row_sum.accumulate.to.u, policy.accumulator.to.u)
+    assert float((out.cpu() - expected).abs().max()) <= 4 * splits * coarsest * float(parts.abs().max())
+    assert torch.equal(got.cpu() == float("-inf"), total[..., 0] == float("-inf"))
+    seen = total[..., 0] > float("-inf")
+    assert float((got.cpu() - total[..., 0])[seen].abs().max()) <= 4 * splits * coarsest * float(
+        lse[lse > float("-inf")].abs().max() + 2
+    )
+    assert bool((out[1, 1] == 0).all())
+
+
+@pytest.mark.parametrize("narrow", ["e4m3fn", "e4m3fn:saturate", "e5m2"])
+def test_a_split_without_a_sum_has_no_weight_in_any_format(narrow: str, device: str) -> None:
+    """Its minus infinity is never rounded: to a format without one it would be NaN or the least number."""
+    policy = replace(Precision.parse("kernel_bf16"), rescale=Cast.parse(narrow))
+    parts, lse = torch.randn(2, 1, 1, 5, 16), torch.zeros(2, 1, 1, 5)
+    parts[0], lse[0] = 0.0, float("-inf")
+    request = portable.Request(policy, Tiling(16, 16, splits=2), OnlineSoftmax(), exactly=True)
+    out, whole = portable.combined(request, parts.to(device), lse.to(device), torch.float32)
+    assert torch.equal(out.cpu(), parts[1])
+    assert torch.equal(whole.cpu(), lse[1])
+
+
+def test_an_emulation_asks_for_the_splits_that_only_the_gpu_knows() -> None:
+    few = Shape(heads=4, kv_heads=2, queries=1, keys=512, head_dim=64)
+    with pytest.raises(BadInput, match=r"tiling\.splits.*give a number"):
+        emulation_of(SMALL, few)
+    assert emulation_of(Triton(FP16, bc=16, kernel=Kernel.PORTABLE, splits=3), few).tiling.splits == 3
+    assert emulation_of(SMALL, Shape(queries=64, keys=512, head_dim=64)).tiling.splits == 1
+    assert emulation_of(Triton(kernel=Kernel.HOPPER), few).tiling.splits == 1
+    assert emulation_of(Triton(kernel=Kernel.HOPPER), Shape(queries=64, keys=512, head_dim=256)).tiling.bc == 64

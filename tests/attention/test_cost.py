@@ -1,0 +1,135 @@
+"""The cost model against counts by brute force, and against the orders of growth that its source states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.arithmetic.formats import BF16, E4M3FN
+from numdev.attention import cost
+from numdev.attention.cost import Algorithm, Width
+from numdev.attention.distributions import Distribution
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+
+TWO, FOUR = Width(2.0, 2.0), Width(4.0, 4.0)
+CPU = torch.device("cpu")
+
+
+def problem(n: int = 256, d: int = 64, mask: Mask | None = None, **sizes: int) -> Problem:
+    shape = Shape(**({"queries": n, "keys": n, "head_dim": d} | sizes))
+    return Problem(Distribution(), shape, mask or Mask())
+
+
+@st.composite
+def masked(draw: st.DrawFn) -> tuple[Mask, int, int, int]:
+    batch, queries, keys = draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    lengths = draw(st.none() | st.tuples(*(st.integers(0, keys) for _ in range(batch))))
+    return Mask(draw(st.booleans()), draw(st.none() | st.integers(1, 25)), lengths), batch, queries, keys
+
+
+def table(mask: Mask, batch: int, queries: int, keys: int) -> torch.Tensor:
+    """Every pair, by the mask itself."""
+    seen = mask.visible(queries, keys, (0, queries), (0, keys), CPU)
+    every = torch.ones(batch, 1, queries, keys, dtype=torch.bool)
+    return every if seen is None else seen.expand_as(every)
+
+
+@given(masked())
+def test_pairs_are_counted_as_the_mask_sees_them(case: tuple[Mask, int, int, int]) -> None:
+    assert cost.visible_pairs(*case) == int(table(*case).sum())
+
+
+@given(masked(), st.integers(1, 8))
+def test_a_tiled_algorithm_reads_the_keys_that_a_block_sees(case: tuple[Mask, int, int, int], br: int) -> None:
+    """Keys between the first and the last that any row of the block sees, for each block of each batch entry."""
+    mask, batch, queries, keys = case
+    seen = table(*case)[:, 0]
+    read = 0
+    for b in range(batch):
+        for start in range(0, queries, br):
+            columns = seen[b, start : start + br].any(0).nonzero()
+            read += int(columns.max() - columns.min()) + 1 if len(columns) else 0
+    shape = {"batch": batch, "queries": queries, "keys": keys, "heads": 4, "kv_heads": 2}
+    given = problem(d=8, mask=mask, **shape)
+    expected = 2 * batch * 4 * queries * 8 + 2 * 4 * 8 * read
+    assert cost.moved_bytes(given, Algorithm.TILED, FOUR, br) == 4 * expected
+
+
+def test_vanilla_moves_all_scores_four_times() -> None:
+    n, d = 128, 32
+    assert cost.moved_bytes(problem(n, d), Algorithm.VANILLA, TWO, 0) == 2 * (4 * n * d + 4 * n * n)
+    causal = cost.moved_bytes(problem(n, d, Mask(causal=True)), Algorithm.VANILLA, TWO, 0)
+    assert causal == 2 * (4 * n * d + 6 * n * n)
+
+
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_orders_of_growth(d: int) -> None:
+    """Dao et al. 2022, Theorem 2: for large N vanilla attention goes as N^2, tiled as N^2 d^2 / M, where `Br = M / 4d`."""
+    big, bigger, m = 1 << 14, 1 << 15, 1 << 16
+    vanilla = [cost.moved_bytes(problem(n, d), Algorithm.VANILLA, TWO, 0) for n in (big, bigger)]
+    assert 3.9 < vanilla[1] / vanilla[0] < 4.0
+    tiled = {n: cost.moved_bytes(problem(n, d), Algorithm.TILED, TWO, m // (4 * d)) for n in (big, bigger)}
+    assert 3.7 < tiled[bigger] / tiled[big] < 4.0
+    assert tiled[bigger] / (2 * 8 * bigger**2 * d**2 / m) == pytest.approx(1.0, abs=0.1)
+    halved = cost.moved_bytes(problem(bigger, d), Algorithm.TILED, TWO, m // (8 * d))
+    assert 1.9 < halved / tiled[bigger] < 2.0
+
+
+def test_operations() -> None:
+    assert cost.operations(problem(64, 16, batch=3, heads=2)) == 4 * 16 * 64 * 64 * 6
+    assert cost.operations(problem(64, 16, Mask(causal=True))) == 4 * 16 * 64 * 65 // 2
+
+
+def test_which_algorithm() -> None:
+    vanilla = (Vanilla(), Naive(Precision.golden()), Sdpa(Backend.MATH))
+    tiled = (Tiled(Precision.golden()), Triton(), Sdpa(Backend.FLASH), Flex())
+    assert {cost.algorithm(variant) for variant in vanilla} == {Algorithm.VANILLA}
+    assert {cost.algorithm(variant) for variant in tiled} == {Algorithm.TILED}
+    assert cost.algorithm(Exact()) is None
+
+
+def test_the_width_of_an_element() -> None:
+    assert cost.width(Triton(BF16)) == Width(2.0, 2.0)
+    assert cost.width(Triton(E4M3FN)) == Width(1.0, 2.0)  # FP8 in, FP16 out
+    assert cost.width(Sdpa(Backend.MATH, BF16)) == Width(4.0, 2.0)  # torch widens 16 bits
+    assert cost.width(Tiled(Precision.parse("bf16"))) == Width(2.0, 2.0)
+    given = problem(64, 16)
+    assert cost.moved_bytes(given, Algorithm.TILED, Width(1.0, 2.0), 64) == 64 * 16 * (1 + 2 + 2)
+
+
+def test_the_rows_of_a_tile() -> None:
+    given = problem(d=64)
+    assert cost.rows_of_tile(Tiled(Precision.golden(), Tiling(br=48)), "", given, CPU) == 48
+    assert cost.rows_of_tile(Triton(), "numdev portable br=128 bc=64 warps=4 stages=2", given, CPU) == 128
+    assert cost.rows_of_tile(Flex(br=32), "triton_tem_fused_flex_attention_0", given, CPU) == 32
+    unknown = cost.rows_of_tile(Sdpa(Backend.FLASH), "aten::flash", given, CPU)
+    assert unknown == math.ceil(cost.on_chip_bytes(CPU) / 2 / (4 * 64))
+    assert cost.on_chip_bytes(CPU) >= 1 << 14
+
+
+@pytest.mark.parametrize("variant", [Triton(), Sdpa(Backend.CUDNN), Flex()])
+def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> None:
+    """Bytes in FP16: q, k and v once, O once; four times as many keys and values for heads that are computed apart."""
+    asked = Problem(Distribution(), Shape(2, 8, 2, 1, 100, 16), Mask(causal=True))
+    once = 2 * (2 * 8 * 16 + 2 * 2 * 2 * 100 * 16 + 2 * 8 * 16)
+    assert cost.moved_bytes(cost.as_computed(asked, variant), Algorithm.TILED, TWO, 64) == once
+    assert cost.moved_bytes(asked, Algorithm.TILED, TWO, 64) == once + 3 * 2 * 2 * 2 * 2 * 100 * 16
+    windowed = replace(asked, mask=Mask(window=9))
+    assert cost.as_computed(windowed, variant) is windowed
+    assert cost.as_computed(asked, Tiled(Precision.parse("fp16"))) is asked

@@ -1,0 +1,166 @@
+"""Counters against counting, one row, one key and one tile at a time, what the double loop met."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.events import COUNTERS
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from tests.cases import MASKS, draw, lse_of
+from tests.oracles.double_loop import DoubleLoop, Event, is_fully_masked
+
+SIZES = (2, 2, 1, 16, 53, 8)
+
+
+def count(events: list[Event], limit: float, rows: int) -> dict[str, float]:
+    """The counters by their descriptions in `COUNTERS`, but for `lost_rows`."""
+    rescales = ones = stagnated = flushed = saturated = entries = 0
+    scores: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for event in events:
+        batch, head, tile_rows = event.where
+        seen, s, p, p_scaled, p_cast = (t.tolist() for t in (event.seen, event.s, event.p, event.p_scaled, event.p_cast))
+        alpha, l_old = (t[:, 0].tolist() for t in (event.alpha, event.l_old))
+        for i, row in enumerate(tile_rows):
+            if not any(seen[i]):
+                continue
+            begun = l_old[i] > 0
+            rescales += begun and alpha[i] != 1
+            for before, added, after in event.additions:
+                stagnated += before[i].item() > 0 and added[i].item() > 0 and after[i].item() == before[i].item()
+            ones += p[i].count(1.0)
+            for j in range(len(seen[i])):
+                if seen[i][j]:
+                    entries += 1
+                    scores[batch, head, row].append(s[i][j])
+                    flushed += p_cast[i][j] == 0
+                    saturated += p_scaled[i][j] > limit
+    tied = sum(row.count(max(row)) > 1 for row in scores.values())
+    return {
+        "rescales_per_row": rescales / rows,
+        "tied_rows": tied / rows,
+        "p_one_per_row": ones / rows,
+        "p_flushed": flushed / max(entries, 1),
+        "p_saturated": saturated / max(entries, 1),
+        "stagnated_per_row": stagnated / rows,
+    }
+
+
+FLUSHING = replace(Precision.kernel(BF16), probabilities=Cast(E4M3FN))
+STAGNANT = replace(Precision.uniform(BF16), row_sum=Dot.parse("e5m2"))
+CASES = {
+    "plain": (Precision.uniform(BF16), Tiling(16, 16), OnlineSoftmax(), 1.0),
+    "each": (Precision.uniform(E5M2), Tiling(16, 8, Order.REVERSE), OnlineSoftmax(Normalise.EACH), 1.0),
+    "lazy": (Precision.uniform(E5M2), Tiling(16, 8), OnlineSoftmax(rescale_threshold=1.0), 2.0),
+    "shifted": (Precision.uniform(E5M2), Tiling(16, 8), OnlineSoftmax(tie_shift=2.0), 0.5),
+    "splits": (Precision.uniform(E5M2), Tiling(16, 8, splits=3), OnlineSoftmax(exp=Exponential.EXP2), 0.5),
+    "flushed": (FLUSHING, Tiling(16, 16), OnlineSoftmax(), 8.0),
+    "saturated": (FLUSHING, Tiling(16, 8), OnlineSoftmax(p_scale=400.0, rescale_threshold=2.0), 2.0),
+    "stagnant": (STAGNANT, Tiling(16, 4), OnlineSoftmax(), 0.5),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("case", CASES)
+def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
+    precision, tiling, soft, spread = CASES[case]
+    inputs = precision.round_inputs(*draw(SIZES, spread=spread))
+    events: list[Event] = []
+    _, lse = DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
+    counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
+    lost = lse.isneginf() & ~is_fully_masked(MASKS[mask], 2, 16, 53)[:, None]
+    expected = count(events, precision.probabilities.largest, 2 * 2 * 16) | {"lost_rows": lost.double().mean().item()}
+    assert counted == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "counter"),
+    [
+        ("plain", "rescales_per_row"),
+        ("each", "tied_rows"),
+        ("lazy", "tied_rows"),
+        ("shifted", "tied_rows"),
+        ("splits", "tied_rows"),
+        ("plain", "p_one_per_row"),
+        ("flushed", "p_flushed"),
+        ("saturated", "p_saturated"),
+        ("stagnant", "stagnated_per_row"),
+    ],
+)
+def test_the_cases_above_do_count_something(case: str, counter: str) -> None:
+    precision, tiling, soft, spread = CASES[case]
+    inputs = precision.round_inputs(*draw(SIZES, spread=spread))
+    assert 0 < Tiled(precision, tiling, soft)(*inputs, Mask(), 0.3).counters[counter] < 53
+
+
+def test_counting_can_be_left_out() -> None:
+    precision = Precision.kernel(BF16)
+    inputs = precision.round_inputs(*draw(SIZES))
+    assert Tiled(precision, count=False)(*inputs, Mask()).counters == {}
+    assert set(Tiled(precision)(*inputs, Mask()).counters) == set(COUNTERS)
+
+
+def test_ties_across_tiles_and_splits_count_once_a_row() -> None:
+    """The two largest scores of every row stand 40 keys apart."""
+    k = torch.zeros(1, 1, 48, 4)
+    k[0, 0, [3, 43]] = 1.0
+    for tiling in (Tiling(16, 16), Tiling(16, 16, splits=3), Tiling(16, 48), Tiling(16, 8, Order.REVERSE)):
+        counters = Tiled(Precision.uniform(FP32), tiling)(torch.ones(1, 1, 5, 4), k, k, Mask()).counters
+        assert counters["tied_rows"] == 1.0
+
+
+def test_rows_without_keys_are_not_tied() -> None:
+    q, k, v = (t.float() for t in draw((2, 1, 1, 5, 9, 4)))
+    counters = Tiled(Precision.uniform(FP32), Tiling(4, 4))(q, k, v, Mask(key_lengths=(0, 0))).counters
+    assert counters == dict.fromkeys(COUNTERS, 0.0)
+
+
+def test_a_row_of_equal_scores_in_numbers() -> None:
+    """Four tiles of four equal scores: P is 1 sixteen times, alpha is 1 throughout, and nothing is lost."""
+    q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 16, 2)
+    counters = Tiled(Precision.kernel(BF16), Tiling(4, 4))(q, k, k, Mask()).counters
+    assert counters == {
+        "rescales_per_row": 0.0,
+        "tied_rows": 1.0,
+        "p_one_per_row": 16.0,
+        "p_flushed": 0.0,
+        "p_saturated": 0.0,
+        "stagnated_per_row": 0.0,
+        "lost_rows": 0.0,
+    }
+
+
+def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:
+    """Shifted by 7 times its tied maximum, every exponential underflows in FP16: no sum, a result of 0, an LSE of -inf."""
+    q = torch.full((1, 1, 3, 16), 4.0)
+    k = torch.full((1, 1, 64, 16), 4.0)
+    output = Tiled(Precision.uniform(FP16), Tiling(16, 16), OnlineSoftmax(tie_shift=7.0))(q, k, k, Mask(), 0.25)
+    assert output.counters["lost_rows"] == 1.0
+    assert bool((output.out == 0).all())
+    assert bool(lse_of(output).isneginf().all())
+
+
+def test_a_sum_stagnates_within_a_tile_too() -> None:
+    """One tile of 300 keys, added one by one: 1 + 1 + ... stops at 256."""
+    q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
+    step = replace(Precision.uniform(BF16), row_sum=Dot.parse("bf16@1"))
+    assert Tiled(step, Tiling(1, 300))(q, k, k, Mask()).counters["stagnated_per_row"] == 300 - 256
+
+
+def test_a_bf16_row_sum_stagnates_at_256() -> None:
+    """One key a tile, 300 of them: 1 + 1 + ... stops at 256, so that 300 - 256 tiles leave it as it was."""
+    q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
+    output = Tiled(Precision.uniform(BF16), Tiling(1, 1))(q, k, k, Mask())
+    assert output.counters["stagnated_per_row"] == 300 - 256
+    assert lse_of(output).item() == Cast(BF16)(torch.tensor(math.log(256))).item()

@@ -1,0 +1,232 @@
+"""Inputs are a function of their arguments, and are what their kind says, within five standard errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.problem import Problem, Shape
+from numdev.errors import BadInput
+from tests.cases import U64
+
+LARGE = Shape(batch=2, heads=4, kv_heads=2, queries=256, keys=300, head_dim=32)
+SIGMAS = 5  # a sound generator fails one such check in a million; the seeds are fixed, so a pass stays a pass
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """`q . k` of every query and key as sums in one order, so that equal keys have equal bits."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return (q[:, :, :, None] * k[:, :, None]).sum(-1)
+
+
+def everything(kind: Kind, parameter: float | None = None, seed: int = 0) -> Tensor:
+    return torch.cat([t.flatten() for t in Distribution(kind, parameter).draw(LARGE, 1.0, seed)])
+
+
+def check_mean(values: Tensor, mean: float, variance: float) -> None:
+    """The mean of n independent values has standard error sqrt(variance / n)."""
+    assert abs(float(values.mean()) - mean) < SIGMAS * math.sqrt(variance / values.numel())
+
+
+def check_share(values: Tensor, probability: float) -> None:
+    check_mean(values.double(), probability, probability * (1 - probability))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_shapes_type_and_seed(kind: Kind) -> None:
+    source = Distribution(kind)
+    drawn = source.draw(LARGE, 0.25, 3)
+    assert [t.shape for t in drawn] == [(2, 4, 256, 32), (2, 2, 300, 32), (2, 2, 300, 32)]
+    fixed = {Kind.CONSTANT: "qkv", Kind.GAP: "qk"}.get(kind, "")
+    for name, one, again, other in zip("qkv", drawn, source.draw(LARGE, 0.25, 3), source.draw(LARGE, 0.25, 4), strict=True):
+        assert one.dtype == torch.float64
+        assert one.device.type == "cpu"
+        assert bool(one.isfinite().all())
+        assert torch.equal(one, again)
+        assert torch.equal(one, other) == (name in fixed)
+    if kind is not Kind.CONSTANT:
+        assert not torch.equal(drawn[1], drawn[2]), "k and v are different draws"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", Kind)
+def test_nothing_global_enters_or_is_changed(kind: Kind, dtype: torch.dtype) -> None:
+    shape = Shape(heads=2, kv_heads=1, queries=20, keys=48, head_dim=8)
+    source = Distribution(kind, 23.0 if kind is Kind.TIED else None)
+    expected = source.draw(shape, 0.25, 3)
+    before = torch.get_default_dtype()
+    torch.manual_seed(1234)
+    state = torch.get_rng_state()
+    try:
+        torch.set_default_dtype(dtype)
+        found = source.draw(shape, 0.25, 3)
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_uniform() -> None:
+    """Variance 1/12; that of the square about the middle 1/80 - 1/144 = 1/180."""
+    values = everything(Kind.UNIFORM)
+    assert float(values.min()) >= 0.0
+    assert float(values.max()) < 1.0
+    check_mean(values, 0.5, 1 / 12)
+    check_mean((values - 0.5).square(), 1 / 12, 1 / 180)
+    for edge in (0.01, 0.25, 0.9):
+        check_share(values < edge, edge)
+
+
+def test_normal() -> None:
+    """E z^2 = 1, Var z^2 = 2."""
+    values = everything(Kind.NORMAL)
+    check_mean(values, 0.0, 1.0)
+    check_mean(values.square(), 1.0, 2.0)
+    for edge in (-2.0, 0.0, 1.0):
+        check_share(values < edge, float(stats.norm.cdf(edge)))
+
+
+@pytest.mark.parametrize("scale", [32**-0.5, 1.0, 0.03])
+@pytest.mark.parametrize("sigma", [None, 0.5, 20.0])
+def test_scores_have_the_standard_deviation_asked_for(sigma: float | None, scale: float) -> None:
+    """The mean of S^2 over n queries, n keys and h heads, for q and k of variance s^2 in d dimensions.
+
+    It is scale^2 tr(A B), A and B the second moments of q and k: its mean is scale^2 d s^4, its variance, first given B and
+    then over B, 2 (2 + (d + 1) / n) / (n d h) times the square of that (E tr B^2 = s^4 (d + d (d + 1) / n)).
+    """
+    n, d, heads = 200, 32, 4
+    shape = Shape(heads=heads, kv_heads=heads, queries=n, keys=n, head_dim=d)
+    q, k, v = Distribution(Kind.NORMAL_LOGITS, sigma).draw(shape, scale, 0)
+    found = float(scores(q, k).mul(scale).square().mean()) / (4.0 if sigma is None else sigma) ** 2
+    assert abs(found - 1) < SIGMAS * math.sqrt(2 * (2 + (d + 1) / n) / (n * d * heads))
+    check_mean(v.square(), 1.0, 2.0)
+    check_mean(q.square() / float(k.square().mean()), 1.0, 2.0 * 2)  # both carry the same spread; k's mean is as uncertain
+
+
+def test_scores_have_the_standard_deviation_asked_for_with_the_problems_scale() -> None:
+    problem = Problem(Distribution(Kind.NORMAL_LOGITS, 3.0), Shape(queries=200, keys=200, head_dim=32), scale=0.7)
+    tensors = problem.inputs(0)
+    found = float(scores(tensors["q"], tensors["k"]).mul(0.7).square().mean()) / 9
+    assert abs(found - 1) < SIGMAS * math.sqrt(2 * (2 + 33 / 200) / (200 * 32))
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-3, 0.02, 1.0])
+def test_outliers(p: float) -> None:
+    """A mixture of N(0, 1) and, with probability p, N(0, 101): E x^2 = 1 + 100 p, E x^4 = 3 (1 - p + 101^2 p)."""
+    values = everything(Kind.OUTLIERS, p)
+    mean = 1 + 100 * p
+    check_mean(values, 0.0, mean)
+    check_mean(values.square(), mean, 3 * (1 - p + 101**2 * p) - mean**2)
+    beyond = 2 * ((1 - p) * float(stats.norm.sf(6)) + p * float(stats.norm.sf(6 / math.sqrt(101))))
+    check_share(values.abs() > 6, beyond)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 3.0, 30.0])
+def test_student_t(freedom: float) -> None:
+    values = everything(Kind.STUDENT_T, freedom)
+    for edge in (0.5, 2.0, 5.0):
+        check_share(values.abs() > edge, 2 * float(stats.t.sf(edge, freedom)))
+        check_share(values > edge, float(stats.t.sf(edge, freedom)))
+
+
+def test_student_t_has_heavy_tails() -> None:
+    n = everything(Kind.NORMAL).numel()
+    assert 2 * n * float(stats.norm.sf(10.0)) < 1e-6
+    assert float(everything(Kind.STUDENT_T).abs().max()) > 10.0
+
+
+@pytest.mark.parametrize(("keys", "copies"), [(128, 4), (130, 4), (7, 7), (9, 4), (28, 27), (16, 1), (64, 32)])
+def test_the_best_key_occurs_as_often_as_asked_for(keys: int, copies: int) -> None:
+    shape = Shape(batch=2, heads=4, kv_heads=2, queries=50, keys=keys, head_dim=16)
+    q, k, v = Distribution(Kind.TIED, float(copies)).draw(shape, 0.25, 1)
+    plain = Distribution(Kind.NORMAL).draw(shape, 0.25, 1)
+    assert torch.equal(q, plain[0])
+    assert torch.equal(v, plain[2])
+    s = scores(q, k)
+    best = s.amax(-1, keepdim=True)
+    positive = best.squeeze(-1) > 0
+    assert int(positive.sum()) > 50
+    assert set((s == best).sum(-1)[positive].tolist()) == {copies}
+
+
+def test_default_ties_are_spread_over_the_keys() -> None:
+    """Every quarter of the keys holds one copy, so that each of four tiles or more meets the maximum again."""
+    _, k, _ = Distribution(Kind.TIED).draw(Shape(queries=4, keys=64, head_dim=8), 1.0, 0)
+    quarters = k.unflatten(2, (4, 16))
+    assert torch.equal(quarters, quarters[:, :, :1].expand_as(quarters))
+
+
+def test_more_copies_than_keys_are_refused() -> None:
+    with pytest.raises(BadInput, match="^problem.source.parameter: 9 ") as caught:
+        Distribution(Kind.TIED, 9.0).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
+    assert "8 keys" in caught.value.mend
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0])
+@pytest.mark.parametrize("raised", [None, 3.0, -2.0, 0.0])
+@pytest.mark.parametrize("dim", [1, 16])
+def test_the_sink_raises_every_score_at_key_0(raised: float | None, scale: float, dim: int) -> None:
+    """Over that of the other coordinates; the first coordinate is for the sink alone. d products, a root squared, two sums."""
+    shape = Shape(batch=2, heads=4, kv_heads=2, queries=30, keys=20, head_dim=dim)
+    q, k, v = Distribution(Kind.SINK, raised).draw(shape, scale, 5)
+    plain_q, plain_k, plain_v = Distribution(Kind.NORMAL).draw(shape, scale, 5)
+    assert torch.equal(v, plain_v)
+    expected = scores(plain_q[..., 1:], plain_k[..., 1:]) * scale
+    found = scores(q, k) * scale
+    expected[..., 0] += 10.0 if raised is None else raised
+    loose = (dim + 6) * U64 * scale * scores(q.abs(), k.abs())
+    assert bool(((found - expected).abs() <= loose).all())
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 128**-0.5])
+@pytest.mark.parametrize("gap", [None, 3.0, -2.0, 0.0])
+@pytest.mark.parametrize("dim", [1, 16])
+def test_the_gap_is_exact_and_has_no_noise(gap: float | None, scale: float, dim: int) -> None:
+    """Every score but those of key 0 is 0; those are off by the quotient's and the product's roundoff, 0 with a power of two."""
+    shape = Shape(batch=2, heads=4, kv_heads=2, queries=30, keys=20, head_dim=dim)
+    q, k, v = Distribution(Kind.GAP, gap).draw(shape, scale, 5)
+    assert torch.equal(v, Distribution(Kind.NORMAL).draw(shape, scale, 5)[2])
+    found, wanted = scores(q, k) * scale, 10.0 if gap is None else gap
+    assert bool((found[..., 1:] == 0).all())
+    exact = math.log2(scale) % 1 == 0
+    assert bool(((found[..., 0] - wanted).abs() <= (0.0 if exact else 2 * U64 * abs(wanted))).all())
+    for drawn in (q, k):
+        assert torch.equal(drawn.bfloat16().double(), drawn) or not exact
+
+
+def test_constant() -> None:
+    for drawn in Distribution(Kind.CONSTANT, -2.5).draw(LARGE, 1.0, 0):
+        assert bool((drawn == -2.5).all())
+    assert bool((everything(Kind.CONSTANT) == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter"),
+    [
+        (Kind.UNIFORM, 1.0),
+        (Kind.NORMAL, 0.0),
+        (Kind.NORMAL_LOGITS, 0.0),
+        (Kind.NORMAL_LOGITS, -1.0),
+        (Kind.OUTLIERS, -0.1),
+        (Kind.OUTLIERS, 1.1),
+        (Kind.STUDENT_T, 0.0),
+        (Kind.TIED, 0.0),
+        (Kind.TIED, 2.5),
+        *((kind, bad) for kind in Kind for bad in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_bad_parameters_are_refused(kind: Kind, parameter: float) -> None:
+    with pytest.raises(BadInput, match="^problem.source.parameter: ") as caught:
+        Distribution(kind, parameter)
+    assert caught.value.field == "problem.source.parameter"
+    assert kind.value in caught.value.mend
+
+
+def test_the_default_parameter_equals_the_same_one_given() -> None:
+    assert Distribution(Kind.TIED) == Distribution(Kind.TIED, 4.0)
+    assert Distribution(Kind.UNIFORM).parameter is None

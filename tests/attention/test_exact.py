@@ -1,0 +1,201 @@
+"""Exact attention against 200-bit arithmetic, within a bound derived from d, N and the sizes of the scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP64
+from numdev.attention import exact
+from numdev.attention.base import Attention, Output
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.errors import BadInput
+from tests.cases import MASKS, U64, Sizes, draw, lse_error, lse_of, output_error, reach
+from tests.oracles.double_loop import is_fully_masked
+from tests.oracles.multiprecision import attention
+
+EVERYTHING = st.builds(
+    Mask,
+    causal=st.booleans(),
+    window=st.one_of(st.none(), st.integers(1, 8)),
+    key_lengths=st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 3))),
+)
+
+
+def check_against_200_bits(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> None:
+    """`out` within `output_error` of `max |v|`, LSE within `lse_error`, both in u; no more than the oracle's own u."""
+    got, (out, lse) = Exact()(q, k, v, mask, scale), attention(q, k, v, mask, scale)
+    a, keys, dim = reach(q, k, scale), k.shape[2], q.shape[3]
+    assert got.out.dtype == lse_of(got).dtype == torch.float64
+    assert float((got.out - out).abs().max()) <= (output_error(dim, keys, a) + 1) * U64 * float(v.abs().max())
+    finite = lse.isfinite()
+    assert torch.equal(lse_of(got).isneginf(), ~finite)
+    off = (lse_of(got) - lse)[finite].abs()
+    assert bool((off <= (lse_error(dim, keys, a) + 1) * U64).all())
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 2),
+    st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
+    st.integers(1, 6),
+    st.integers(3, 9),
+    st.integers(1, 5),
+    EVERYTHING,
+    st.sampled_from([0.25, 1.0, 1 / math.sqrt(3), 30.0]),
+    st.integers(0, 99),
+)
+def test_any_small_problem(
+    batch: int, heads: tuple[int, int], queries: int, keys: int, dim: int, mask: Mask, scale: float, seed: int
+) -> None:
+    """Grouped heads, queries unlike keys in number, every mask, scores from tiny to hundreds."""
+    if mask.key_lengths is not None:
+        mask = Mask(mask.causal, mask.window, mask.key_lengths[:batch])
+    check_against_200_bits(*draw((batch, *heads, queries, keys, dim), seed), mask, scale)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mask"),
+    [
+        ((1, 1, 1, 1, 1, 1), Mask()),
+        ((1, 1, 1, 1, 40, 4), Mask()),
+        ((1, 1, 1, 9, 1, 4), Mask()),
+        ((1, 1, 1, 9, 3, 4), Mask(causal=True)),
+        ((1, 1, 1, 3, 9, 4), Mask(causal=True)),
+        ((2, 4, 1, 5, 7, 3), Mask(causal=True, window=2)),
+        ((2, 2, 2, 5, 7, 3), Mask(key_lengths=(0, 7))),
+        ((1, 1, 1, 20, 60, 32), Mask()),
+    ],
+)
+def test_named_shapes(sizes: Sizes, mask: Mask) -> None:
+    """One key, one query, more queries than keys, fewer, grouped heads, an empty batch entry, and a larger one."""
+    check_against_200_bits(*draw(sizes), mask, 1 / math.sqrt(sizes[-1]))
+
+
+def test_error_grows_with_the_scores_as_the_bound_says() -> None:
+    """Keys with a large common part: large scores that differ little. The term in A carries the error, and the bound."""
+    q, k, v = draw((1, 1, 1, 8, 12, 6))
+    k = k + 1000.0
+    check_against_200_bits(q, k, v, Mask(), 1.0)
+    off = float((Exact()(q, k, v, Mask(), 1.0).out - attention(q, k, v, Mask(), 1.0)[0]).abs().max())
+    assert off > (6 + 12 + 10) * U64 * float(v.abs().max()), "d and N alone do not bound it"
+
+
+def test_scores_beyond_the_range_of_exp_are_no_matter() -> None:
+    q, k, v = draw((1, 1, 1, 4, 5, 3))
+    check_against_200_bits(q * 1e4, k, v, Mask(), 1.0)
+    check_against_200_bits(q * 1e-300, k, v, Mask(), 1.0)
+
+
+def test_a_row_that_sees_no_key_is_zero() -> None:
+    q, k, v = draw((2, 2, 1, 7, 4, 3))
+    mask = Mask(causal=True, key_lengths=(4, 0))
+    got = Exact()(q, k, v, mask)
+    masked = is_fully_masked(mask, 2, 7, 4)[:, None].expand(2, 2, 7)
+    assert bool(masked.any())
+    assert not bool(masked.all())
+    assert bool((got.out[masked] == 0).all())
+    assert bool(lse_of(got)[masked].isneginf().all())
+    assert bool(lse_of(got)[~masked].isfinite().all())
+
+
+def test_one_key_gives_its_value() -> None:
+    q, k, v = draw((2, 2, 1, 5, 1, 3))
+    got = Exact()(q, k, v, Mask(), 0.7)
+    assert torch.equal(got.out, v.expand(2, 2, 5, 3))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("workspace", [1, 1000, 5000])
+def test_streaming_over_rows_changes_no_bit(mask: str, workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw((2, 4, 2, 37, 53, 24))
+    whole = Exact()(q, k, v, MASKS[mask])
+    monkeypatch.setitem(exact._WORKSPACE, "cpu", workspace)
+    parts = Exact()(q, k, v, MASKS[mask])
+    assert torch.equal(parts.out, whole.out)
+    assert torch.equal(lse_of(parts), lse_of(whole))
+
+
+def test_streaming_changes_no_bit_of_long_rows_and_wide_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where BLAS would cut the inner dimension by the size of the product."""
+    q, k, v = draw((1, 2, 1, 40, 1500, 256))
+    whole = Exact()(q, k, v, Mask())
+    monkeypatch.setitem(exact._WORKSPACE, "cpu", 2 * 1500 * 7)
+    parts = Exact()(q, k, v, Mask())
+    assert torch.equal(parts.out, whole.out)
+
+
+def test_heads_of_a_group_share_their_keys_in_order() -> None:
+    q, k, v = draw((2, 6, 2, 5, 9, 4))
+    grouped = Exact()(q, k, v, Mask())
+    repeated = Exact()(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), Mask())
+    assert torch.equal(grouped.out, repeated.out)
+    assert torch.equal(lse_of(grouped), lse_of(repeated))
+
+
+def test_default_scale_and_formats() -> None:
+    q, k, v = draw((1, 1, 1, 5, 9, 16))
+    assert torch.equal(Exact()(q, k, v, Mask()).out, Exact()(q, k, v, Mask(), 0.25).out)
+    assert Exact().format == FP64
+    low_q, low_k, low_v = (t.to(torch.bfloat16) for t in (q, k, v))
+    widened = Exact()(low_q.double(), low_k.double(), low_v.double(), Mask())
+    assert torch.equal(Exact()(low_q, low_k, low_v, Mask()).out, widened.out)
+    assert [t.dtype for t in Exact().round_inputs(low_q, low_k, low_v)] == [torch.float64] * 3
+
+
+def test_outputs_by_name() -> None:
+    out, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    assert Output(out, lse).tensors() == {"out": out, "lse": lse}
+    assert Output(out, None).tensors() == {"out": out}
+    assert Output(out, lse).counters == {}
+
+
+def test_annotated_shapes_are_enforced_while_the_tests_run() -> None:
+    with pytest.raises(TypeCheckError):
+        Output(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5))
+
+
+IMPLEMENTATIONS: list[Attention] = [Exact(), Naive(Precision.golden()), Tiled(Precision.golden())]
+
+
+@pytest.mark.parametrize("attend", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    ("q", "k", "v", "mask", "field"),
+    [
+        ((1, 2, 5, 4), (1, 2, 7, 3), (1, 2, 7, 3), Mask(), "k"),
+        ((2, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(), "k"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 8, 4), Mask(), "v"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 1, 7, 4), Mask(), "v"),
+        ((1, 3, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(), "problem.kv_heads"),
+        ((1, 2, 5, 4), (1, 4, 7, 4), (1, 4, 7, 4), Mask(), "problem.kv_heads"),
+        ((1, 2, 0, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(), "q"),
+        ((1, 2, 5, 0), (1, 2, 7, 0), (1, 2, 7, 0), Mask(), "q"),
+        ((1, 2, 5, 4), (1, 2, 0, 4), (1, 2, 0, 4), Mask(), "k"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 0), Mask(), "v"),
+        ((1, 0, 5, 4), (1, 1, 7, 4), (1, 1, 7, 4), Mask(), "q"),
+        ((2, 5, 4), (2, 7, 4), (2, 7, 4), Mask(), "q"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(key_lengths=(7, 7)), "problem.key_lengths"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(key_lengths=(8,)), "problem.key_lengths"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    attend: Attention, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], mask: Mask, field: str
+) -> None:
+    with pytest.raises(BadInput, match=f"^{field}: ") as caught:
+        attend(torch.ones(q), torch.ones(k), torch.ones(v), mask)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("attend", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
+def test_implementations_keep_to_the_protocol(attend: Attention) -> None:
+    assert isinstance(attend, Attention)

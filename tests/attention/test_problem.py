@@ -1,0 +1,114 @@
+"""Shapes and problems: what is refused, and what inputs they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.api import baseline_for
+from numdev.arithmetic.formats import FP64
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape, Source
+from numdev.errors import BadInput
+from numdev.measurement.bench import Bench
+from numdev.measurement.deviation import Sample
+
+NORMAL = Distribution(Kind.NORMAL)
+SIZES = st.integers(1, 5)
+
+
+@given(SIZES, SIZES, SIZES, SIZES, SIZES, SIZES)
+def test_shapes(batch: int, group: int, kv_heads: int, queries: int, keys: int, dim: int) -> None:
+    shape = Shape(batch, group * kv_heads, kv_heads, queries, keys, dim)
+    problem = Problem(NORMAL, shape)
+    tensors = problem.inputs(0)
+    assert list(tensors) == ["q", "k", "v"]
+    assert tensors["q"].shape == shape.q == (batch, group * kv_heads, queries, dim)
+    assert tensors["k"].shape == tensors["v"].shape == shape.kv == (batch, kv_heads, keys, dim)
+
+
+@pytest.mark.parametrize("name", ["batch", "heads", "kv_heads", "queries", "keys", "head_dim"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_below_one_are_refused(name: str, value: int) -> None:
+    with pytest.raises(BadInput, match=f"^problem.{name}: {value} "):
+        replace(Shape(heads=1), **{name: value})
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 2), (1, 2), (4, 8)])
+def test_kv_heads_must_divide_heads(heads: int, kv_heads: int) -> None:
+    with pytest.raises(BadInput, match="^problem.kv_heads: "):
+        Shape(heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("lengths", [(3, 4, 5), (3,), (3, 9), ()])
+def test_key_lengths_must_fit_the_batch_and_the_keys(lengths: tuple[int, ...]) -> None:
+    shape = Shape(batch=2, queries=4, keys=8, head_dim=4)
+    assert Problem(NORMAL, shape, Mask(key_lengths=(0, 8))).mask.key_lengths == (0, 8)
+    with pytest.raises(BadInput, match="^problem.key_lengths: "):
+        Problem(NORMAL, shape, Mask(key_lengths=lengths))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_scales_that_are_refused(scale: float) -> None:
+    with pytest.raises(BadInput, match="^problem.scale: "):
+        Problem(NORMAL, scale=scale)
+
+
+def test_scale() -> None:
+    assert Problem(NORMAL, Shape(head_dim=64)).softmax_scale == 0.125
+    assert Problem(NORMAL, Shape(head_dim=64), scale=3.0).softmax_scale == 3.0
+    mask = Mask(causal=True)
+    assert Problem(NORMAL, Shape(head_dim=16), mask).arguments() == {"mask": mask, "scale": 0.25}
+
+
+@pytest.mark.parametrize("source", [NORMAL, Captured()], ids=lambda s: type(s).__name__)
+def test_inputs_are_fp64_on_the_cpu_and_a_function_of_the_seed(source: Source) -> None:
+    problem = Problem(source, Shape(queries=8, keys=9, head_dim=32))
+    one, again, other = problem.inputs(0), problem.inputs(0), problem.inputs(1)
+    for name, tensor in one.items():
+        assert tensor.dtype == torch.float64
+        assert tensor.device == torch.device("cpu")
+        assert torch.equal(tensor, again[name])
+        assert not torch.equal(tensor, other[name])
+    assert isinstance(source, Source)
+
+
+def test_the_scale_reaches_the_source() -> None:
+    """Scores of the same spread under any scale: q and k are drawn for it, by sqrt(scale) each, a root rounded once."""
+    shape = Shape(queries=8, keys=8, head_dim=16)
+    small, large = (Problem(Distribution(Kind.NORMAL_LOGITS), shape, scale=scale).inputs(0)["q"] for scale in (0.25, 1.0))
+    assert torch.equal(small, large * 2)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(queries=40, keys=40, head_dim=32), Shape(2, 4, 1, 24, 60, 64), Shape(1, 2, 2, 100, 9, 16)], ids=str
+)
+def test_bytes_cover_what_one_replicate_keeps(shape: Shape) -> None:
+    """In FP64 throughout, the most that a bench can keep: inputs, golden and baseline with what their samples hold."""
+    problem, variant = Problem(NORMAL, shape), Naive(Precision.golden())
+    bench = Bench(Exact(), "cpu")
+    bench.measure(problem, variant, baseline_for(FP64), seeds=1)
+    tensors = [value for value, _ in bench._kept._entries.values()]
+    held = sum(t.numel() * t.element_size() for value in tensors if isinstance(value, tuple) for t in value)
+    for value in tensors:
+        if isinstance(value, dict):
+            held += sum(s.values.numel() * 8 for s in value.values() if isinstance(s, Sample))
+    inputs = 8 * sum(t.numel() for t in problem.inputs(0).values())
+    assert held > 2 * inputs, "the inputs, the rounded inputs, and results"
+    assert held <= problem.bytes
+
+
+def test_bytes_grow_with_every_size() -> None:
+    base = Shape(2, 4, 2, 8, 8, 8)
+    for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"):
+        larger = replace(base, **{name: 2 * getattr(base, name)})
+        assert Problem(NORMAL, larger).bytes > Problem(NORMAL, base).bytes, name

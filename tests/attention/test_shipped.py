@@ -1,0 +1,174 @@
+"""What ships, and what is said of it in one command: composed by Hydra, measured, and read back from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numdev.arithmetic.microscale import MICROSCALED
+from numdev.attention.shipped import SHIPPED
+from numdev.cli.main import main
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
+
+SMALL = ("problem.n=96", "problem.head_dim=32", "problem.heads=2", "seeds=1", "device=cpu", "baseline=none")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`run("precision=sage2", ...)` measures, and returns the records in the order of the jobs' configurations."""
+    monkeypatch.chdir(tmp_path)
+
+    def measured(*arguments: str, code: int = 0) -> list[Record]:
+        with pytest.raises(SystemExit) as ended:
+            main(("measure", *SMALL, *arguments))
+        assert ended.value.code == code
+        return sorted(Store(tmp_path / "results").records(), key=lambda record: str(record.config))
+
+    return measured
+
+
+def variant_row(record: Record, name: str = "out") -> dict[str, Any]:
+    wanted = ("variant", name, "golden_same_inputs")
+    return next(row for row in record.rows if (row["subject"], row["output"], row["reference"]) == wanted)
+
+
+def counter(record: Record, name: str) -> float:
+    return float(record.counters[0][name])
+
+
+OVERFLOWING = ("softmax=fa3_fp8", "softmax.rescale_threshold=4", "problem=normal", "problem.n=512", "problem.head_dim=128")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fa3_fp8", "fa4_fp8", "kernel_e4m3fn", "kernel_e5m2"])
+def test_fp8_kernels_saturate(run: Any, precision: str) -> None:
+    """P of up to 2^8 * 2^4 is beyond E4M3's 448."""
+    (record,) = run(f"precision={precision}", *OVERFLOWING)
+    assert record.status is Status.OK
+    assert variant_row(record)["nan_count"] == 0
+    assert (counter(record, "p_saturated") > 0) == (precision != "kernel_e5m2")
+
+
+def test_overflow_to_nan_is_a_choice(run: Any) -> None:
+    (record,) = run("precision=fp8", "precision.probabilities=e4m3fn:infinity", *OVERFLOWING)
+    assert record.status is Status.NONFINITE
+    assert record.config["variant"]["precision"]["name"] == "custom"
+
+
+def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
+    """P of 2^8 times what the maximum lags behind saturates beyond 448; without a lag none does."""
+    arguments = ("-m", "problem=normal_logits", "problem.source.parameter=1,4,16", "softmax.rescale_threshold=0,4,8")
+    records = run(*arguments, "precision=fa4_fp8", "softmax=fa4_fp8", "tiling.bc=16")
+    assert [record.status for record in records] == [Status.OK] * 9
+    saturated = {
+        (record.config["variant"]["softmax"]["rescale_threshold"], record.config["problem"]["source"]["parameter"]): counter(
+            record, "p_saturated"
+        )
+        for record in records
+    }
+    assert [saturated[0.0, spread] for spread in (1.0, 4.0, 16.0)] == [0.0] * 3
+    assert all(saturated[threshold, spread] > 0 for threshold in (4.0, 8.0) for spread in (1.0, 4.0, 16.0))
+
+
+def test_a_sink_of_a_fixed_gap(run: Any) -> None:
+    """LSE is log(e^gap + n - 1) of every row; golden's is, to FP64's roundoff, and FP32's to its own of 17 times 8."""
+    (record,) = run("problem=gap", "problem.source.parameter=6", "problem.scale=0.25", "precision=kernel_fp32")
+    assert record.config["problem"]["source"] == {"type": "Distribution", "kind": "gap", "parameter": 6.0}
+    assert variant_row(record, "lse")["max_difference"] < 100 * 8 * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quantise"),
+    [
+        (("precision=int8", "precision.quantise.smoothing=q"), {"smoothing": "q", "smoothing_block": None}),
+        (("precision=sage2_int4", "precision.quantise.smoothing_block=32"), {"smoothing": "qk", "smoothing_block": 32}),
+        (
+            ("precision=int8", "precision.quantise.smoothing=q", "precision.quantise.smoothing_block=32"),
+            {"smoothing": "q", "smoothing_block": 32},
+        ),
+        (
+            (
+                "precision=kernel_bf16",
+                "precision.quantise.to=int4",
+                "precision.quantise.scale=row",
+                "precision.quantise.values=e4m3fn:saturate",
+                "precision.quantise.values_scale=channel",
+            ),
+            {"to": "int4", "scale": "row", "values": "e4m3fn:saturate", "values_scale": "channel"},
+        ),
+        (
+            (
+                "precision=int8",
+                "precision.quantise.values=e4m3fn:saturate",
+                "precision.quantise.values_scale=tensor",
+                "precision.probabilities=e4m3fn:saturate",
+            ),
+            {"to": "int8", "values": "e4m3fn:saturate", "values_scale": "tensor"},
+        ),
+        *((("precision=kernel_bf16", f"precision.inputs={name}"), {"to": name, "scale": None}) for name in MICROSCALED),
+        (
+            ("precision=kernel_bf16", "precision.inputs=e3m2finite/8/e4m3", "precision.probabilities=mxfp8_e4m3"),
+            {"to": "e3m2finite/8/e4m3"},
+        ),
+        (("precision=int8", "precision.quantise.values=nvfp4"), {"to": "int8", "values": "nvfp4", "values_scale": None}),
+    ],
+)
+def test_quantised_inputs_in_one_command(run: Any, arguments: tuple[str, ...], quantise: dict[str, Any]) -> None:
+    (record,) = run(*arguments, "problem=outliers")
+    assert record.status is Status.OK
+    described = record.config["variant"]["precision"]["quantise"]
+    assert {name: described[name] for name in quantise} == quantise
+    assert 0 < variant_row(record)["max_difference"] < 1
+
+
+@pytest.mark.parametrize("smoothing", ["q", "qk"])
+def test_smoothing_pays_where_q_has_a_mean(run: Any, smoothing: str) -> None:
+    """Uniform inputs have the mean 1/2 in each channel: taken out, INT4 has a step half as wide for what is left."""
+    arguments = ("-m", "precision=sage2_int4", f"precision.quantise.smoothing=none,{smoothing}", "problem=uniform")
+    total = {}
+    for record in run(*arguments):
+        (row,) = (row for row in record.rows if (row["output"], row["reference"]) == ("lse", "golden"))
+        total[record.config["variant"]["precision"]["quantise"]["smoothing"]] = row["rmse"]
+    assert total[smoothing] < total["none"]
+
+
+def test_l_of_the_rounded_p(run: Any) -> None:
+    """With V = 1 the result is 1 but for the output's rounding; with l of the unrounded P it is off by P's."""
+    arguments = ("-m", "softmax.sum_over=exponentials,probabilities", "problem=constant", "precision=kernel_e5m2")
+    records = run(*arguments, "precision.inputs=bf16", "precision.output=fp32", "problem.scale=0.013")
+    worst = {record.config["variant"]["softmax"]["sum_over"]: variant_row(record)["max_difference"] for record in records}
+    assert set(worst) == {"exponentials", "probabilities"}
+    assert worst["probabilities"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("softmax.exp=exp2_fa4",), "exp2_fa4"),
+        (("softmax.exp=exp2_poly3", "softmax.exp_share=0.25"), "exp2_poly3"),
+        (("softmax.exp_coefficients=[1,0.65,0.35]", "softmax.exp_share=0.5"), "exp2[1.0,0.65,0.35] in columns 1 of 2"),
+    ],
+)
+def test_polynomials_in_one_command(run: Any, arguments: tuple[str, ...], text: str) -> None:
+    (record,) = run(*arguments, "precision=kernel_fp32")
+    assert record.status is Status.OK
+    written = record.config["variant"]["softmax"]["exp"]
+    assert written == text or (text == "exp2_poly3" and written.endswith("in columns 3 of 4"))
+    assert variant_row(record)["max_difference"] > 2.0**-24
+
+
+KERNELS = [
+    *((name, name, name) for name in SHIPPED if name not in ("fp8", "int8")),
+    *((f"kernel_{fmt}", name, name) for fmt in ("bf16", "fp16") for name in ("fa2_kernel", "fa3", "fa4")),
+    ("kernel_bf16", "cudnn", "default"),
+]
+
+
+@pytest.mark.parametrize(("precision", "softmax", "tiling"), KERNELS)
+def test_what_ships_has_names(run: Any, precision: str, softmax: str, tiling: str) -> None:
+    """Every policy, recurrence and tile, on which 4 bits leave an error below the spread of V."""
+    (record,) = run(f"precision={precision}", f"softmax={softmax}", f"tiling={tiling}", "problem=normal", "problem.n=300")
+    assert record.status is Status.OK
+    assert 0 < variant_row(record)["rmse"] < 0.1

@@ -1,0 +1,284 @@
+"""The online softmax's parts: exponentials against multiprecision, the running maximum against one row at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp, mpf, workprec
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP64
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.softmax import (
+    EXP2_MINIMAX,
+    EXPONENTIALS,
+    FA4_COEFFICIENTS,
+    Exponential,
+    OnlineSoftmax,
+    exp2,
+    exp2_polynomial,
+)
+from numdev.errors import BadInput
+from tests.oracles.double_loop import largest_of, new_maximum
+
+DEGREES = sorted(EXP2_MINIMAX)
+CARRIERS = {torch.float32: 23, torch.float64: 52}
+
+
+def relative_errors(degree: int, points: int = 2000) -> list[float]:
+    """`p(f) / 2^f - 1` on an even grid of [0, 1], both ends included, in 200 bits."""
+    with workprec(200):
+        coefficients = [mpf(c) for c in reversed(EXP2_MINIMAX[degree].coefficients)]
+        grid = [mpf(i) / points for i in range(points + 1)]
+        return [float(mp.polyval(coefficients, f) / mpf(2) ** f - 1) for f in grid]
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_has_the_stated_error(degree: int) -> None:
+    """To the four digits stated. The grid misses a smooth extremum by at most `pi^2 (degree + 1)^2 / 2 / 2000^2 < 5e-5`."""
+    worst = max(abs(error) for error in relative_errors(degree))
+    assert worst == pytest.approx(EXP2_MINIMAX[degree].relative_error, rel=1e-4)
+    assert len(EXP2_MINIMAX[degree].coefficients) == degree + 1
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_is_the_best_of_its_degree(degree: int) -> None:
+    """Chebyshev: the error alternates degree + 2 times with equal size. Coefficients in FP64 shift it by 1e-16 only."""
+    errors = relative_errors(degree)
+    extremes = [errors[0]]
+    for error in errors[1:]:
+        if (error > 0) == (extremes[-1] > 0):
+            extremes[-1] = max(extremes[-1], error, key=abs)
+        else:
+            extremes.append(error)
+    assert len(extremes) == degree + 2
+    sizes = [abs(error) for error in extremes]
+    assert max(sizes) - min(sizes) <= 1e-4 * max(sizes) + 1e-15
+
+
+def test_each_degree_is_better_than_the_last() -> None:
+    stated = [EXP2_MINIMAX[degree].relative_error for degree in DEGREES]
+    assert DEGREES == [1, 2, 3, 4, 5]
+    assert all(better < worse / 10 for worse, better in pairwise(stated))
+
+
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+@pytest.mark.parametrize("degree", DEGREES)
+def test_polynomial_in_its_carrier(degree: int, carrier: torch.dtype) -> None:
+    """Horner's rule adds two roundings a step to sums of positive terms: `2 (degree + 1) u` relative (Higham, 5.1)."""
+    x = torch.cat([-torch.rand(400, dtype=carrier) * 40, -torch.rand(100, dtype=carrier) * 1e-6, torch.arange(-9.0, 3)])
+    x = x.to(carrier)
+    got = exp2_polynomial(x, EXP2_MINIMAX[degree].coefficients).double()
+    with workprec(200):
+        exact = torch.tensor([float(mpf(2) ** mpf(value)) for value in x.tolist()], dtype=torch.float64)
+    u = 2.0 ** -(CARRIERS[carrier] + 1)
+    bound = EXP2_MINIMAX[degree].relative_error * (1 + 1e-4) + 2 * (degree + 2) * u + 2.0**-52
+    assert float((got / exact - 1).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_exp2_is_within_an_ulp_and_a_half(carrier: torch.dtype) -> None:
+    low = -125.0 if carrier is torch.float32 else -1021.0
+    spread = [-torch.rand(800, dtype=torch.float64) * 20, torch.linspace(low, 9, 400, dtype=torch.float64)]
+    x = torch.cat([*spread, -torch.logspace(-14, 0, 200, dtype=torch.float64)]).to(carrier)
+    with workprec(200):
+        for value, result in zip(x.tolist(), exp2(x.clone()).tolist(), strict=True):
+            exact = mpf(2) ** mpf(value)
+            ulp = mpf(2) ** (mp.floor(mpf(value)) - CARRIERS[carrier])
+            assert abs(mpf(result) - exact) <= 1.5 * ulp, value
+
+
+@pytest.mark.parametrize("kind", [Exponential.EXP, Exponential.EXP2], ids=str)
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_an_exponential_does_not_depend_on_its_place(kind: Exponential, carrier: torch.dtype) -> None:
+    """Vector code and the code for the last few elements must agree: rows are independent only if elements are."""
+    x = -torch.rand(1037, dtype=carrier) * 20
+    whole = kind(x.clone())
+    for first, last in ((0, 1), (1, 2), (5, 12), (17, 50), (1000, 1037), (1, 1037)):
+        assert torch.equal(kind(x[first:last].clone()), whole[first:last])
+    strided = torch.stack([x, x], 1)[:, 0]
+    assert torch.equal(kind(strided), whole)
+
+
+@pytest.mark.parametrize("name", EXPONENTIALS)
+@pytest.mark.parametrize("carrier", CARRIERS, ids=str)
+def test_special_values(name: str, carrier: torch.dtype) -> None:
+    kind = EXPONENTIALS[name]
+    x = torch.tensor([-math.inf, math.nan, -1e30, 0.0, -0.0], dtype=carrier)
+    got = kind(x[:, None].expand(5, kind.period).clone())
+    error = 0.0  # 2^0; a polynomial's is its own, which its roundings may exceed
+    if kind.coefficients:
+        terms = len(kind.coefficients)
+        error = abs(kind.coefficients[0] - 1) * (1 + 1e-4) + (terms + 1) * 2.0 ** -CARRIERS[carrier]
+    assert bool((got[[0, 2]] == 0).all())
+    assert bool(got[1].isnan().all())
+    assert float((got[3:] - 1).abs().max()) <= error
+
+
+def test_exp2_of_whole_numbers_is_exact() -> None:
+    whole = torch.arange(-149, 128, dtype=torch.float32)
+    assert exp2(whole.clone()).tolist() == [2.0**n for n in range(-149, 128)]
+    assert exp2(torch.tensor([math.inf, 1e9])).tolist() == [math.inf, math.inf]
+
+
+def test_alpha_never_goes_by_a_polynomial() -> None:
+    x = -torch.rand(50, dtype=torch.float64) * 9
+    for kind in EXPONENTIALS.values():
+        exact = Exponential.EXP2 if kind.is_binary else Exponential.EXP
+        assert torch.equal(kind.exact(x.clone()), exact(x.clone()))
+
+
+def test_flash_attention_4s_polynomial() -> None:
+    """Its largest relative error on [0, 1) is 8.8e-5 (arXiv 2603.05451, section 3), and 2^0 is exactly 1, so that P = 1 is."""
+    with workprec(200):
+        coefficients = [mpf(c) for c in reversed(FA4_COEFFICIENTS)]
+        errors = [abs(mp.polyval(coefficients, mpf(i) / 4000) / mpf(2) ** (mpf(i) / 4000) - 1) for i in range(4001)]
+    assert float(max(errors)) == pytest.approx(8.8e-5, rel=0.01)
+    assert FA4_COEFFICIENTS[0] == 1.0
+    assert [float(torch.tensor(c, dtype=torch.float32)) for c in FA4_COEFFICIENTS] == list(FA4_COEFFICIENTS)
+    whole = -torch.arange(0.0, 100.0)[:, None].expand(100, 128)
+    assert torch.equal(EXPONENTIALS["exp2_fa4"](whole.clone()), torch.exp2(whole))
+
+
+@pytest.mark.parametrize(("name", "frequency"), [("exp2_fa4", 16), ("exp2_fa4_fp8", 8)])
+def test_flash_attention_4s_columns(name: str, frequency: int) -> None:
+    """Fragment by fragment and pair by pair, as its kernel goes through a tile of 128 columns."""
+    replaced = []
+    for fragment in range(4):
+        for pair in range(0, 32, 2):
+            if pair % frequency >= frequency - 4 and 1 <= fragment < 3:
+                replaced += [32 * fragment + pair, 32 * fragment + pair + 1]
+    kind = EXPONENTIALS[name]
+    assert (kind.period, list(kind.columns)) == (128, replaced)
+    x = torch.full((3, 300), -0.4, dtype=torch.float64)
+    exact = Exponential.EXP2(x.clone())
+    by_polynomial = (kind(x.clone()) != exact).any(0).nonzero().flatten().tolist()
+    assert by_polynomial == [c for c in range(300) if c % 128 in replaced]
+
+
+@given(st.integers(1, 256), st.data())
+def test_a_share_is_spread_evenly(denominator: int, data: st.DataObject) -> None:
+    """Of any run of columns the polynomial takes its share, but for less than one column."""
+    numerator = data.draw(st.integers(1, denominator))
+    share = numerator / denominator
+    kind = Exponential.polynomial((1.0, 0.7), share)
+    assert kind.share == pytest.approx(share, abs=1e-12)
+    taken = [c % kind.period in kind.columns for c in range(600)]
+    first = data.draw(st.integers(0, 500))
+    last = data.draw(st.integers(first, 600))
+    assert abs(sum(taken[first:last]) - share * (last - first)) < 1 + 1e-9
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, math.nan, math.inf, 1 / 3 + 1e-6, 1e-4])
+def test_impossible_shares_are_refused(share: float) -> None:
+    with pytest.raises(BadInput, match=r"^softmax\.exp_share: "):
+        Exponential.polynomial((1.0, 0.7), share)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Exponential(False, (1.0, 0.7), 1, (0,)), "softmax.exp_coefficients"),
+        (lambda: Exponential(True, (1.0, math.nan), 1, (0,)), "softmax.exp_coefficients"),
+        (lambda: Exponential(True, (1.0, 0.7), 1, ()), "softmax.exp"),
+        (lambda: Exponential(True, (), 2, (0,)), "softmax.exp"),
+        (lambda: Exponential(True, (1.0, 0.7), 2, (2,)), "softmax.exp"),
+        (lambda: Exponential(True, (1.0, 0.7), 4, (2, 1)), "softmax.exp"),
+        (lambda: Exponential.parse("exp3"), "softmax.exp"),
+    ],
+)
+def test_impossible_exponentials_are_refused(make: Callable[[], Exponential], field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_names_and_texts_are_those_of_one_exponential() -> None:
+    assert [str(Exponential.parse(name)) for name in EXPONENTIALS] == list(EXPONENTIALS)
+    others = [Exponential.polynomial((1.0, 0.7), share) for share in (1.0, 0.5, 0.25)]
+    others += [Exponential.polynomial((1.0, 0.71)), Exponential.polynomial(FA4_COEFFICIENTS)]
+    texts = [*EXPONENTIALS, *map(str, others)]
+    assert len(set(texts)) == len(texts)
+    assert str(others[1]) == "exp2[1.0,0.7] in columns 1 of 2"
+
+
+def test_units() -> None:
+    assert [kind.is_binary for kind in EXPONENTIALS.values()] == [False] + [True] * 8
+    assert OnlineSoftmax().log_scale == 1.0
+    assert OnlineSoftmax(exp=Exponential.EXP2).log_scale == math.log2(math.e)
+    assert OnlineSoftmax(rescale_threshold=8.0).threshold == 8 * math.log(2)
+    assert OnlineSoftmax(exp=Exponential.parse("exp2_poly3"), rescale_threshold=8.0).threshold == 8.0
+
+
+def next_maximum(soft: OnlineSoftmax, m: Tensor, s: Tensor) -> Tensor:
+    """`m'` of each row; the product with beta is not rounded here."""
+    return soft.running(m, soft.largest(s, lambda largest: largest * (soft.tie_shift or 1.0)))
+
+
+scores = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf), st.floats(-9, 9))
+
+
+@given(
+    st.lists(st.tuples(scores, st.lists(scores, min_size=5, max_size=5)), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from([None, 2.0, 4.0]),
+    st.sampled_from([Exponential.EXP, Exponential.EXP2]),
+)
+def test_running_maximum_is_that_of_each_row(
+    rows: list[tuple[float, list[float]]], threshold: float, tie_shift: float | None, kind: Exponential
+) -> None:
+    soft = OnlineSoftmax(exp=kind, rescale_threshold=threshold, tie_shift=tie_shift)
+    old = torch.tensor([[m] for m, _ in rows], dtype=torch.float64)
+    got = next_maximum(soft, old, torch.tensor([s for _, s in rows], dtype=torch.float64))
+    assert got[:, 0].tolist() == [new_maximum(m, largest_of(s, soft, Cast(FP64), torch.float64), soft) for m, s in rows]
+
+
+@pytest.mark.parametrize(
+    ("m", "s", "beta", "result"),
+    [
+        (-math.inf, [1.0, 2.0, 2.0], 2.0, 4.0),
+        (-math.inf, [1.0, 2.0, 1.0], 2.0, 2.0),
+        (-math.inf, [-3.0, -2.0, -2.0], 2.0, 0.0),
+        (-math.inf, [0.0, 0.0, -2.0], 2.0, 0.0),
+        (3.0, [2.0, 2.0, 2.0], 2.0, 4.0),
+        (5.0, [2.0, 2.0, 2.0], 2.0, 5.0),
+        (-math.inf, [-math.inf, -math.inf, -math.inf], 2.0, -math.inf),
+    ],
+)
+def test_tied_maxima_are_shifted(m: float, s: list[float], beta: float, result: float) -> None:
+    """`beta m` for a positive maximum that occurs twice, 0 for a negative one (Qiu & Yao 2025, section 4)."""
+    assert next_maximum(OnlineSoftmax(tie_shift=beta), torch.tensor([[m]]), torch.tensor([s])).item() == result
+
+
+def test_nan_makes_the_maximum_or_the_row_nan() -> None:
+    s = torch.tensor([[1.0, math.nan]])
+    assert next_maximum(OnlineSoftmax(), torch.tensor([[0.0]]), s).isnan().item()
+    lazy = next_maximum(OnlineSoftmax(rescale_threshold=8.0), torch.tensor([[0.0]]), s)
+    assert (s - lazy).isnan().any().item()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rescale_threshold", -1.0),
+        ("rescale_threshold", math.nan),
+        ("rescale_threshold", math.inf),
+        ("p_scale", 0.0),
+        ("p_scale", -2.0),
+        ("p_scale", math.inf),
+        ("p_scale", math.nan),
+        ("tie_shift", 1.0),
+        ("tie_shift", 0.5),
+        ("tie_shift", math.nan),
+    ],
+)
+def test_impossible_variants_are_refused(field: str, value: float) -> None:
+    with pytest.raises(BadInput, match=rf"^softmax\.{field}: ") as caught:
+        OnlineSoftmax(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == f"softmax.{field}"

@@ -1,0 +1,532 @@
+"""The laws of tiled attention: what changes no bit, what is exact, and what each variant of the recurrence does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.arithmetic.rounding import Cast
+from numdev.attention import tiled
+from numdev.attention.base import Output
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.shipped import SHIPPED
+from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
+from tests.oracles.double_loop import DoubleLoop, is_fully_masked
+
+SIZES: Sizes = (2, 4, 2, 37, 53, 24)
+BATCH_ONE: Sizes = (1, 2, 1, 37, 53, 24)
+
+DEGREES = sorted(EXP2_MINIMAX)
+EXACT_KINDS = [Exponential.EXP, Exponential.EXP2]
+
+tilings = st.builds(
+    Tiling,
+    br=st.integers(1, 70),
+    bc=st.integers(1, 70),
+    order=st.sampled_from(Order),
+    splits=st.integers(1, 4),
+    stride=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+recurrences = st.builds(
+    OnlineSoftmax,
+    normalise=st.sampled_from(Normalise),
+    maximum=st.sampled_from(Maximum),
+    exp=st.sampled_from(EXACT_KINDS),
+    sum_over=st.sampled_from(SumOver),
+    scale_on=st.sampled_from(ScaleOn),
+    rescale_threshold=st.sampled_from([0.0, 1.0, 8.0]),
+    p_scale=st.sampled_from([1.0, 256.0, 127.0]),
+    tie_shift=st.sampled_from([None, 2.0]),
+)
+masks = st.builds(
+    Mask,
+    causal=st.booleans(),
+    window=st.one_of(st.none(), st.integers(1, 50)),
+    key_lengths=st.one_of(st.none(), st.integers(0, 40).map(lambda n: (n,))),
+)
+
+
+def assert_same(a: Output, b: Output) -> None:
+    assert torch.equal(a.out.nan_to_num(7e7), b.out.nan_to_num(7e7))
+    assert torch.equal(lse_of(a).nan_to_num(7e7), lse_of(b).nan_to_num(7e7))
+    assert torch.equal(a.out.isnan(), b.out.isnan())
+    assert torch.equal(lse_of(a).isnan(), lse_of(b).isnan())
+
+
+def check_against_exact(
+    inputs: tuple[Tensor, Tensor, Tensor], tiling: Tiling, soft: OnlineSoftmax, mask: Mask, relative: float = 0.0
+) -> None:
+    """Within `tiled_error` of Exact, whose own error is no larger: `c N u max |v|` with `c = 2 tiled_error / N`.
+
+    `relative` is an error of P beyond FP64's: numerator and denominator, so that `out` is off by twice as much.
+    """
+    q, k, v = inputs
+    scale = 1 / math.sqrt(q.shape[3])
+    got, want = Tiled(Precision.golden(), tiling, soft)(q, k, v, mask), Exact()(q, k, v, mask)
+    keys, tiles = k.shape[2], math.ceil(k.shape[2] / tiling.bc)
+    beta = soft.tie_shift or 1.0
+    bound = 2 * tiled_error(q.shape[3], keys, reach(q, k, scale), tiles, tiling.splits, beta) * U64 + 2.1 * relative
+    assert float((got.out - want.out).abs().max()) <= bound * float(v.abs().max())
+    empty = is_fully_masked(mask, q.shape[0], q.shape[2], keys)[:, None].expand(lse_of(want).shape)
+    assert torch.equal(lse_of(got).isneginf(), empty)
+    assert bool((got.out[empty] == 0).all())
+    assert bool(((lse_of(got) - lse_of(want))[~empty].abs() <= bound).all())
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from([(2, 1), (2, 2), (4, 2)]),
+    st.tuples(st.integers(1, 40), st.integers(40, 67), st.integers(1, 19)),
+    tilings,
+    recurrences,
+    masks,
+    st.integers(0, 99),
+)
+def test_any_tiling_in_double_precision_is_exact(
+    heads: tuple[int, int], sizes: tuple[int, int, int], tiling: Tiling, soft: OnlineSoftmax, mask: Mask, seed: int
+) -> None:
+    check_against_exact(draw((1, *heads, *sizes), seed, spread=3.0), tiling, soft, mask)
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("normalise", Normalise)
+def test_ragged_ends_more_queries_than_keys_and_large_scores(order: Order, normalise: Normalise) -> None:
+    tiling = Tiling(br=7, bc=11, order=order, splits=2)
+    for sizes, spread in (((2, 2, 1, 61, 43, 7), 1.0), ((1, 1, 1, 1, 1, 1), 1.0), ((1, 1, 1, 9, 97, 5), 60.0)):
+        for mask in (Mask(), Mask(causal=True)):
+            check_against_exact(draw(sizes, spread=spread), tiling, OnlineSoftmax(normalise), mask)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("share", [1.0, 0.25])
+@pytest.mark.parametrize("threshold", [0.0, 8.0])
+def test_a_polynomial_costs_twice_its_error(degree: int, share: float, threshold: float) -> None:
+    """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
+    found = EXP2_MINIMAX[degree]
+    soft = OnlineSoftmax(exp=Exponential.polynomial(found.coefficients, share), rescale_threshold=threshold)
+    inputs = draw(SIZES, spread=2.0)
+    error = found.relative_error
+    check_against_exact(inputs, Tiling(16, 8), soft, Mask(causal=True), relative=error)
+    got = Tiled(Precision.golden(), Tiling(16, 8), soft)(*inputs, Mask()).out
+    assert float((got - Exact()(*inputs, Mask()).out).abs().max()) > error / 100, "the polynomial is in use"
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 40), st.integers(40, 70), st.booleans())
+def test_one_tile_is_naive(
+    name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, queries: int, keys: int, large: bool
+) -> None:
+    """Bit for bit, with the division at the end; also where scores overflow."""
+    precision = POLICIES[name]()
+    q, k, v = precision.round_inputs(*draw((1, 4, 2, queries, keys, 16), queries, spread=1e4 if large else 1.0))
+    one = Tiled(precision, replace(tiling, bc=keys, splits=1), OnlineSoftmax(rescale_threshold=soft.rescale_threshold))
+    assert_same(one(q, k, v, mask, 0.3), Naive(precision, Normalise.END)(q, k, v, mask, 0.3))
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70))
+def test_query_tiles_change_no_bit(name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int) -> None:
+    precision = POLICIES[name]()
+    inputs = precision.round_inputs(*draw(BATCH_ONE))
+    first = Tiled(precision, tiling, soft)(*inputs, mask)
+    assert_same(first, Tiled(precision, replace(tiling, br=br), soft)(*inputs, mask))
+
+
+@pytest.mark.parametrize("name", ["kernel_bf16", "golden", "mixed"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_blocks_of_rows_and_counting_change_no_bit(name: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    precision = POLICIES[name]()
+    inputs = precision.round_inputs(*draw(SIZES))
+    for soft in (OnlineSoftmax(), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)):
+        variant = Tiled(precision, Tiling(16, 16, splits=2), soft)
+        whole = variant(*inputs, MASKS[mask])
+        assert_same(replace(variant, count=False)(*inputs, MASKS[mask]), whole)
+        with monkeypatch.context() as patch:
+            patch.setitem(tiled._WORKSPACE, "cpu", 1)
+            blocks = variant(*inputs, MASKS[mask])
+        assert_same(blocks, whole)
+        assert blocks.counters == whole.counters
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(list(POLICIES)), tilings, recurrences, st.booleans(), st.data())
+def test_a_row_depends_on_no_other(name: str, tiling: Tiling, soft: OnlineSoftmax, causal: bool, data: st.DataObject) -> None:
+    """Any slice of the queries gives the same bits; of a causal mask, any slice up to the last, which stays aligned."""
+    precision = POLICIES[name]()
+    q, k, v = precision.round_inputs(*draw(BATCH_ONE))
+    first = data.draw(st.integers(0, 36))
+    last = 37 if causal else data.draw(st.integers(first + 1, 37))
+    whole = Tiled(precision, tiling, soft)(q, k, v, Mask(causal=causal))
+    part = Tiled(precision, tiling, soft)(q[:, :, first:last], k, v, Mask(causal=causal))
+    assert_same(part, Output(whole.out[:, :, first:last], lse_of(whole)[:, :, first:last]))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_batch_entries_and_heads_depend_on_no_other(name: str) -> None:
+    precision = POLICIES[name]()
+    soft = OnlineSoftmax(exp=Exponential.EXP2)
+    q, k, v = precision.round_inputs(*draw(SIZES))
+    whole = Tiled(precision, Tiling(16, 16), soft)(q, k, v, Mask(key_lengths=(53, 40)))
+    for b, length in enumerate((53, 40)):
+        alone = Tiled(precision, Tiling(16, 16), soft)(q[b : b + 1], k[b : b + 1], v[b : b + 1], Mask(key_lengths=(length,)))
+        assert_same(alone, Output(whole.out[b : b + 1], lse_of(whole)[b : b + 1]))
+    for g in range(2):
+        pair = Tiled(precision, Tiling(16, 16), soft)(
+            q[:, 2 * g : 2 * g + 2], k[:, g : g + 1], v[:, g : g + 1], Mask(key_lengths=(53, 40))
+        )
+        assert_same(pair, Output(whole.out[:, 2 * g : 2 * g + 2], lse_of(whole)[:, 2 * g : 2 * g + 2]))
+    each_k, each_v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    assert_same(Tiled(precision, Tiling(16, 16), soft)(q, each_k, each_v, Mask(key_lengths=(53, 40))), whole)
+
+
+FA1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
+LOOPS = [
+    (Tiling(16, 16), OnlineSoftmax(), "none", False),
+    (Tiling(16, 16, Order.REVERSE), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2), "causal", True),
+    (
+        Tiling(32, 16, Order.RANDOM, splits=2),
+        OnlineSoftmax(exp=EXPONENTIALS["exp2_poly3"], scale_on=ScaleOn.QUERIES),
+        "window",
+        False,
+    ),
+    (Tiling(20, 17, Order.OUTSIDE_IN, splits=3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all", True),
+    (Tiling(64, 64, Order.STRIDED), OnlineSoftmax(p_scale=256.0, scale_on=ScaleOn.QUERIES), "causal window", False),
+    (Tiling(16, 32, Order.STRIDED), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths", True),
+    (Tiling(16, 16), FA1, "none", True),
+    (Tiling(16, 16, splits=2), replace(FA1, exp=Exponential.EXP2, p_scale=256.0, tie_shift=3.0), "all", True),
+    (Tiling(16, 24), OnlineSoftmax(maximum=Maximum.LOCAL, rescale_threshold=2.0), "causal", False),
+]
+
+
+@pytest.mark.parametrize(("tiling", "soft", "mask", "keys_outside"), LOOPS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_double_loop_gives_the_same_bits(
+    name: str, tiling: Tiling, soft: OnlineSoftmax, mask: str, keys_outside: bool
+) -> None:
+    precision = POLICIES[name]()
+    single = replace(MASKS[mask], key_lengths=(MASKS[mask].key_lengths or (53,))[:1])
+    inputs = precision.round_inputs(*draw(BATCH_ONE))
+    out, lse = DoubleLoop(precision, tiling, soft, keys_outside)(*inputs, single, 0.21)
+    assert_same(Tiled(precision, tiling, soft)(*inputs, single, 0.21), Output(out, lse))
+
+
+SHIPPED_LOOPS = [
+    (Tiling(16, 16), OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"], rescale_threshold=8.0, p_scale=256.0)),
+    (Tiling(16, 20, Order.REVERSE), OnlineSoftmax(exp=Exponential.EXP2, p_scale=2688.0, sum_over=SumOver.PROBABILITIES)),
+    (Tiling(32, 40), OnlineSoftmax(exp=Exponential.polynomial((1.0, 0.65, 0.35), 0.3), sum_over=SumOver.PROBABILITIES)),
+]
+
+
+@pytest.mark.parametrize(("tiling", "soft"), SHIPPED_LOOPS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_double_loop_gives_the_same_bits_for_quantised_kernels(name: str, tiling: Tiling, soft: OnlineSoftmax) -> None:
+    precision = Precision.parse(name)
+    inputs = precision.round_inputs(*draw(BATCH_ONE))
+    out, lse = DoubleLoop(precision, tiling, soft)(*inputs, Mask(causal=True), 0.21)
+    assert_same(Tiled(precision, tiling, soft)(*inputs, Mask(causal=True), 0.21), Output(out, lse))
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["kernel_e5m2", "kernel_bf16", "fp8"]), st.integers(1, 60), st.sampled_from([1.0, 64.0]))
+def test_constant_values_come_back_when_l_adds_up_the_rounded_p(name: str, bc: int, p_scale: float) -> None:
+    """With V = 1 `O = sum P~` and `l = sum P~` are sums of the same numbers; with l of the unrounded P they part.
+
+    Each tile adds `n + 2` roundings of FP32 to either sum, then comes the quotient and the output's: 2 (n + 2) u + u_out.
+    """
+    precision = POLICIES[name]()
+    q, k, v = precision.round_inputs(*draw(BATCH_ONE, spread=3.0))
+    ones, keys = torch.ones_like(v), v.shape[-2]
+    found = {}
+    for sum_over in SumOver:
+        soft = OnlineSoftmax(p_scale=p_scale, sum_over=sum_over)
+        out = Tiled(replace(precision, output=Cast(FP32)), Tiling(16, bc), soft)(q, k, ones, Mask(), 0.21).out
+        found[sum_over] = float((out - 1).abs().max())
+    assert found[SumOver.PROBABILITIES] <= 2 * (2 * keys + 4) * FP32.u
+    assert found[SumOver.EXPONENTIALS] > 100 * found[SumOver.PROBABILITIES] or found[SumOver.PROBABILITIES] == 0.0
+
+
+@pytest.mark.parametrize("normalise", Normalise)
+@pytest.mark.parametrize("keys_outside", [False, True])
+def test_the_double_loop_over_batch_entries_and_grouped_heads(keys_outside: bool, normalise: Normalise) -> None:
+    precision, tiling = Precision.uniform(BF16), Tiling(16, 16)
+    inputs = precision.round_inputs(*draw(SIZES))
+    mask = Mask(causal=True, key_lengths=(53, 20))
+    out, lse = DoubleLoop(precision, tiling, OnlineSoftmax(normalise), keys_outside)(*inputs, mask, 0.21)
+    assert_same(Tiled(precision, tiling, OnlineSoftmax(normalise))(*inputs, mask, 0.21), Output(out, lse))
+
+
+@pytest.mark.parametrize("normalise", Normalise)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int) -> None:
+    """The slope of log2(RMS error) against m is -1: every rounding is proportional to 2^-m, and nothing else errs.
+
+    An RMS over 2 * 64 * 16 elements has a relative standard error near 1 / sqrt(2 * 64 * 16) = 2 %, more as errors within a
+    row share l; even at 20 % an end point of a span of 24 bits moves the slope by log2(1.2) / 24 = 0.01.
+    """
+    q, k, v = draw((1, 2, 2, 64, 64, 16))
+    bits, errors = list(range(6, 31, 4)), []
+    for mantissa in bits:
+        precision = Precision.uniform(Format(11, mantissa))
+        inputs = precision.round_inputs(q, k, v)
+        got = Tiled(precision, Tiling(16, 16, splits=splits), OnlineSoftmax(normalise))(*inputs, Mask()).out
+        errors.append(math.log2(float((got - Exact()(*inputs, Mask()).out).square().mean().sqrt())))
+    x, y = torch.tensor(bits, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)
+    slope = float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+    assert abs(slope + 1) <= 0.1
+
+
+def test_more_splits_than_tiles() -> None:
+    inputs = draw(SIZES)
+    for soft in (OnlineSoftmax(), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)):
+        check_against_exact(inputs, Tiling(16, 32, splits=7), soft, Mask(causal=True))
+
+
+def test_splits_are_weighed_by_what_they_hold() -> None:
+    """Half of the keys with scores larger by 5: the first split has the weight 1 / (1 + e^5), not 1 / 2."""
+    q = torch.ones(1, 1, 3, 1, dtype=torch.float64)
+    k = torch.cat([torch.zeros(1, 1, 16, 1), torch.full((1, 1, 16, 1), 5.0)], 2).double()
+    v = (k == 0).double()
+    got = Tiled(Precision.golden(), Tiling(16, 16, splits=2))(q, k, v, Mask(), 1.0)
+    assert got.out.flatten().tolist() == pytest.approx([1 / (1 + math.exp(5))] * 3, rel=1e-14)
+    assert lse_of(got).flatten().tolist() == pytest.approx([math.log(16 + 16 * math.exp(5))] * 3, rel=1e-14)
+
+
+def test_lazy_rescaling_rescales_less() -> None:
+    inputs = draw((1, 2, 2, 64, 256, 16), spread=3.0)
+    counts = []
+    for threshold in (0.0, 1.0, 4.0, 8.0, 1000.0):
+        soft = OnlineSoftmax(rescale_threshold=threshold)
+        counts.append(Tiled(Precision.golden(), Tiling(16, 16), soft)(*inputs, Mask()).counters["rescales_per_row"])
+        check_against_exact(inputs, Tiling(16, 16), soft, Mask())
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[2] > counts[4] == 0
+
+
+@pytest.mark.parametrize("scale", [2.0, 256.0, 2.0**-5])
+@pytest.mark.parametrize("name", ["kernel_bf16", "kernel_e5m2", "fp32", "golden"])
+def test_p_scale_of_a_power_of_two_changes_no_bit_without_underflow(name: str, scale: float) -> None:
+    """Scaling by 2^k commutes with every rounding while P is normal; e5m2 has 2^-14, so P stays above it: scores above -6.
+
+    The largest of 256 P's is 256, below e5m2's 57344.
+    """
+    precision = POLICIES[name]()
+    q, k, v = draw(SIZES)
+    inputs = precision.round_inputs(q.clamp(-1, 1), k.clamp(-1, 1), v)
+    plain, scaled = (Tiled(precision, Tiling(16, 16), OnlineSoftmax(p_scale=p)) for p in (1.0, scale))
+    assert_same(scaled(*inputs, Mask(causal=True), 0.1), plain(*inputs, Mask(causal=True), 0.1))
+
+
+def test_p_scale_keeps_small_p_above_underflow() -> None:
+    """In E4M3, P below 2^-10 is zero; times 256 it is not. One key of weight 1 and 15 of e^-8 = 0.00034."""
+    precision = Precision.kernel(Format.parse("e4m3fn"))
+    q, v = torch.ones(1, 1, 16, 1), torch.tensor([1.0] + [8.0] * 15).reshape(1, 1, 16, 1)
+    k = torch.tensor([8.0] + [0.0] * 15).reshape(1, 1, 16, 1)
+    exact = Exact()(q, k, v, Mask(), 1.0).out[0, 0, 0, 0].item()
+    seen = {}
+    for scale in (1.0, 256.0):
+        variant = Tiled(replace(precision, output=Precision.golden().output), Tiling(16, 16), OnlineSoftmax(p_scale=scale))
+        seen[scale] = variant(q, k, v, Mask(), 1.0).out[0, 0, 0, 0].item() - exact
+    assert abs(seen[256.0]) < abs(seen[1.0]) / 10
+
+
+def test_tied_rows_are_shifted_away_from_one() -> None:
+    """Every key twice: P = 1 twice a row, and never with the shift; the result is the same.
+
+    Products of entries of 4 bits are exact in FP64, so that equal keys have equal scores in any order of summation.
+    """
+    q, k, v = (Cast(Format(5, 3))(t[:, :, :16]).repeat(1, 1, 2, 1) for t in draw((1, 1, 1, 16, 16, 8), spread=2.0))
+    tiling = Tiling(16, 32)
+    tied = Tiled(Precision.golden(), tiling)(q, k, v, Mask())
+    assert tied.counters["p_one_per_row"] == 2.0
+    assert tied.counters["tied_rows"] == 1.0
+    shifted = Tiled(Precision.golden(), tiling, OnlineSoftmax(tie_shift=2.0))(q, k, v, Mask())
+    assert bool((q @ k.mT).amax(-1).gt(0).any())
+    positive = (q @ k.mT).amax(-1).gt(0).double().mean().item()
+    assert shifted.counters["p_one_per_row"] <= 2 * (1 - positive)
+    assert shifted.counters["tied_rows"] == 1.0
+    check_against_exact((q, k, v), tiling, OnlineSoftmax(tie_shift=2.0), Mask())
+    check_against_exact((q, -q.abs(), v), tiling, OnlineSoftmax(tie_shift=2.0), Mask())
+
+
+def test_scaled_queries_are_rounded_again() -> None:
+    """`scale_on=queries` rounds `scale q` to the inputs' format: the same as scaling them beforehand, with factor 1."""
+    precision = Precision.kernel(BF16)
+    q, k, v = precision.round_inputs(*draw(SIZES))
+    on_q = Tiled(precision, Tiling(16, 16), OnlineSoftmax(scale_on=ScaleOn.QUERIES))(q, k, v, Mask(), 0.3)
+    by_hand = Tiled(precision, Tiling(16, 16))(precision.inputs(q * 0.3), k, v, Mask(), 1.0)  # type: ignore[call-arg,arg-type]
+    assert_same(on_q, by_hand)
+    on_s = Tiled(precision, Tiling(16, 16))(q, k, v, Mask(), 0.3)
+    assert not torch.equal(on_q.out, on_s.out)
+
+
+@pytest.mark.parametrize("soft", [OnlineSoftmax(), OnlineSoftmax(Normalise.EACH), OnlineSoftmax(rescale_threshold=8.0)])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_nan_stays_in_its_row(soft: OnlineSoftmax, splits: int) -> None:
+    precision = Precision.kernel(BF16)
+    q, k, v = precision.round_inputs(*draw(SIZES))
+    variant = Tiled(precision, Tiling(16, 16, splits=splits), soft)
+    clean = variant(q, k, v, Mask(causal=True))
+    q[1, 2, 30, 3] = math.nan
+    got = variant(q, k, v, Mask(causal=True))
+    bad = torch.zeros(2, 4, 37, dtype=torch.bool)
+    bad[1, 2, 30] = True
+    assert torch.equal(got.out.isnan().all(-1), bad)
+    assert torch.equal(got.out.isnan().any(-1), bad)
+    assert torch.equal(lse_of(got).isnan(), bad)
+    assert torch.equal(got.out[~bad], clean.out[~bad])
+    assert torch.equal(lse_of(got)[~bad], lse_of(clean)[~bad])
+
+
+def test_overflow_of_fp16_scores_is_as_in_naive() -> None:
+    """All scores -inf: no key counts, whatever the tile; any +inf: NaN."""
+    huge = torch.full((1, 1, 16, 32), 200.0)
+    keys = huge.mT.contiguous()
+    precision = Precision.uniform(FP16)
+    q, k = huge.mT[..., :16, :], keys
+    for sign in (1.0, -1.0):
+        for bc in (16, 32):
+            got = Tiled(precision, Tiling(16, bc))(q, sign * k[..., :16], k[..., :16], Mask(), 10.0)
+            want = Naive(precision, Normalise.END)(q, sign * k[..., :16], k[..., :16], Mask(), 10.0)
+            assert_same(got, want)
+
+
+def test_the_tile_matters_and_the_query_tile_does_not() -> None:
+    """The instrument would be blunt if Bc and the order changed nothing."""
+    precision = Precision.uniform(BF16)
+    inputs = precision.round_inputs(*draw(SIZES))
+    results = [
+        Tiled(precision, tiling)(*inputs, Mask()).out
+        for tiling in (Tiling(16, 16), Tiling(16, 32), Tiling(16, 16, Order.REVERSE), Tiling(16, 16, splits=2))
+    ]
+    for other in results[1:]:
+        assert not torch.equal(other, results[0])
+
+
+def test_arguments_are_left_alone() -> None:
+    tensors = draw(SIZES)
+    kept = [t.clone() for t in tensors]
+    for soft in (OnlineSoftmax(), OnlineSoftmax(scale_on=ScaleOn.QUERIES), OnlineSoftmax(p_scale=256.0)):
+        Tiled(Precision.golden(), Tiling(16, 16), soft)(*tensors, Mask(causal=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
+    precision = Precision.kernel(BF16)
+    for a, b in zip(Tiled(precision).round_inputs(*tensors), precision.round_inputs(*tensors), strict=True):
+        assert torch.equal(a, b)
+    assert Tiled(precision).format == BF16
+
+
+RANDOM = "bf16:stochastic:seed=2"
+
+
+def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
+    """1 + 1 + ... over 1024 tiles of one key: each sum rounds by itself, so that the mean of many rows is 1.
+
+    From 256 on the sum moves in steps of 2, from 512 on of 4: of each step the variance is at most (ulp / 2)^2, over 256 steps
+    of ulp 2 and 512 of ulp 4, so that the deviation of a row is below sqrt(256 + 2048) / 1024 = 0.047, and of the mean of n rows
+    that over sqrt(n). Equal draws at every tile would give 0.25 or a sum that never stops growing too fast.
+    """
+    rows = 256
+    q, k = torch.zeros(1, 1, rows, 1), torch.ones(1, 1, 1024, 1)
+    policy = replace(Precision.parse("kernel_fp32"), accumulator=Cast.parse(RANDOM))
+    got = Tiled(policy, Tiling(16, 1))(q, k, k, Mask()).out.flatten()
+    assert abs(float(got.mean()) - 1) <= 5 * 0.047 / math.sqrt(rows)
+    assert 0.02 < float(got.std()) < 0.047
+    assert len(set(got.tolist())) > 10
+
+
+@pytest.mark.parametrize("step", ["row_sum", "exponential", "probabilities", "values", "rescale", "output", "scores"])
+def test_every_step_rounds_without_bias(step: str) -> None:
+    """A whole recurrence with one random step: the mean over seeds is the result without its rounding, within five errors."""
+    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 16, 64, 8)))
+    base = Precision.parse("kernel_fp32")
+    exact = Tiled(base, Tiling(16, 16))(*inputs, Mask()).out.double()
+    results = []
+    for seed in range(60):
+        cast = Cast.parse(f"fp16:stochastic:seed={seed}")
+        policy = replace(base, **{step: Dot(cast) if step in ("row_sum", "values", "scores") else cast})  # type: ignore[arg-type]
+        results.append(Tiled(policy, Tiling(16, 16))(*inputs, Mask()).out.double())
+    stacked = torch.stack(results)
+    error = stacked.std(0) / math.sqrt(len(results))
+    # Of 60 draws none may go up where the chance is below 1/60. The bias of exp of a rounded argument is second order, 2^-22.
+    off = ((stacked.mean(0) - exact).abs() / torch.maximum(error, FP16.ulp(exact) / 60)).flatten()
+    assert float(off.max()) < 5
+    assert float(stacked.std(0).mean()) > 1e-6
+
+
+def test_blocks_of_rows_change_no_bit_of_a_random_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Cast.parse(RANDOM)
+    policy = Precision(step, Dot(step), step, step, Dot(step, 4), step, Dot(step, 8), step, step)
+    inputs = policy.round_inputs(*draw(SIZES))
+    x = draw(SIZES)[1]
+    assert len({tuple(t.flatten().tolist()) for t in policy.round_inputs(x, x, x)}) == 3, "q, k and v round independently"
+    for soft in (OnlineSoftmax(), FA1):
+        variant = Tiled(policy, Tiling(16, 16, splits=2), soft)
+        whole = variant(*inputs, Mask(causal=True, window=30))
+        with monkeypatch.context() as patch:
+            patch.setitem(tiled._WORKSPACE, "cpu", 1)
+            assert_same(variant(*inputs, Mask(causal=True, window=30)), whole)
+
+
+NO_INFINITY = ["e4m3fn", "e2m14finite", "e4m3fn:saturate", "bf16:saturate", "int8"]
+
+
+@pytest.mark.parametrize("text", NO_INFINITY)
+@pytest.mark.parametrize("step", ["exponential", "rescale", "scores", "row_sum"])
+@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "lengths"])
+def test_what_is_not_seen_is_never_rounded(mask: str, step: str, text: str) -> None:
+    """A format without infinity changes nothing about masked keys: the same as leaving them out, and no NaN."""
+    cast = Cast.parse(text)
+    policy = replace(Precision.kernel(BF16), **{step: Dot(cast) if step in ("scores", "row_sum") else cast})  # type: ignore[arg-type]
+    q, k, v = policy.round_inputs(*draw(SIZES, spread=0.3))
+    single = replace(MASKS[mask], key_lengths=None)
+    for soft in (OnlineSoftmax(), FA1, OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=1.0)):
+        for variant in (Tiled(policy, Tiling(16, 8), soft), Naive(policy)):
+            got = variant(q, k, v, single)
+            assert bool(got.out.isfinite().all())
+            if single.causal:  # the first rows see the first keys alone
+                seen = 53 - 37 + 1
+                first = variant(q[:, :, :1], k[:, :, :seen], v[:, :, :seen], replace(single, causal=False))
+                assert torch.equal(got.out[:, :, :1], first.out)
+            assert got.counters.get("p_flushed", 0.0) >= 0
+
+
+def test_uniform_e4m3_without_a_mask_is_finite() -> None:
+    policy = Precision.parse("e4m3fn")
+    inputs = policy.round_inputs(*draw((1, 1, 1, 64, 128, 32)))
+    assert bool(Tiled(policy)(*inputs, Mask()).out.isfinite().all())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["golden", "kernel_bf16", "uniform_fp16"])
+def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float) -> None:
+    """Keys past `key_lengths`, and keys that a causal limit or a window hides from a row."""
+    precision = POLICIES[name]()
+    q, k, v = precision.round_inputs(*draw(SIZES))
+    mask = Mask(causal=True, key_lengths=(40, 0))
+    variants = (Exact(), Naive(precision), Naive(precision, Normalise.END), Tiled(precision, Tiling(16, 16)))
+    for variant in variants:
+        clean = variant(q, k, v, mask)
+        bad_k, bad_v = k.clone(), v.clone()
+        bad_k[0, :, 40:], bad_v[0, :, 40:], bad_k[1], bad_v[1] = poison, poison, poison, poison
+        assert_same(variant(q, bad_k, bad_v, mask), clean)
+        seen = variant(q, k, v, Mask(causal=True))
+        bad_v = v.clone()
+        bad_v[:, :, 45] = poison  # the last 8 queries see it
+        got = variant(q, k, bad_v, Mask(causal=True))
+        assert torch.equal(got.out[:, :, :29].isfinite(), seen.out[:, :, :29].isfinite())
+        assert torch.allclose(got.out[:, :, :29], seen.out[:, :, :29], rtol=1e-2, atol=1e-2)
+        assert not bool(got.out[:, :, 29:].isfinite().any())

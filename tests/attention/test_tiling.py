@@ -1,0 +1,104 @@
+"""Tilings: every key exactly once, in the order that was asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.attention.tiling import Order, Tiling
+from numdev.errors import BadInput
+from tests.oracles.double_loop import tile_orders
+
+tilings = st.builds(
+    Tiling,
+    br=st.integers(1, 40),
+    bc=st.integers(1, 40),
+    order=st.sampled_from(Order),
+    splits=st.integers(1, 6),
+    stride=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+
+
+@given(tilings, st.integers(1, 200))
+def test_every_key_is_visited_once(tiling: Tiling, keys: int) -> None:
+    splits = tiling.key_tiles(keys)
+    assert len(splits) == tiling.splits
+    visited = [key for tiles in splits for first, last in tiles for key in range(first, last)]
+    assert sorted(visited) == list(range(keys))
+    for first, last in (tile for tiles in splits for tile in tiles):
+        assert first % tiling.bc == 0
+        assert last - first == min(tiling.bc, keys - first)
+
+
+@given(tilings, st.integers(1, 200))
+def test_splits_are_ascending_and_even(tiling: Tiling, keys: int) -> None:
+    sizes = [len(tiles) for tiles in tiling.key_tiles(keys)]
+    assert max(sizes) - min(sizes) <= 1
+    starts = [min(first for first, _ in tiles) for tiles in tiling.key_tiles(keys) if tiles]
+    assert starts == sorted(starts)
+
+
+@given(tilings, st.integers(1, 200))
+def test_the_order_is_the_one_stated(tiling: Tiling, keys: int) -> None:
+    stated = [[(tile.start, tile.stop) for tile in tiles] for tiles in tile_orders(tiling, keys)]
+    assert tiling.key_tiles(keys) == stated
+
+
+@pytest.mark.parametrize(
+    ("order", "visited"),
+    [
+        (Order.FORWARD, [0, 2, 4, 6, 8]),
+        (Order.REVERSE, [8, 6, 4, 2, 0]),
+        (Order.OUTSIDE_IN, [0, 8, 2, 6, 4]),
+        (Order.STRIDED, [0, 4, 8, 2, 6]),
+    ],
+)
+def test_orders_of_five_tiles(order: Order, visited: list[int]) -> None:
+    tiles = Tiling(bc=2, order=order).key_tiles(9)[0]
+    assert [first for first, _ in tiles] == visited
+    assert (8, 9) in tiles, "the ragged tile is the last one by place, wherever it comes by order"
+
+
+def test_a_random_order_is_of_its_seed() -> None:
+    orders = [Tiling(bc=1, order=Order.RANDOM, seed=seed).key_tiles(30) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0] != Tiling(bc=1).key_tiles(30)
+
+
+@given(st.integers(1, 200_000), st.integers(1, 300))
+def test_tile_of_the_paper(elements: int, head_dim: int) -> None:
+    """Bc = ceil(M / 4d) and Br = min(Bc, d), with the ceiling taken in whole numbers."""
+    tiling = Tiling.from_sram(elements, head_dim)
+    assert tiling.bc == -(-elements // (4 * head_dim))
+    assert tiling.br == min(tiling.bc, head_dim)
+
+
+@given(tilings, st.integers(1, 500))
+def test_figure_six(tiling: Tiling, keys: int) -> None:
+    assert tiling.swapped().swapped() == tiling
+    assert (tiling.swapped().br, tiling.swapped().bc) == (tiling.bc, tiling.br)
+    assert tiling.area == tiling.swapped().area == tiling.br * tiling.bc
+    square = tiling.square()
+    assert square.br == square.bc
+    assert abs(square.br - math.sqrt(tiling.area)) <= 0.5
+    assert replace(square, br=tiling.br, bc=tiling.bc) == tiling
+    assert tiling.rescales(keys) == sum(len(tiles) for tiles in tiling.key_tiles(keys)) - 1
+
+
+@pytest.mark.parametrize("field", ["br", "bc", "splits", "stride"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_impossible_tilings_are_refused(field: str, value: int) -> None:
+    with pytest.raises(BadInput, match=rf"^tiling\.{field}: {value} ") as caught:
+        Tiling(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == f"tiling.{field}"
+
+
+@pytest.mark.parametrize(("elements", "head_dim"), [(0, 64), (-5, 64), (1024, 0)])
+def test_impossible_memories_are_refused(elements: int, head_dim: int) -> None:
+    with pytest.raises(BadInput, match=r"^tiling\.sram: "):
+        Tiling.from_sram(elements, head_dim)

@@ -1,0 +1,221 @@
+"""A user's own function: found or refused by name, given what it was promised, and checked in what it returns."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Attention
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.vendor.custom import Custom
+from numdev.errors import BadInput, Unsupported
+from numdev.measurement.bench import Bench
+from numdev.results.record import Status
+from tests.cases import MASKS, draw, reach
+
+HERE = __name__
+U32 = 2.0**-24
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+    seen = mask.visible(q.shape[2], k.shape[2], (0, q.shape[2]), (0, k.shape[2]), q.device)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
+    output = Exact()(q, k, v, mask, scale)
+    assert output.lse is not None
+    return output.out, output.lse
+
+
+def without_lse(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, None]:
+    return exact(q, k, v, mask=mask, scale=scale)[0], None
+
+
+def careless(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+    """Scales q where it stands."""
+    return exact(q.mul_(scale), k, v, mask=mask, scale=1.0)[0]
+
+
+def picky(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+    raise Unsupported("problem.causal", "picky sees every key")
+
+
+SEEN: list[torch.dtype] = []
+
+
+def watched(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+    SEEN.extend(t.dtype for t in (q, k, v))
+    return q.clone()
+
+
+RETURNED: list[object] = []
+
+
+def returning(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> object:
+    return RETURNED[0]
+
+
+not_a_function = 3
+
+
+def custom(function: Callable[..., object], fmt: Format = BF16) -> Custom:
+    return Custom(f"{HERE}:{function.__name__}", fmt)
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("tests.attention.vendor.test_custom", "package.module:function"),
+        ("tests.attention.vendor.test_custom.exact", "package.module:function"),
+        ("", "package.module:function"),
+        (":exact", "package.module:function"),
+        (".test_custom:exact", "package.module:function"),
+        ("tests.attention.vendor.test_custom:", "has no function"),
+        ("tests.attention.vendor.test_custom:absent", "no function absent"),
+        ("tests.attention.vendor.test_custom:not_a_function", "no function not_a_function"),
+        ("no_such_package_at_all:f", "cannot be imported"),
+        ("tests.no_such_module:f", "cannot be imported"),
+        ("tests.attention.vendor.test_custom:exact:more", "has no function"),
+    ],
+)
+def test_names_that_lead_nowhere(name: str, mend: str) -> None:
+    with pytest.raises(BadInput, match="^attention.function: ") as caught:
+        Custom(name)
+    assert mend in caught.value.mend
+
+
+def test_a_module_that_cannot_import_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_kernel_library_that_is_absent\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BadInput, match="a_kernel_library_that_is_absent"):
+        Custom("needs_more:f")
+    sys.modules.pop("needs_more", None)
+
+
+@pytest.mark.parametrize("fmt", [TF32, Format(5, 3)], ids=str)
+def test_a_format_without_a_dtype_is_refused(fmt: Format) -> None:
+    with pytest.raises(BadInput, match="^precision: "):
+        custom(exact, fmt)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, FP64, E5M2, E4M3FN], ids=str)
+def test_inputs_are_rounded_once_to_its_dtype(fmt: Format) -> None:
+    """From FP64 to the format at once: through FP32 some would be rounded twice."""
+    variant, (q, k, v) = custom(exact, fmt), draw((1, 2, 1, 5, 7, 4))
+    q[0, 0, 0, 0] = 1 + 2.0**-8 + 2.0**-40  # above a tie of BF16 by less than FP32 can tell
+    for rounded, tensor in zip(variant.round_inputs(q, k, v), (q, k, v), strict=True):
+        assert rounded.dtype == fmt.dtype
+        assert torch.equal(rounded.double(), Cast(fmt)(tensor))
+    assert variant.format == fmt
+    assert isinstance(variant, Attention)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_it_receives_its_dtype_whoever_was_measured_before(first: bool) -> None:
+    """Naive in BF16 shares its rounded inputs with it, and carries them in FP32."""
+    bench, problem = Bench(Exact(), "cpu"), Problem(Distribution(Kind.NORMAL), Shape(queries=4, keys=4, head_dim=4))
+    variant, naive = custom(watched), Naive(Precision.uniform(BF16))
+    assert variant.input_key == naive.input_key
+    alone = Bench(Exact(), "cpu").measure(problem, naive, seeds=1)
+    SEEN.clear()
+    records = [bench.measure(problem, one, seeds=1) for one in ((variant, naive) if first else (naive, variant))]
+    assert set(SEEN) == {torch.bfloat16}
+    assert [record.status for record in records] == [Status.OK] * 2
+    assert records[first].rows == alone.rows
+
+
+def test_what_it_returns() -> None:
+    q, k, v = draw((2, 4, 2, 5, 7, 3))
+    expected = Exact()(q, k, v, Mask(causal=True), 0.3)
+    got = custom(exact, FP64)(q, k, v, Mask(causal=True), 0.3)
+    assert torch.equal(got.out, expected.out)
+    assert got.lse is not None
+    assert expected.lse is not None
+    assert torch.equal(got.lse, expected.lse)
+    without = custom(without_lse, FP64)(q, k, v, Mask(causal=True), 0.3)
+    assert torch.equal(without.out, expected.out)
+    assert without.lse is None
+    assert list(without.tensors()) == ["out"]
+
+
+OUT, LSE = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (OUT.mT, "(1, 2, 4, 5)"),
+        (OUT[0], "(2, 5, 4)"),
+        (None, "NoneType"),
+        (OUT.numpy(), "ndarray"),
+        ((), "tuple"),
+        ((OUT, LSE, LSE), "tuple"),
+        ([OUT, LSE], "list"),
+        ((LSE, OUT), "(1, 2, 5) and (1, 2, 5, 4)"),
+        ((OUT, LSE.mT), "(1, 2, 5, 4) and (1, 5, 2)"),
+        ((OUT, 3.0), "(1, 2, 5, 4) and float"),
+    ],
+)
+def test_other_things_than_attention_are_refused(returned: object, found: str) -> None:
+    q, k, v = draw((1, 2, 2, 5, 7, 4))
+    RETURNED[:] = [returned]
+    with pytest.raises(BadInput, match="^attention.function: ") as caught:
+        custom(returning, FP32)(q, k, v, Mask())
+    assert f"it returned {found}; " in caught.value.mend
+    assert "(1, 2, 5, 4)" in caught.value.mend
+
+
+def test_shapes_are_checked_before_it_is_called() -> None:
+    q, k, v = draw((1, 2, 2, 5, 7, 4))
+    with pytest.raises(BadInput, match="^v: "):
+        custom(picky)(q, k, v[:, :, :3], Mask())
+
+
+def test_unsupported_is_a_status() -> None:
+    problem = Problem(Distribution(Kind.NORMAL), Shape(queries=4, keys=4, head_dim=4))
+    record = Bench(Exact(), "cpu").measure(problem, custom(picky), seeds=2)
+    assert (record.status, record.reason, record.rows) == (Status.UNSUPPORTED, "problem.causal: picky sees every key", [])
+
+
+def test_a_function_may_write_to_its_inputs() -> None:
+    """It gets copies: golden and the next measurement see the inputs as they were drawn."""
+    problem, bench = Problem(Distribution(Kind.NORMAL), Shape(queries=4, keys=9, head_dim=4)), Bench(Exact(), "cpu")
+    first = bench.measure(problem, custom(careless, FP64), seeds=1)
+    second = bench.measure(problem, custom(careless, FP64), seeds=1)
+    assert first.rows == second.rows
+    assert max(row["max_difference"] for row in first.rows) < 1e-12, "q / 2 in FP64 is exact"
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+def test_torchs_own_attention_agrees_with_exact(mask: str) -> None:
+    """In FP32, by the bound of a naive row (tests/cases.py, `output_error`), with FP32's u and FP32's constants.
+
+    A score: d products and the scale, whose FP32 rounding and split over q and k are 3 more; S - m; exp, within 2 ulp, 4 u;
+    a tile of keys rescales, for which each may add `2 A + 8`, as in `tiled_error`. Its tiles have 512 keys; two are allowed.
+    """
+    q, k, v = draw((2, 4, 2, 37, 53, 16))
+    variant = custom(sdpa, FP32)
+    low = variant.round_inputs(q, k, v)
+    scale, keys, tiles = 0.25, 53, 2
+    a = reach(low[0].double(), low[1].double(), scale)
+    bound = 2 * ((16 + 7) * a + 4 + keys + tiles * (2 * a + 8)) + keys
+    got, expected = variant(*low, MASKS[mask], scale), Exact()(*low, MASKS[mask], scale)
+    assert got.out.dtype == torch.float32
+    off = float((got.out.double() - expected.out).abs().max())
+    assert 0 < off <= bound * U32 * float(v.abs().max())
+    assert bound * U32 < 0.01, "the bound tells attention from anything else"
+    assert math.isfinite(off)

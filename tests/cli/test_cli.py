@@ -1,0 +1,596 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from numdev import usersource
+from numdev.cli import launch
+from numdev.cli.library import config_folder
+from numdev.cli.main import COMMANDS, main
+from numdev.cli.schema import GROUPS
+from numdev.measurement.deviation import METRICS
+from numdev.results.record import Status
+from numdev.results.store import Store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SMALL = ("problem.n=32", "problem.head_dim=8", "seeds=1", "device=cpu")
+STUDY = """\
+title: Toy
+base: {problem.n: 32, problem.head_dim: 8, seeds: 1}
+axes: {precision: [bf16, fp16], tiling.bc: [8, 16, 32]}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(usersource, "_SEEN", {})
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def run(*arguments: str) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, captured.out, captured.err)
+
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def toy_configs(tmp_path: Path) -> Path:
+    """A config folder with the study `toy`."""
+    folder = tmp_path / "mine"
+    (folder / "study").mkdir(parents=True)
+    (folder / "study" / "toy.yaml").write_text(STUDY)
+    return folder
+
+
+def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    search = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": search, "COLUMNS": "120"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+class TestHelp:
+    def test_is_quick_and_imports_nothing_heavy(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; from numdev.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit as ended: assert ended.code == 0\n"
+            "heavy = {'torch', 'pandas', 'matplotlib', 'triton', 'hydra', 'scipy', 'numpy'} & set(sys.modules)\n"
+            "sys.exit(f'imported {heavy}' if heavy else 0)"
+        )
+        ran = python("-c", script, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        assert all(f"numdev {command}" in ran.stdout for command in COMMANDS)
+
+    def test_measure_imports_neither_torch_nor_pandas(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; from numdev.cli.main import main\n"
+            "try: main(['measure', '--help'])\n"
+            "except SystemExit as ended: assert ended.code == 0\n"
+            "heavy = {'torch', 'pandas', 'matplotlib', 'triton'} & set(sys.modules)\n"
+            "sys.exit(f'imported {heavy}' if heavy else 0)"
+        )
+        ran = python("-c", script, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+
+    def test_measure_explains_every_group_option_and_setting(self, numdev: Command) -> None:
+        ran = numdev("measure", "--help")
+        assert ran.code == 0
+        ours = ran.out[: ran.out.index("Groups and options, as the config folders have them")]
+        for group in GROUPS:
+            assert f"== {group}: " in ours
+            for path in (config_folder() / group).glob("*.yaml"):
+                assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
+        for group in ("problem", "tiling", "softmax"):
+            for name in yaml.safe_load((config_folder() / "config.yaml").read_text())[group]:
+                assert name in ours or name == "source", f"{group}.{name}"
+
+    @pytest.mark.parametrize("command", ["paper", "report"])
+    def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
+        ran = numdev(command, "--help")
+        assert ran.code == 0
+        assert ran.out.count(f"numdev {command}") >= 4
+
+    def test_without_a_command(self, numdev: Command) -> None:
+        assert numdev().out == numdev("--help").out
+
+    def test_version(self, numdev: Command) -> None:
+        import numdev as package
+
+        assert numdev("--version").out == f"numdev {package.__version__}\n"
+
+    def test_unknown_command_names_the_nearest(self, numdev: Command) -> None:
+        ran = numdev("mesure")
+        assert ran.code == 2
+        assert "did you mean measure" in ran.err
+
+
+BAD = [
+    # arguments, the field that the sentence names, what else it must say
+    (["precision.probabilities=bf17"], "precision.probabilities", "bf16"),
+    (["precision.values=fp32@0x"], "precision.values", "bf16@64"),
+    (["precision.preset=bf17"], "precision.preset", "kernel_"),
+    (["precision=bf17"], "precision", "did you mean bf16"),
+    (["precision.quantise.scale=rows"], "precision.quantise.scale", "tensor"),
+    (["precision.inputs=e4m3fn:upwards"], "precision.inputs", "'upwards'"),
+    (["tiling.bc=0"], "tiling.bc", "at least 1"),
+    (["tiling.order=backward"], "tiling.order", "reverse"),
+    (["tiling.shape=round"], "tiling.shape", "swapped"),
+    (["problem.heads=4", "problem.kv_heads=3"], "problem.kv_heads", "divide"),
+    (["problem=captured", "problem.source.path=none.safetensors"], "problem.source.path", "no such file"),
+    (["problem=captured", "problem.head_dim=64"], "problem.head_dim", "32"),
+    (["problem=captured", "problem.n=512"], "problem.queries", "256 tokens"),
+    (["problem=captured", "problem.source.layer=layer9"], "problem.source.layer", "layer0"),
+    (["problem.source.path=some.pt"], "problem.source.path", "captured"),
+    (["problem.source.parameter=3"], "problem.source.parameter", "no parameter"),
+    (["problem.source.kind=gauss"], "problem.source.kind", "normal"),
+    (["problem.n=100000000000"], "problem", "GiB"),
+    (["problem.n=abc"], "problem.n", "whole number"),
+    (["problem.n=null"], "problem.n", "null"),
+    (["problem.causal=maybe"], "problem.causal", "true or false"),
+    (["problem.key_lengths=[a]"], "problem.key_lengths", "whole number"),
+    (["problem.n=16,32"], "problem.n", "-m"),
+    (["problem.n=${problem.tokens}"], "problem.n", "problem.tokens"),
+    (["problem.n=[1"], "problem.n=[1", "setting=value"),
+    (["tiling.bcc=16"], "tiling.bcc", "did you mean tiling.bc"),
+    (["tilng.bc=16"], "tilng.bc", "did you mean tiling.bc"),
+    (["+tokens=16"], "tokens", "no such setting"),
+    (["++problem.tokens=16"], "problem.tokens", "no such setting"),
+    (["~problem.window"], "problem.window", "null"),
+    (["problem=gauss"], "problem", "normal"),
+    (["attention=tritom"], "attention", "triton"),
+    (["attention.kind=tritom"], "attention.kind", "triton"),
+    (["attention=custom"], "attention.function", "package.module:function"),
+    (["attention=custom", "attention.function=nowhere.at:all"], "attention.function", "imported"),
+    (["baseline.precision=bf17"], "baseline.precision", "uniform"),
+    (["softmax.exp=exp3"], "softmax.exp", "exp2"),
+    (["softmax.p_scale=-1"], "softmax.p_scale", "positive"),
+    (["device=tpu"], "device", "cuda"),
+    (["seeds=0"], "seeds", "at least 1"),
+    (["study=fig99"], "study", "fig"),
+    (["study=[fig3,fig4]"], "study", "-m study="),
+    (["tiling.sram=4096", "tiling.bc=16"], "tiling.bc", "tiling.sram=4096"),
+    (["shard=1"], "shard", "study="),
+    (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
+    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "attention=tiled does not honour it"),
+    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
+    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
+    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
+    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not honour softmax.normalise"),
+    (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
+    (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
+    (["tiling.loop=keys"], "tiling.loop", "no such setting"),
+    (["precision=fp8", "precision.quantise.scale=row", "precision.quantise.block=32"], "precision.quantise.block", "scale=block"),
+    (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
+    (["attention=vanilla", "precision=kernel_bf16"], "precision", "eager_bf16"),
+    (["attention=sdpa", "precision.values=fp32@16"], "precision.values", "cannot be set"),
+    (["precision.values='bf16:seed=0'"], "precision.values", "stochastic"),
+    (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=none"),
+    (["--bogus"], "--bogus", "no such flag"),
+    (["--config-dir", "nowhere"], "nowhere", "not found"),
+    (["-cn", "nothing"], "nothing", "no such file"),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("arguments", "field", "mend"), BAD, ids=[" ".join(row[0]) for row in BAD])
+    def test_is_one_sentence_that_names_the_field(self, numdev: Command, arguments: list[str], field: str, mend: str) -> None:
+        given = {text.partition("=")[0] for text in arguments}
+        unsuited = given | ({"problem.head_dim"} if "problem=captured" in arguments else set())
+        small = [text for text in SMALL if text.partition("=")[0] not in unsuited]
+        ran = numdev("measure", *small, *arguments)
+        assert ran.code == 2
+        assert ran.out == ""
+        lines = ran.err.splitlines()
+        assert len(lines) == 1, ran.err
+        assert field in lines[0]
+        assert mend in lines[0]
+
+    @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+    def test_cuda_without_gpu(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL[:3], "device=cuda")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert ran.err.startswith("device: 'cuda'")
+
+    @pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
+    def test_malformed_file(self, numdev: Command, suffix: str) -> None:
+        Path(f"torn.{suffix}").write_bytes(b"PK\x03\x04 not tensors")
+        ran = numdev("measure", "problem=captured", f"problem.source.path=torn.{suffix}", "seeds=1")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+        assert ran.err.startswith("problem.source.path: ")
+
+    def test_nan_and_wrong_shapes_in_captured_tensors(self, numdev: Command) -> None:
+        good = np.ones((2, 8, 4), np.float32)
+        files: dict[str, Any] = {
+            "nan": {"l.q": good, "l.k": good, "l.v": good * np.nan},
+            "shape": {"l.q": good, "l.k": good, "l.v": good[:, :5]},
+            "names": {"query": good},
+        }
+        for name, arrays in files.items():
+            np.savez(f"{name}.npz", **arrays)
+        for name, words in (("nan", "NaN"), ("shape", "must agree"), ("names", "<layer>.q")):
+            ran = numdev("measure", "problem=captured", f"problem.source.path={name}.npz", "problem.n=8", "seeds=1")
+            assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+            assert ran.err.startswith("problem.source.path: ")
+            assert words in ran.err
+
+    def test_traceback_only_where_it_is_asked_for(self, numdev: Command, tmp_path: Path) -> None:
+        ran = python("-m", "numdev.cli.main", "measure", "tiling.bc=0", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+        assert "Traceback" in ran.stderr
+        assert "BadInput" in ran.stderr
+
+    def test_results_that_cannot_be_written_are_no_bad_input(self, numdev: Command) -> None:
+        Path("results").write_text("a file where a folder is wanted")
+        ran = numdev("measure", *SMALL)
+        assert (ran.code, len(ran.err.splitlines())) == (1, 1), ran.err
+        assert ran.err.startswith("results: ")
+
+
+class TestPoint:
+    def test_prints_every_metric_and_files_the_record(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "seeds=2")
+        assert (ran.code, ran.err) == (0, "")
+        for metric, (unit, _) in METRICS.items():
+            assert any(line.split()[:2] == [metric, unit] for line in ran.out.splitlines())
+        assert "ok, 2 replicates" in ran.out
+        (found,) = Store(Path("results")).records()
+        assert found.key in ran.out
+        assert sorted(path.name for path in Path().iterdir()) == ["results"]
+
+    def test_is_not_measured_twice(self, numdev: Command) -> None:
+        numdev("measure", *SMALL)
+        (before,) = Store(Path("results")).records()
+        again = numdev("measure", *SMALL)
+        assert "already measured" in again.out
+        assert "fresh=true" in again.out
+        assert Store(Path("results")).get(before.key) == before
+        numdev("measure", *SMALL, "fresh=true")
+        (after,) = Store(Path("results")).records()
+        assert after.seconds != before.seconds
+        assert after.rows == before.rows
+
+    def test_unsupported_is_exit_code_3(self, numdev: Command) -> None:
+        Path("mine.py").write_text(
+            "import numdev as nd\ndef refuses(q, k, v, mask, scale):\n    raise nd.Unsupported('problem.n', 'never')\n"
+        )
+        ran = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
+        assert ran.code == 3
+        assert "unsupported" in ran.out
+        again = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
+        assert (again.code, "already measured" in again.out) == (3, True), "also where it is not measured again"
+
+    def test_nan_in_the_baseline_is_said(self, numdev: Command) -> None:
+        settings = ("problem=normal_logits", "problem.source.parameter=2000", "problem.n=256", "precision=kernel_fp16")
+        ran = numdev("measure", *settings, "seeds=2", "device=cpu")
+        assert ran.code == 0
+        (record,) = Store(Path("results")).records()
+        (baseline, *_) = [row for row in record.rows if (row["subject"], row["output"]) == ("baseline", "out")]
+        assert baseline["nan_count"] > 0
+        assert record.status is Status.NONFINITE
+        assert ": baseline " in record.reason
+        assert record.reason in " ".join(ran.out.split())
+        assert len({row["compared"] for row in record.rows if row["output"] == "out" and row["seed"] == 0}) == 1
+
+    def test_error_is_exit_code_1(self, numdev: Command) -> None:
+        Path("broken.py").write_text("def fails(q, k, v, mask, scale):\n    raise RuntimeError('deliberate')\n")
+        ran = numdev("measure", *SMALL, "attention=custom", "attention.function=broken:fails")
+        assert ran.code == 1
+        assert "deliberate" in ran.out
+
+    def test_shows_its_settings(self, numdev: Command) -> None:
+        ran = numdev("measure", "--cfg", "job", "problem=captured", "tiling.bc=16")
+        shown = yaml.safe_load(ran.out)
+        assert ran.code == 0
+        assert (shown["problem"]["head_dim"], shown["tiling"]["bc"]) == (32, 16)
+        assert numdev("measure", "--info", "defaults").code == 0
+
+    def test_interpolates(self, numdev: Command) -> None:
+        assert numdev("measure", *SMALL, "tiling.bc=${problem.n}").code == 0
+        (found,) = Store(Path("results")).records()
+        assert found.config["variant"]["tiling"]["bc"] == 32
+
+
+class TestSweep:
+    def test_prints_one_line_for_each_point(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "precision=bf16,fp16", "tiling.bc=8,16,32")
+        assert (ran.code, ran.err) == (0, "")
+        assert len(ran.out.splitlines()) == 6
+        assert all("max_difference" in line for line in ran.out.splitlines())
+        assert len(list(Store(Path("results")).records())) == 6
+        assert {path.name for path in Path().iterdir()} == {"results"}
+
+    def test_keeps_golden(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        from numdev.attention.exact import Exact
+
+        calls = []
+        original = Exact.__call__
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(1)
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(Exact, "__call__", counted)
+        numdev("measure", *SMALL, "problem.batch=3", "-m", "precision=bf16", "tiling.bc=8,16,32")
+        assert len(calls) == 2  # on the unrounded and on the rounded inputs
+
+    def test_a_bad_job_stops_no_other(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=0,8,-1,16")
+        assert ran.code == 2
+        assert len(ran.out.splitlines()) == 2
+        assert [line.split(": ")[1] for line in ran.err.splitlines()] == ["tiling.bc", "tiling.bc"]
+
+    def test_a_setting_that_is_none_stops_all_before_the_first(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "precision=bf16,bf17")
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+
+    def test_formats_of_a_real_kernel_are_what_was_measured(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "attention=sdpa", "attention.backend=math", "precision=bf16,kernel_fp16")
+        assert (ran.code, ran.err) == (0, "")
+        configs = [record.config for record in Store(Path("results")).records()]
+        assert {config["variant"]["fmt"] for config in configs} == {"bf16", "fp16"}
+        assert {config["baseline"]["precision"]["output"] for config in configs} == {"bf16", "fp16"}
+
+    def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
+        assert (ran.code, len(ran.out.splitlines())) == (2, 1)
+        assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
+
+    def test_flags_stand_anywhere(self, numdev: Command) -> None:
+        assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
+        assert numdev("measure", "-m", "tiling.bc=8,16", *SMALL).code == 0
+        assert numdev("measure", "tiling.bc=8,16", *SMALL, "--multirun").code == 0
+
+
+class TestStudy:
+    def test_runs_and_resumes(self, numdev: Command, toy_configs: Path) -> None:
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        assert ran.code == 0, ran.err
+        assert "toy: 6 points, 6 measured" in ran.out
+        assert "6/6 points" in ran.err
+        again = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        assert "0 measured" in again.out
+        assert "6 already there" in again.out
+        manifest = Store(Path("results")).studies()["toy"]
+        assert manifest["points"][0]["labels"] == {"precision": "bf16", "tiling.bc": 8}
+
+    def test_the_command_line_stands_above_it(self, numdev: Command, toy_configs: Path) -> None:
+        numdev("measure", "--config-dir", str(toy_configs), "study=toy", "precision=fp32", "tiling.bc=4", "seeds=2")
+        (found,) = Store(Path("results")).records()
+        assert found.config["variant"]["precision"]["name"] == "fp32"
+        assert (found.config["variant"]["tiling"]["bc"], found.config["seeds"]) == (4, 2)
+
+    def test_defaults_are_not_explicit(self, numdev: Command, toy_configs: Path) -> None:
+        numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        assert all(record.config["seeds"] == 1 for record in Store(Path("results")).records())
+
+    def test_shards_partition_it(self, numdev: Command, toy_configs: Path) -> None:
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "-m", "shard=range(0,4)")
+        assert ran.code == 0
+        counts = [int(line.split()[1]) for line in ran.out.splitlines()]
+        assert counts == [2, 2, 1, 1]
+        assert len(list(Store(Path("results")).records())) == 6
+
+    def test_several(self, numdev: Command, toy_configs: Path) -> None:
+        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
+        ran = numdev("measure", "--config-dir", str(toy_configs), "-m", "study=toy,other")
+        assert ran.code == 0
+        assert [line.split(":")[0] for line in ran.out.splitlines()] == ["toy", "other"]
+
+    def test_its_command_finds_it_again(
+        self, numdev: Command, toy_configs: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        few = ("study=toy", "tiling.bc=8", "precision=bf16")
+        for folder, words in (("mine", "mine"), (str(toy_configs), "mine")):
+            ran = numdev("measure", "--config-dir", folder, *few, "-m", "shard=0,1", f"results=of_{Path(folder).name}")
+            assert ran.code == 0, ran.err
+            command = Store(Path("of_mine")).studies()["toy"]["command"]
+            assert command == f"numdev measure --config-dir {words} study=toy tiling.bc=8 precision=bf16"
+            assert "1 already there" in numdev(*command.split()[1:], "results=of_mine").out
+        elsewhere = tmp_path_factory.mktemp("elsewhere")
+        (elsewhere / "study").mkdir()
+        (elsewhere / "study" / "toy.yaml").write_text(STUDY)
+        numdev("measure", "--config-dir", str(elsewhere), *few)
+        assert f" --config-dir {elsewhere} study=toy " in Store(Path("results")).studies()["toy"]["command"]
+
+    def test_a_run_of_fewer_or_other_points_says_so(self, numdev: Command, toy_configs: Path) -> None:
+        def noted(*changes: str) -> str:
+            ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", *changes)
+            assert ran.code == 0, ran.err
+            return ran.err.splitlines()[0]
+
+        fewer = "note: results holds toy with 6 points, this run has 2 points, 2 of them among those; reports will show these."
+        assert "note:" not in noted()
+        assert "note:" not in noted()
+        assert noted("tiling.bc=8") == f"{fewer} Use another results= to keep both."
+        assert "note:" not in noted()  # more points
+        assert "6 points, none of them among those" in noted("seeds=2")
+        assert "note:" not in noted("seeds=2", "-m", "shard=range(0,3)")
+
+    def test_lists_failures_and_goes_on(self, numdev: Command, toy_configs: Path) -> None:
+        (toy_configs / "study" / "bad.yaml").write_text(
+            "title: One in three fails\nbase: {problem: captured, seeds: 1}\naxes: {problem.n: [8, 512, 16]}\n"
+        )
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=bad")
+        assert ran.code == 1
+        assert "3 measured" in ran.out
+        assert "problem.n=512" in ran.out
+        assert "256 tokens" in " ".join(ran.out.split())
+
+    def test_a_kernel_that_honours_none_of_it_is_judged_by_nothing(self, numdev: Command) -> None:
+        ran = numdev("measure", "study=fig4", "attention=sdpa", "seeds=1", "device=cpu")
+        assert ran.code == 3
+        assert "fig4: 44 points" in ran.out
+        assert "44 unsupported" in ran.out
+        assert {record.status.value for record in Store(Path("results")).records()} == {"unsupported"}
+        assert numdev("report", "out=o", "format=csv").code == 0
+        points, claims = pd.read_csv("o/points.csv"), pd.read_csv("o/claims.csv")
+        assert set(points["attention"]) == {"sdpa"}
+        assert points[["format", "policy"]].isna().all(axis=None)
+        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not honour it").all()
+        assert set(claims["verdict"]) == {"undecided"}
+        assert set(claims["figure"]) == {"unknown"}
+
+    def test_malformed_study_is_one_sentence(self, numdev: Command, toy_configs: Path) -> None:
+        for text, words in (
+            ("title: T\naxis: {precision: [bf16]}\n", "axis"),
+            ("title: T\naxes: {precision: [bf17]}\n", "did you mean bf16"),
+            ("title: T\naxes: {tiling.bcc: [1]}\n", "did you mean tiling.bc"),
+            ("title: T\naxes: {problem.n: [some]}\n", "whole number"),
+            ("title: T\naxes: {problem.n: 3}\n", "list"),
+            ("axes: {problem.n: [3]}\n", "title"),
+            ("title: T\nbase: {device: cpu}\n", "command line"),
+            ("title: T\nscenarios: {one: 3}\n", "scenarios.one"),
+            ("title: [\n", "bad.yaml"),
+        ):
+            (toy_configs / "study" / "bad.yaml").write_text(text)
+            ran = numdev("measure", "--config-dir", str(toy_configs), "study=bad")
+            assert (ran.code, ran.out) == (2, ""), text
+            assert len(ran.err.splitlines()) == 1, ran.err
+            assert words in ran.err
+
+    def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from numdev.measurement.bench import Bench
+
+        original, calls = Bench.measure, []
+
+        def interrupted(*arguments: object) -> object:
+            calls.append(1)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return original(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Bench, "measure", interrupted)
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        assert ran.code == 130
+        assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to go on"
+        assert len(list(Store(Path("results")).records())) == 3
+        assert "3 already there" in numdev("measure", "--config-dir", str(toy_configs), "study=toy").out
+
+    def test_studies_lists_them(self, numdev: Command) -> None:
+        ran = numdev("studies")
+        names = [path.stem for path in (config_folder() / "study").glob("*.yaml")]
+        assert [line.split()[0] for line in ran.out.splitlines()] == sorted(names)
+
+
+class TestPaper:
+    def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[object, ...]] = []
+        monkeypatch.setattr("numdev.report.document.paper.make_report", lambda *arguments, pdf: asked.append((*arguments, pdf)))
+        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
+        where = ("--config-dir", str(toy_configs))
+        ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
+        assert ran.code == 0, ran.err
+        assert "3/3 points" in ran.err
+        assert asked[0][:4] == (Path("r"), Path("o"), ["toy", "other"], False)
+        assert asked[0][-1] is True  # report.pdf is part of it
+
+    def test_names_every_study_that_ships(self) -> None:
+        names = yaml.safe_load((config_folder() / "paper.yaml").read_text())["studies"]
+        assert names
+        assert all((config_folder() / "study" / f"{name}.yaml").is_file() for name in names)
+
+    @pytest.mark.parametrize(
+        ("arguments", "field"),
+        [(["study=fig3"], "study"), (["studies=[fig99]"], "study"), (["studies=[]"], "studies"), (["shard=1"], "shard")],
+    )
+    def test_bad_input(self, numdev: Command, arguments: list[str], field: str) -> None:
+        ran = numdev("paper", *arguments)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+        assert ran.err.startswith(f"{field}: ")
+
+
+class TestReport:
+    def test_makes_a_report(self, numdev: Command, toy_configs: Path) -> None:
+        numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        ran = numdev("report", "out=o")
+        assert ran.code == 0, ran.err
+        assert list(Path("o").glob("*.csv"))
+
+    def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
+        small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")
+        assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)
+        ran = numdev("report", "study=paper", "out=o")
+        assert ran.code == 0, ran.err
+        assert "note: results holds no fig4, fig4_assumptions, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
+        assert set(pd.read_csv("o/points.csv")["study"]) == {"fig3"}
+
+    @pytest.mark.parametrize(
+        ("arguments", "field"),
+        [(["results=nowhere"], "results"), (["format=xls"], "format"), (["from=here"], "from"), (["study=fig3"], "studies")],
+    )
+    def test_bad_input(self, numdev: Command, toy_configs: Path, arguments: list[str], field: str) -> None:
+        numdev("measure", "--config-dir", str(toy_configs), "study=toy", "precision=bf16", "tiling.bc=8")
+        ran = numdev("report", *arguments)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+        assert ran.err.startswith(f"{field}: ")
+
+
+class TestShell:
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("numdev ", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
+            ("numdev mea", {"compare", "measure", "paper", "report", "speed", "studies", "tune", "--help", "--version"}),
+            ("numdev measure softmax=fa3", {"softmax=fa3", "softmax=fa3_fp8"}),
+            ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
+            ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),
+            ("numdev report form", {"format="}),
+            ("numdev studies ", set()),
+        ],
+    )
+    def test_completes(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, line: str, expected: set[str]) -> None:
+        monkeypatch.setenv("COMP_LINE", line)
+        ran = numdev("-sc", "query=bash")
+        assert ran.code == 0
+        assert set(ran.out.split()) == expected
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_installs(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["/usr/local/bin/numdev"])
+        ran = numdev("-sc", f"install={shell}")
+        assert ran.code == 0
+        assert "numdev" in ran.out
+
+
+def test_an_explicit_number_of_shards_is_kept() -> None:
+    assert launch.ordered("measure", ["-m", "shard=0,1"]) == ["shard=0,1", "shards=2", "-m"]
+    assert launch.ordered("measure", ["-m", "shard=0,1", "shards=8"]) == ["shard=0,1", "shards=8", "-m"]
+    assert launch.ordered("measure", ["shard=1", "shards=8"]) == ["shard=1", "shards=8"]

@@ -1,0 +1,128 @@
+"""Exit codes: what CI sees of points that have no figures, alone, in sweeps and in studies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.cli.codes import code_of_point, code_of_study
+from numdev.cli.outcome import gravest
+from numdev.results.record import Status
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+SMALL = ("problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu")
+CODES = {Status.OK: 0, Status.NONFINITE: 0, Status.UNSUPPORTED: 3, Status.OUT_OF_MEMORY: 1, Status.ERROR: 1}
+MINE = """\
+import numdev as nd
+def refuses(q, k, v, mask, scale):
+    raise nd.Unsupported('problem.n', 'never')
+def forgets(q, k, v, mask, scale):
+    raise MemoryError('no more')
+def fails(q, k, v, mask, scale):
+    raise RuntimeError('deliberate')
+def works(q, k, v, mask, scale):
+    return v
+def breaks(q, k, v, mask, scale):
+    return v * float('nan')
+"""
+STUDY = """\
+title: Mine
+base: {{attention: custom, problem.n: 8, problem.head_dim: 4, seeds: 1, precision: fp32}}
+axes:
+  attention.function: [{}]
+"""
+
+
+@pytest.mark.parametrize("status", Status)
+def test_of_a_point(status: Status) -> None:
+    assert code_of_point(status) == CODES[status]
+
+
+@given(st.lists(st.sampled_from(Status), max_size=6))
+def test_of_a_study(statuses: list[Status]) -> None:
+    code = code_of_study(statuses)
+    if Status.ERROR in statuses:
+        assert code == 1
+    elif not statuses or {Status.OK, Status.NONFINITE} & set(statuses):
+        assert code == 0
+    else:
+        assert code == (1 if Status.OUT_OF_MEMORY in statuses else 3)
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=6))
+def test_the_gravest_is_first_a_bad_setting_then_a_failure(codes: list[int]) -> None:
+    order = [2, 1, 3, 0]
+    assert gravest(codes) == (order[min(map(order.index, codes))] if codes else 0)
+
+
+@pytest.mark.parametrize("program", ["measure", "speed"])
+@pytest.mark.parametrize(
+    ("functions", "code"),
+    [
+        ("works", 0),
+        ("breaks", 0),
+        ("refuses", 3),
+        ("forgets", 1),
+        ("fails", 1),
+        ("works,refuses", 3),
+        ("refuses,forgets", 1),
+        ("works,breaks", 0),
+    ],
+)
+def test_of_points_and_sweeps(numdev: Command, program: str, functions: str, code: int) -> None:
+    Path("mine.py").write_text(MINE)
+    function = ",".join(f"mine:{name}" for name in functions.split(","))
+    sweep = ("-m",) if "," in functions else ()
+    ran = numdev(program, *sweep, *small(program), "attention=custom", "precision=fp32", f"attention.function={function}")
+    assert ran.code == code, ran.out + ran.err
+
+
+def small(program: str) -> tuple[str, ...]:
+    return SMALL if program == "measure" else (*SMALL, "timing.seconds=0.001", "timing.least=3", "timing.most=3")
+
+
+@pytest.mark.parametrize(
+    ("functions", "code", "said"),
+    [
+        ("works,refuses", 0, "1 unsupported"),
+        ("works,refuses,forgets", 0, "1 unsupported, 1 out_of_memory"),
+        ("breaks,refuses", 0, "1 nonfinite, 1 unsupported"),
+        ("works,fails", 1, "1 error"),
+        ("refuses", 3, "1 unsupported"),
+        ("refuses,forgets", 1, "1 unsupported, 1 out_of_memory"),
+    ],
+)
+def test_of_studies(numdev: Command, functions: str, code: int, said: str) -> None:
+    """What is unsupported by design does not fail a study whose other points have figures; the summary says it."""
+    Path("mine.py").write_text(MINE)
+    Path("own/study").mkdir(parents=True)
+    text = STUDY.format(", ".join(f'"mine:{name}"' for name in functions.split(",")))
+    Path("own/study/mine.yaml").write_text(text)
+    for _ in range(2):  # the second run measures nothing again, and says the same
+        ran = numdev("measure", "--config-dir", "own", "study=mine", "device=cpu")
+        assert ran.code == code, ran.out + ran.err
+        (summary,) = [line for line in ran.out.splitlines() if line.startswith("mine: ")]
+        assert summary.endswith(said)
+
+
+def test_a_kernel_without_a_gpu_is_seen_by_ci(tmp_path: Path) -> None:
+    """`attention=triton` on a CPU, not interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "numdev.cli.main", "measure", "attention=triton", *SMALL]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 3, ran.stderr
+    assert "unsupported" in ran.stdout
+
+
+def test_the_codes_are_documented(numdev: Command) -> None:
+    said = numdev("--help").out.partition("Exit code:")[2]
+    assert [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()] == ["0", "1", "2", "3", "130"]

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from numdev.attention.captured import Captured
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.softmax import Normalise
+from numdev.attention.tiled import Tiled
+from numdev.attention.vendor.sdpa import Sdpa
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library, config_folder, study_fields
+from numdev.cli.settings import Types, flat, resolved
+from numdev.errors import BadInput
+from numdev.results.scenario import Role, Scenario
+from numdev.results.study import Study, StudyPoint
+
+LIBRARY = Library((config_folder(),))
+
+
+def study(task: dict[str, Any] | None = None, /, **parts: Any) -> Study:
+    return Expander(LIBRARY, task or {}).study("toy", study_fields("toy", {"title": "Toy"} | parts))
+
+
+def tiled(point: StudyPoint) -> Tiled:
+    assert isinstance(point.variant, Tiled)
+    return point.variant
+
+
+class TestGrid:
+    def test_is_the_product_of_the_axes_in_order(self) -> None:
+        made = study(axes={"precision": ["bf16", "fp16"], "tiling.bc": [16, 32]})
+        labels = [point.labels for point in made.points]
+        assert labels == [{"precision": p, "tiling.bc": bc} for p in ("bf16", "fp16") for bc in (16, 32)]
+        assert [tiled(point).tiling.bc for point in made.points] == [16, 32, 16, 32]
+        assert [point.variant.precision.name for point in made.points] == ["bf16", "bf16", "fp16", "fp16"]
+
+    def test_scenarios_replace_and_add_axes(self) -> None:
+        made = study(
+            base={"tiling.br": 16, "problem.n": 1024},
+            scenarios={
+                "uniform_each": {"problem": "uniform", "softmax": "fa1"},
+                "captured": {"problem": "captured", "axes": {"tiling.bc": [8], "problem.n": [64, 128, 256]}},
+            },
+            axes={"precision": ["bf16", "fp16"], "tiling.bc": [16, 32, 64]},
+        )
+        by_scenario = {s: [p for p in made.points if p.scenario == s] for s in ("uniform_each", "captured")}
+        assert [len(points) for points in by_scenario.values()] == [6, 6]
+        assert all(tiled(point).softmax.normalise is Normalise.EACH for point in by_scenario["uniform_each"])
+        assert {point.problem.shape.keys for point in by_scenario["uniform_each"]} == {1024}
+        assert {point.problem.shape.keys for point in by_scenario["captured"]} == {64, 128, 256}
+        assert all(isinstance(point.problem.source, Captured) for point in by_scenario["captured"])
+        assert {tiled(point).tiling.br for point in made.points} == {16}
+
+    def test_names_with_settings(self) -> None:
+        steps = {"scores": {"precision.scores": "bf16"}, "both": {"precision.scores": "bf16", "precision.values": "bf16"}}
+        made = study(base={"precision": "kernel_bf16"}, axes={"step": {"none": None} | steps})
+        assert [point.labels for point in made.points] == [{"step": "none"}, {"step": "scores"}, {"step": "both"}]
+        steps_of = [tiled(point).precision.steps() for point in made.points]
+        assert [(each["scores"], each["values"]) for each in steps_of] == [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")]
+
+    def test_carries_title_figure_and_claims(self) -> None:
+        made = study(figure="fig6c", claims=["a", "b"])
+        assert (made.name, made.title, made.figure, made.claims) == ("toy", "Toy", "fig6c", ("a", "b"))
+        assert [point.scenario for point in made.points] == ["default"]
+
+    @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
+    def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:
+        expander = Expander(Library((config_folder(),)), {"seeds": 2}, "speed", own)
+        assert expander.study("s", study_fields("s", {"title": "t"})).command == f"numdev speed {folder}study=s seeds=2"
+
+    def test_equal_points_are_one(self) -> None:
+        assert len(study(axes={"tiling.bc": [16, 16, 32]}).points) == 2
+
+    def test_reads_each_file_and_checks_each_value_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[Path] = []
+        checked: list[tuple[Any, ...]] = []
+        load, update = OmegaConf.load, OmegaConf.update
+
+        def counted_load(path: Path) -> Any:
+            read.append(path)
+            return load(path)
+
+        def counted_update(schema: Any, key: str, value: Any, **keywords: Any) -> None:
+            checked.append((key, value))
+            update(schema, key, value, **keywords)
+
+        monkeypatch.setattr(OmegaConf, "load", counted_load)
+        monkeypatch.setattr(OmegaConf, "update", counted_update)
+        library = Library((config_folder(),))
+        axes = {"precision": ["bf16", "fp16"], "tiling.bc": list(range(1, 51))}
+        made = Expander(library).study("toy", study_fields("toy", {"title": "Toy", "axes": axes}))
+        assert len(made.points) == 100
+        assert len(read) == len(set(read)) == 8  # config.yaml, five default options and two of precision
+        assert len(checked) == len(set(checked))
+
+
+class TestPrecedence:
+    def test_later_layers_stand_above_earlier_ones(self) -> None:
+        parts = {"base": {"tiling.bc": 1}, "scenarios": {"s": {"tiling.bc": 2}}, "axes": {"tiling.bc": [3]}}
+        found = []
+        for keep in ((), ("base",), ("base", "scenarios"), ("base", "scenarios", "axes")):
+            found.append(tiled(study(**{name: parts[name] for name in keep}).points[0]).tiling.bc)
+        assert found == [64, 1, 2, 3]
+        assert tiled(study({"tiling.bc": 4}, **parts).points[0]).tiling.bc == 4
+
+    def test_a_choice_states_what_its_file_says(self) -> None:
+        made = study(
+            base={"problem.n": 1024, "softmax.tie_shift": 2.0}, scenarios={"s": {"problem": "captured", "softmax": "fa1"}}
+        )
+        point = made.points[0]
+        assert (point.problem.shape.keys, point.problem.shape.head_dim) == (256, 32)
+        assert (tiled(point).softmax.normalise, tiled(point).softmax.tie_shift) == (Normalise.EACH, 2.0)
+
+    def test_values_stand_above_the_choice_of_their_layer(self) -> None:
+        made = study(scenarios={"s": {"problem.n": 64, "problem": "captured"}})
+        assert made.points[0].problem.shape.keys == 64
+
+    def test_a_choice_is_replaced_whole(self) -> None:
+        made = study(base={"problem": "normal_logits", "problem.source.parameter": 8.0}, scenarios={"s": {"problem": "uniform"}})
+        assert made.points[0].problem.source.parameter is None
+
+    def test_an_axis_keeps_its_values_under_a_choice_of_the_command_line(self) -> None:
+        made = study({"problem": "captured"}, axes={"problem.n": [32, 64]})
+        assert [point.problem.shape.keys for point in made.points] == [32, 64]
+
+    def test_the_command_line_leaves_one_value_of_an_axis(self) -> None:
+        made = study({"precision": "fp64", "tiling.bc": 8}, axes={"precision": ["bf16", "fp16"], "tiling.bc": [16, 32]})
+        assert [point.labels for point in made.points] == [{"precision": "fp64", "tiling.bc": 8}]
+        assert tiled(made.points[0]).precision.name == "fp64"
+
+    def test_the_command_line_denies_no_name(self) -> None:
+        size = {"small": {"tiling.bc": 16}, "large": {"tiling.bc": 64, "tiling.br": 32}, "own": {"tiling.br": 8}}
+        made = study({"tiling.bc": 16}, axes={"size": size})
+        small, large, own = made.points
+        assert (tiled(small).tiling.bc, tiled(own).tiling.bc) == (16, 16)
+        assert large.refused.startswith("tiling.bc: 16 cannot be used; the points size=large stand for tiling.bc=64")
+        assert small.refused == own.refused == ""
+
+    @pytest.mark.parametrize("task", [{"attention": "sdpa"}, {"attention.kind": "sdpa"}])
+    def test_no_variant_goes_under_the_name_of_another(self, task: dict[str, Any]) -> None:
+        made = study(task, axes={"kernel": {"simple": {"attention": "vanilla"}, "theirs": {"attention": "sdpa"}}})
+        simple, theirs = made.points
+        assert "the points kernel=simple stand for attention" in simple.refused
+        assert (theirs.refused, theirs.variant) == ("", Sdpa())
+
+    def test_no_format_goes_under_the_name_of_another(self) -> None:
+        made = study({"precision.preset": "fp16"}, axes={"precision": ["bf16", "fp16"]})
+        assert [bool(point.refused) for point in made.points] == [True, False]
+
+    def test_seeds_can_stand_anywhere(self) -> None:
+        assert study(base={"seeds": 3}).points[0].seeds == 3
+        assert study({"seeds": 5}, base={"seeds": 3}).points[0].seeds == 5
+
+    def test_agrees_with_what_hydra_composes(self) -> None:
+        from hydra import compose, initialize_config_dir
+
+        from numdev.cli import build
+        from numdev.cli.schema import register
+        from numdev.cli.settings import Request
+
+        register()
+        task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            cfg = compose("config", [f"{key}={value}" for key, value in task.items()])
+        plain = OmegaConf.to_container(cfg, resolve=True)
+        assert isinstance(plain, dict)
+        by_hydra = build.point(Request({str(key): value for key, value in plain.items()}, {}))
+        ours = study(task).points[0]
+        assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
+
+
+class TestReferences:
+    def test_follow_the_axes(self) -> None:
+        made = study(base={"tiling.bc": "${problem.n}"}, axes={"problem.n": [32, 64]})
+        assert [tiled(point).tiling.bc for point in made.points] == [32, 64]
+
+    def test_relative_and_chained(self) -> None:
+        settings = {"a.b": 1, "a.c": "${.b}", "d": "${a.c}", "a.e.f": "${..b}", "g": "text"}
+        assert resolved(settings) == {"a.b": 1, "a.c": 1, "d": 1, "a.e.f": 1, "g": "text"}
+
+    def test_others_are_left_to_omegaconf(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BC", "48")
+        assert resolved({"tiling.bc": "${oc.decode:${oc.env:BC}}", "x": 1}) == {"tiling.bc": 48, "x": 1}
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"a.b": "${a.c}"}, "a.b: .*there is no setting a.c"),
+            ({"a.b": "${a.c}", "a.c": "${a.b}"}, "refers to itself"),
+            ({"a.b": "${oc.env:NOT_SET_ANYWHERE}"}, "a.b: .*NOT_SET_ANYWHERE"),
+        ],
+    )
+    def test_to_nothing(self, settings: dict[str, Any], words: str) -> None:
+        with pytest.raises(BadInput, match=words):
+            resolved(settings)
+
+
+class TestBadStudies:
+    @pytest.mark.parametrize(
+        ("parts", "words"),
+        [
+            ({"axes": {"tiling.bcc": [1]}}, r"tiling\.bcc: 1 .*did you mean tiling\.bc.*\(study toy, scenario default\)"),
+            ({"axes": {"precision": ["bf17"]}}, r"precision: 'bf17' .*did you mean bf16"),
+            ({"axes": {"precision": []}}, r"study: 'toy' .*no points"),
+            ({"axes": {"problem.n": 64}}, r"axes\.problem\.n: 64 .*a list"),
+            ({"axes": {"problem.n": ["many"]}}, r"problem\.n: 'many' .*whole number"),
+            ({"axes": {"step": {"one": 3}}}, r"axes\.step\.one: 3 .*setting: value"),
+            ({"scenarios": {"s": ["uniform"]}}, r"study\.scenarios\.s: \['uniform'\]"),
+            ({"scenarios": {"s": {"role": "papers"}}}, r"study\.scenarios\.s\.role: 'papers' .*paper"),
+            ({"scenarios": {"s": {"title": " "}}}, r"study\.scenarios\.s\.title: ' ' .*in words"),
+            ({"settings": {"s": {}}}, r"study: 'toy' .*'settings'.*a study has .*scenarios"),
+            ({"base": {"device": "cpu"}}, r"device: 'cpu' .*command line"),
+            ({"base": {"tiling": {"bc": 0}}}, r"tiling: "),
+            ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, scenario default\)"),
+            ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
+            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, base, scenarios, axes"),
+            ({"title": "???"}, r"study: 'toy' .*title"),
+        ],
+    )
+    def test_name_what_cannot_be_used(self, parts: dict[str, Any], words: str) -> None:
+        with pytest.raises(BadInput, match=words):
+            study(**parts)
+
+    def test_types_are_those_of_the_settings(self) -> None:
+        types = Types()
+        assert types.check("problem.scale", 2) == 2.0
+        assert isinstance(types.check("problem.scale", 2), float)
+        assert types.check("problem.key_lengths", [3, 4]) == [3, 4]
+        assert types.check("problem.keys", "${.n}") == "${.n}"
+        for key, value in (("problem.n", 1.5), ("problem.n", None), ("problem.causal", "maybe"), ("problem.key_lengths", 3)):
+            with pytest.raises(BadInput, match=rf"^{key}: "):
+                types.check(key, value)
+        assert types.check("problem.n", 7) == 7  # a refused value leaves nothing behind
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
+    from numdev.api import bench
+    from numdev.results.record import Status
+    from numdev.results.store import Store
+    from numdev.results.study import run
+
+    made = Expander(LIBRARY, {"seeds": 2}).study(name, LIBRARY.study(name))
+    by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}
+    assert all(by_scenario.values())
+    ends = tuple(small(point) for points in by_scenario.values() for point in (points[0], points[-1]))
+    store = Store(tmp_path)
+    outcome = run(replace(made, points=ends), bench("cpu"), store)
+    assert not outcome.has_errors
+    assert outcome.measured == len(list(store.records()))
+    for record in store.records():
+        needs_gpu = record.status is Status.UNSUPPORTED and ("CUDA" in record.reason or "compute capability" in record.reason)
+        assert record.status is Status.OK or needs_gpu, record.reason
+    assert Status.OK in {record.status for record in store.records()}
+    assert store.studies()[name]["title"] == made.title
+
+
+def small(point: StudyPoint) -> StudyPoint:
+    """The point at 32 tokens, and of several tiles where its variant is given a tiling."""
+    shape = point.problem.shape
+    tokens = replace(shape, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
+    point = replace(point, problem=replace(point.problem, shape=tokens))
+    if not isinstance(point.variant, (Tiled, Instrumented)):
+        return point
+    return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
+    made = Expander(LIBRARY).study(name, LIBRARY.study(name))
+    assert made.points
+    assert [point.refused for point in made.points if point.refused] == []
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_scenario_that_ships_says_what_it_is_and_stands_for(name: str) -> None:
+    stated = LIBRARY.study(name)["scenarios"]
+    assert stated
+    for key, own in stated.items():
+        assert own["title"] != key
+        assert "_" not in own["title"]
+        assert Role(own["role"]) is not Role.PAPER, "no source states all of N, d and the inputs"
+    titles = [own["title"] for own in stated.values()]
+    assert len(set(titles)) == len(titles)
+
+
+def test_a_scenario_has_a_title_and_a_role() -> None:
+    made = study(scenarios={"one": {"title": "as in the book", "role": "paper", "problem": "normal"}, "two": None})
+    assert made.scenarios == (Scenario("one", "as in the book", Role.PAPER), Scenario("two", "two", Role.BEYOND))
+    assert [point.problem.source.kind.value for point in made.points] == ["normal", "uniform"]
+    assert study().scenarios == (Scenario("default", study().title, Role.BEYOND),)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides"),
+    [
+        ({}, ()),
+        ({"seeds": 3}, ()),
+        ({"precision": "bf16"}, ()),  # a value of an axis: some of the study's own points
+        ({"problem.n": 64}, ("problem.n=64",)),
+        ({"problem": "normal", "seeds": 3}, ("problem=normal",)),
+        ({"precision": "fp8"}, ("precision=fp8",)),
+        ({"baseline": "none"}, ("baseline=none",)),
+        ({"problem.n": 128}, ()),  # what the file states already
+    ],
+)
+def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
+    assert made.overrides == overrides
+    assert made.manifest(["k"] * len(made.points))["overrides"] == list(overrides)
+
+
+def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:
+    whole = study(scenarios={"s": {"problem": "captured"}, "t": {"problem": "normal"}})
+    assert [point.seeds for point in whole.points] == [24, 10]
+    assert [point.seeds for point in study({"seeds": 3}, scenarios={"s": {"problem": "captured"}}).points] == [3]
+    (layer,) = study(
+        base={"problem": "captured", "problem.source.layer": "layer5", "problem.heads": 4, "problem.kv_heads": 4}
+    ).points
+    assert layer.seeds == 3
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c"])
+def test_captured_scenarios_of_the_paper_take_every_head_of_both_layers(name: str) -> None:
+    captured = [p for p in Expander(LIBRARY).study(name, LIBRARY.study(name)).points if isinstance(p.problem.source, Captured)]
+    assert captured
+    for point in captured:
+        layers = [point.problem.cluster(seed) for seed in range(point.seeds)]
+        assert {layer: layers.count(layer) for layer in layers} == {"layer0": 12, "layer5": 12}
+
+
+@pytest.mark.parametrize("name", LIBRARY.options("study"))
+def test_every_study_can_be_built_at_full_size(name: str) -> None:
+    assert Expander(LIBRARY).study(name, LIBRARY.study(name)).points
+
+
+def test_flat_names_every_setting() -> None:
+    assert dict(flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None})) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+def test_library_reads_the_first_folder_that_has_a_file(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text("title: Mine\n")
+    library = Library((config_folder(), tmp_path))
+    assert library.study("mine")["title"] == "Mine"
+    assert "mine" in library.options("study")
+    with pytest.raises(BadInput, match="study: 'thine' .*did you mean mine"):
+        library.study("thine")

@@ -1,0 +1,350 @@
+"""The law that nothing explicit is ignored: what is stated is honoured, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP64, Format
+from numdev.attention.honours import Declares
+from numdev.attention.softmax import OnlineSoftmax
+from numdev.attention.tiling import Tiling
+from numdev.cli import build, honoured
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library, config_folder, study_fields
+from numdev.cli.schema import GROUPS
+from numdev.cli.settings import Flat, Request, Statement, Types, flat
+from numdev.cli.variants import MAKERS
+from numdev.errors import BadInput, NotHonoured
+from numdev.results.record import Record, Status, describe
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+
+LIBRARY = Library((config_folder(),))
+EXPANDER = Expander(LIBRARY)
+NAMES = Types().names
+RUN = {"device", "results", "fresh"}
+FUNCTION = "numdev.attention.exact:rounded_once"
+EMULATED = {"baseline.kind": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
+
+# Another value than the default's, and the settings beside which it is stated: where only some make it count, both with and
+# without them.
+CASES: dict[str, list[tuple[Any, Flat]]] = {
+    "seeds": [(3, {})],
+    "problem.n": [(96, {}), (96, {"problem.queries": 5})],
+    "problem.batch": [(2, {})],
+    "problem.heads": [(4, {})],
+    "problem.kv_heads": [(2, {"problem.heads": 4})],
+    "problem.queries": [(7, {})],
+    "problem.keys": [(9, {})],
+    "problem.head_dim": [(32, {})],
+    "problem.causal": [(True, {})],
+    "problem.window": [(5, {})],
+    "problem.key_lengths": [([5], {})],
+    "problem.scale": [(0.5, {})],
+    "problem.source.kind": [("normal", {})],
+    "problem.source.parameter": [(3.0, {}), (3.0, {"problem.source.kind": "normal_logits"})],
+    "problem.source.path": [("own.safetensors", {}), ("own.safetensors", {"problem.source.kind": "captured"})],
+    "problem.source.layer": [("layer0", {}), ("layer0", {"problem.source.kind": "captured"})],
+    "precision.preset": [("fp16", {}), ("golden", {}), ("kernel_fp16", {}), ("eager_fp16", {}), ("int8", {})],
+    "precision.accumulator": [("e5m2", {}), ("e5m2", {"attention.normalise": "end"})],
+    **{f"precision.{step}": [("e5m2", {})] for step in ("inputs", "scores", "exponential", "rescale", "row_sum")},
+    **{f"precision.{step}": [("e5m2", {})] for step in ("probabilities", "values", "output")},
+    "precision.quantise.to": [("e4m3fn", {})],
+    "precision.quantise.scale": [("row", {})],
+    "precision.quantise.block": [(32, {}), (32, {"precision.quantise.scale": "block"})],
+    "precision.quantise.hadamard": [(True, {})],
+    "precision.quantise.smoothing": [("k", {})],
+    "precision.quantise.values": [("fp16", {})],
+    "precision.quantise.block_q": [(32, {}), (32, {"precision.quantise.scale": "block"})],
+    "precision.quantise.smoothing_block": [(32, {}), (32, {"precision.quantise.smoothing": "q"})],
+    "precision.quantise.values_scale": [("channel", {}), ("channel", {"precision.quantise.values": "e4m3fn"})],
+    "precision.quantise.seed": [(7, {}), (7, {"precision.quantise.hadamard": True})],
+    "tiling.br": [(16, {}), (16, {"tiling.shape": "square"})],
+    "tiling.bc": [(16, {}), (32, EMULATED)],
+    "tiling.order": [("reverse", {}), ("forward", EMULATED)],
+    "tiling.sram": [(4096, {})],
+    "tiling.shape": [("swapped", {"tiling.br": 16, "tiling.bc": 32})],
+    "tiling.stride": [(5, {}), (5, {"tiling.order": "strided"})],
+    "tiling.seed": [(5, {}), (5, {"tiling.order": "random"})],
+    "tiling.splits": [(2, {}), (2, EMULATED)],
+    "softmax.exp": [("exp", {"softmax.exp": "exp2"}), ("exp2_poly3", {})],
+    "softmax.exp_coefficients": [([1.0, 0.7, 0.3], {})],
+    "softmax.exp_share": [(0.25, {}), (0.25, {"softmax.exp": "exp2_poly3"})],
+    "softmax.rescale_threshold": [(8.0, {})],
+    "softmax.p_scale": [(256.0, {})],
+    "softmax.tie_shift": [(2.0, {})],
+    "attention.kind": [("exact", {}), ("naive", {})],
+    "attention.count": [(False, {})],
+    "attention.normalise": [("end", {})],
+    "attention.function": [("tests.cli.test_build:some_attention", {})],
+    "attention.backend": [("math", {})],
+    "attention.products": [("tf32", {}), ("tf32", {"precision.preset": "fp32"})],
+    "attention.kernel": [("portable", {})],
+    "baseline.kind": [("emulation", {name: value for name, value in EMULATED.items() if name != "baseline.kind"})],
+    "baseline.precision": [("kernel_fp16", {}), ("kernel_fp16", EMULATED)],
+    "baseline.normalise": [("end", {}), ("end", {"baseline.precision": "none"})],
+}
+
+
+def choices(group: str, kind: type) -> dict[str, list[tuple[Any, Flat]]]:
+    """A case for each setting that is a choice: the last member that is not the default."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if isinstance(hint, type) and issubclass(hint, Enum)}
+    others = {name: [one for one in hint if one is not getattr(kind(), name)][-1] for name, hint in hints.items()}
+    return {f"{group}.{name}": [(other.value, {})] for name, other in others.items()}
+
+
+CASES = choices("softmax", OnlineSoftmax) | choices("tiling", Tiling) | CASES
+ONE_BY_ONE = [(name, value, beside) for name, cases in CASES.items() for value, beside in cases]
+
+
+@pytest.fixture(autouse=True)
+def captured_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({f"layer0.{name}": torch.ones(1, 4, 4) for name in "qkv"}, tmp_path / "own.safetensors")
+    monkeypatch.chdir(tmp_path)
+
+
+def function(kind: str) -> dict[str, str]:
+    return {"attention.function": FUNCTION} if kind == "custom" else {}
+
+
+def config(kind: str, *layers: Flat) -> Mapping[str, Any]:
+    return EXPANDER.request({"attention": kind} | function(kind), *layers).config
+
+
+def built(request: Request) -> Any:
+    made = build.point(request)
+    return describe(made.problem), describe(made.variant), describe(made.baseline), made.seeds
+
+
+def outcome(request: Request) -> Any:
+    """What is built, or the refusal: an emulation asks for what it does not know."""
+    try:
+        return built(request)
+    except BadInput as error:
+        return error
+
+
+class TestTheLaw:
+    def test_every_setting_has_a_case(self) -> None:
+        assert set(NAMES) - RUN - set(CASES) == set()
+        assert set(CASES) - set(NAMES) == set()
+
+    @pytest.mark.parametrize(("name", "value", "beside"), ONE_BY_ONE, ids=[f"{n}={v} {' '.join(b)}" for n, v, b in ONE_BY_ONE])
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_what_is_stated_changes_what_is_built_or_is_refused_by_name(
+        self, kind: str, name: str, value: Any, beside: Flat
+    ) -> None:
+        """Every variant and every setting; only the one is explicit, so that only it can be to blame."""
+        if name == "attention.kind" and value == kind:
+            return
+        after = outcome(Request(config(kind, beside, {name: value}), {name: Statement(name, value)}))
+        if isinstance(after, BadInput):
+            assert after.field == name
+        else:
+            assert after != outcome(Request(config(kind, beside), {}))
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_the_value_that_it_would_have_anyway_is_refused_too(self, kind: str) -> None:
+        whole = config(kind)
+        settings = dict(flat(whole))
+        always = honoured.of_problem(whole) | {"attention.kind", "baseline.kind", "seeds"} | RUN
+        others = set(NAMES) - MAKERS[kind].type.honours.settings - always - {"baseline.precision", "baseline.normalise"}
+        assert others or kind in ("tiled", "instrumented")
+        for name in sorted(name for name in others if settings[name] is not None):
+            with pytest.raises(NotHonoured, match=rf"^{name}: .*attention={kind} ") as refused:
+                build.point(Request(whole, {name: Statement(name, settings[name])}))
+            assert refused.value.field == name
+
+    @pytest.mark.parametrize("group", sorted(set(GROUPS) - {"problem", "attention"}))
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_an_option_states_what_stands_in_its_file(self, kind: str, group: str) -> None:
+        for option in LIBRARY.options(group):
+            stated = [name for name, value in flat({group: LIBRARY.leaf(group, option)}) if value is not None]
+            asked = EXPANDER.request({"attention": kind, group: option} | function(kind))
+            assert set(stated) == {name for name in asked.said if name.startswith(f"{group}.")}
+            honours = MAKERS[kind].type.honours.settings | {"baseline.kind", "baseline.precision"}
+            if group == "precision" or (group, option) == ("baseline", "emulation"):
+                continue  # held below, and by tests/attention/test_emulation.py
+            if set(stated) <= honours:
+                build.point(asked)
+            else:
+                with pytest.raises(NotHonoured, match=rf"^{group}: '{option}' .*attention={kind} does not honour {group}\."):
+                    build.point(asked)
+
+
+class TestDeclarations:
+    def test_every_setting_is_honoured_by_something(self) -> None:
+        declared = set().union(*(maker.type.honours.settings for maker in MAKERS.values()))
+        declared |= set().union(
+            *(honoured.of_baseline({"kind": kind, "precision": None}) for kind in ("naive", "emulation"))
+        ) | honoured.of_problem(EXPANDER.request().config)
+        assert set(NAMES) - declared == RUN | {"attention.kind", "baseline.kind", "seeds"}
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_nothing_is_declared_that_there_is_not(self, kind: str) -> None:
+        assert MAKERS[kind].type.honours.settings <= set(NAMES)
+        assert isinstance(build.point(EXPANDER.request({"attention": kind} | function(kind))).variant, Declares)
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_what_is_idle_is_honoured_otherwise(self, kind: str) -> None:
+        variant = build.point(EXPANDER.request({"attention": kind} | function(kind))).variant
+        assert set(variant.idle) <= variant.honours.settings
+
+
+FIXED = [kind for kind, maker in MAKERS.items() if maker.type.honours.family]
+
+
+class TestFormatOfFixedArithmetic:
+    def test_which_they_are(self) -> None:
+        assert set(FIXED) == {"triton", "sdpa", "flex", "vanilla", "custom"}
+
+    @pytest.mark.parametrize("option", LIBRARY.options("precision"))
+    @pytest.mark.parametrize("kind", FIXED)
+    def test_precision_names_a_format_alone_or_the_variants_own_policy(self, kind: str, option: str) -> None:
+        family, _, name = option.rpartition("_")
+        honours = MAKERS[kind].type.honours
+        own = "eager" if kind == "vanilla" else "kernel"
+        narrow = kind == "triton" and family and name in ("e4m3fn", "e5m2")  # whose output is FP16, not what the policy says
+        asked = EXPANDER.request({"attention": kind, "precision": option} | function(kind))
+        if family in ("", own) and name in {fmt.name for fmt in honours.formats} and not narrow:
+            made = build.point(asked).variant
+            assert made.fmt == Format.parse(name)
+            assert made.format == (FP16 if kind == "triton" and made.fmt.bits == 8 else made.fmt)
+            return
+        with pytest.raises(NotHonoured, match=rf"^precision\.preset: '{option}' .*attention={kind} ") as refused:
+            build.point(asked)
+        assert "arithmetic of its own" in str(refused.value) or narrow
+
+    @pytest.mark.parametrize("kind", FIXED)
+    def test_is_bf16_where_nothing_is_said(self, kind: str) -> None:
+        assert build.point(EXPANDER.request({"attention": kind} | function(kind))).variant.fmt == BF16
+
+    def test_any_name_of_a_format(self) -> None:
+        assert build.point(EXPANDER.request({"attention": "sdpa", "precision.preset": "e8m7"})).variant.fmt == BF16
+        assert build.point(EXPANDER.request({"attention": "triton", "precision.preset": "e4m3fn"})).variant.fmt == E4M3FN
+
+    def test_fp64_is_for_the_backend_to_refuse(self) -> None:
+        assert build.point(EXPANDER.request({"attention": "sdpa", "precision": "fp64"})).variant.fmt == FP64
+
+    @pytest.mark.parametrize("kind", FIXED)
+    def test_a_step_cannot_be_set(self, kind: str) -> None:
+        words = rf"^precision\.values: 'bf16' .*attention={kind} has an arithmetic of its own, which cannot be set"
+        with pytest.raises(NotHonoured, match=words):
+            build.point(EXPANDER.request({"attention": kind, "precision.values": "bf16"} | function(kind)))
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("layer", "words"),
+        [
+            ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*take attention=tiled, instrumented, triton or flex"),
+            ({"attention.backend": "cudnn"}, r"attention\.backend: 'cudnn' .*attention=tiled .*, or take attention=sdpa"),
+            ({"attention": "sdpa", "tiling.br": 1, "softmax": "fa1"}, r"softmax: 'fa1' .*softmax\.normalise.* nor tiling\.br"),
+            ({"tiling.stride": 5}, r"tiling\.stride: 5 .*with tiling\.order=strided alone"),
+            ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*with precision=fp32 alone"),
+            ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
+            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read"),
+            ({"baseline": "emulation", "baseline.precision": "fp16"}, r"baseline\.precision: .*baseline=emulation does not"),
+            ({"problem.n": 4, "problem.queries": 1, "problem.keys": 2}, r"problem\.n: 4 .*queries=1 and problem\.keys=2"),
+            ({"precision.inputs": "bf16", "precision.quantise.to": "e5m2"}, r"precision\.inputs: .*quantise\.to=e5m2"),
+            ({"tiling.br": 16, "tiling.shape": "square_bc"}, r"tiling\.br: 16 .*tiling\.shape=square_bc"),
+        ],
+    )
+    def test_name_the_field_the_variant_and_the_mend(self, layer: dict[str, Any], words: str) -> None:
+        with pytest.raises(NotHonoured, match=f"^{words}"):
+            build.point(EXPANDER.request(layer))
+
+    def test_null_states_nothing(self) -> None:
+        stated, taken_back = {"tiling.br": 16, "softmax.exp": "exp"}, {"tiling.br": None, "softmax.exp": None}
+        asked = EXPANDER.request({"attention": "sdpa"} | stated, taken_back)
+        assert set(asked.said) == {"attention.kind"}
+        assert built(asked) == built(EXPANDER.request({"attention": "sdpa"}))
+
+    def test_values_stand_above_the_file_of_an_option(self) -> None:
+        made = build.point(EXPANDER.request({"problem": "captured", "problem.queries": 3, "problem.keys": 5}))
+        assert (made.problem.shape.queries, made.problem.shape.keys) == (3, 5)
+
+    def test_an_option_that_another_replaces_states_nothing(self) -> None:
+        assert "baseline.kind" not in EXPANDER.request({"baseline": "emulation"}, {"baseline": "eager"}).said
+
+
+class Measuring:
+    """Notes what is measured, and measures nothing."""
+
+    def __init__(self) -> None:
+        self.measured: list[Any] = []
+        self.announced: list[StudyPoint] = []
+
+    def environment(self) -> dict[str, str]:
+        return {"numdev": "1"}
+
+    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]:
+        parts = {"problem": problem, "variant": variant, "baseline": baseline, "seeds": seeds}
+        return {name: describe(part) for name, part in parts.items()}
+
+    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
+        from numdev.results.record import key_of
+
+        return key_of(self.config(problem, variant, baseline, seeds), self.environment())
+
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record:
+        self.measured.append(variant)
+        parts = problem, variant, baseline, seeds
+        return Record(self.key(*parts), self.config(*parts), self.environment(), Status.OK)
+
+    def announce(self, points: Iterator[StudyPoint]) -> None:
+        self.announced = list(points)
+
+
+def study(task: dict[str, Any] | None = None, **parts: Any) -> Study:
+    return Expander(LIBRARY, task or {}).study("toy", study_fields("toy", {"title": "Toy"} | parts))
+
+
+class TestStudies:
+    def test_of_a_kernel_that_honours_none_of_its_scenarios_measures_nothing(self, tmp_path: Path) -> None:
+        made = Expander(LIBRARY, {"attention": "sdpa"}).study("fig4", LIBRARY.study("fig4"))
+        bench, store = Measuring(), Store(tmp_path)
+        done = run(made, bench, store)
+        assert bench.measured == bench.announced == []
+        assert done.measured == len(made.points) == len(done.failures)
+        records = list(store.records())
+        assert len(records) == len(made.points)  # each filed for itself, by what it states
+        assert {record.status for record in records} == {Status.UNSUPPORTED}
+        assert all("attention=sdpa does not honour" in record.reason and not record.rows for record in records)
+        assert {record.config["variant"]["type"] for record in records} == {"Refused"}
+        assert run(made, bench, store).skipped == len(made.points)
+
+    def test_marks_the_points_that_cannot_be_as_stated_and_measures_the_others(self, tmp_path: Path) -> None:
+        kernel = {"ours": {"attention": "tiled"}, "theirs": {"attention": "sdpa"}}
+        made = study(axes={"precision": ["bf16", "fp64", "int8"], "kernel": kernel, "tiling.bc": [None, 16]})
+        refused = [tuple(point.labels.values()) for point in made.points if point.refused]
+        assert refused == [("bf16", "theirs", 16), ("fp64", "theirs", 16), ("int8", "theirs", None), ("int8", "theirs", 16)]
+        bench, store = Measuring(), Store(tmp_path)
+        run(made, bench, store)
+        assert len(bench.measured) == len(bench.announced) == 8
+        assert [record.status for record in store.records()].count(Status.UNSUPPORTED) == 4
+
+    def test_a_label_says_what_was_measured(self) -> None:
+        made = study({"attention": "sdpa"}, axes={"precision": ["bf16", "fp16", "golden"]})
+        assert [getattr(point.variant, "fmt", None) for point in made.points] == [BF16, FP16, None]
+        assert [bool(point.refused) for point in made.points] == [False, False, True]
+
+    def test_a_format_that_one_of_its_kernels_lacks_leaves_the_others(self) -> None:
+        made = Expander(LIBRARY, {"precision": "fp64"}).study("kernels", LIBRARY.study("kernels"))
+        refused = {point.labels["kernel"] for point in made.points if point.refused}
+        assert refused == {"triton", "hopper", "uniform_bf16", "kernel_bf16"}  # the last two by what they are called
+
+    def test_a_default_is_not_explicit(self) -> None:
+        assert study(axes={"attention": ["sdpa", "exact", "naive", "flex"]}).points[0].refused == ""
+        assert [point.refused for point in study(axes={"attention": ["sdpa", "exact"]}).points] == ["", ""]
+
+    def test_other_mistakes_still_end_it(self) -> None:
+        with pytest.raises(BadInput, match=r"tiling\.bc: 0 .*\(study toy, scenario default\)"):
+            study(axes={"tiling.bc": [0]})

@@ -1,0 +1,100 @@
+"""`numdev speed` from its command line: a point, a sweep, a study with its report, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from numdev.results.store import Store
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+POINT = ("problem.n=32", "problem.head_dim=8", "device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3")
+STUDY = """\
+title: Toy
+base: {baseline: none, problem.head_dim: 8, precision: fp32, seeds: 1}
+axes:
+  kernel: {vanilla: {attention: vanilla}, math: {attention: sdpa, attention.backend: math}, none: {attention: flex}}
+  problem.n: [16, 32]
+"""
+
+
+def test_one_point_shows_every_figure(numdev: Command) -> None:
+    ran = numdev("speed", *POINT, "attention=vanilla", "precision=fp32")
+    assert ran.code == 0
+    for word in ("latency", "tflops", "peak_bytes", "intensity", "rmse", "median time of one call"):
+        assert word in ran.out
+    assert len(list(Store(Path("results/speed")).records())) == 1
+    assert "already measured" in numdev("speed", *POINT, "attention=vanilla", "precision=fp32").out
+
+
+def test_a_sweep_is_a_line_each(numdev: Command) -> None:
+    ran = numdev("speed", *POINT, "-m", "attention=vanilla,tiled,flex")
+    assert ran.code == 3, "flex has no figures here"
+    lines = [line for line in ran.out.splitlines() if "attention=" in line]
+    assert [line.partition("attention=")[2].partition(":")[0] for line in lines] == ["vanilla", "tiled", "flex"]
+    assert "TFLOP/s" in lines[0]
+    assert "unsupported, attention: FlexAttention" in lines[2]
+
+
+def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Command) -> None:
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(STUDY)
+    command = ("speed", "--config-dir", "mine", "study=toy", *POINT[2:], "out=shown")
+    first = numdev(*command)
+    assert first.code == 0
+    assert "6 points, 6 measured" in first.out
+    assert len(pd.read_csv("shown/speed.csv")) == 4
+    assert len(pd.read_csv("shown/unsupported.csv")) == 2
+    assert Path("shown/figures/toy_memory.svg").is_file()
+    assert "0 measured" in numdev(*command).out
+    told = Store(Path("results/speed")).studies()["toy"]["command"]
+    assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
+
+
+def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(STUDY)
+    ran = numdev("speed", "--config-dir", "mine", "study=toy", "attention=vanilla", *POINT[2:], "out=shown")
+    assert ran.code == 0, ran.err
+    assert set(pd.read_csv("shown/speed.csv")["label.kernel"]) == {"vanilla"}
+    refused = pd.read_csv("shown/unsupported.csv")
+    assert sorted(refused["label.kernel"]) == ["math", "math", "none", "none"]
+    assert refused["reason"].str.startswith("attention: 'vanilla' cannot be used; the points kernel=").all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("out=shown",), "out: 'shown' cannot be used; a study ends with a report"),
+        (("attention=flex", "tiling.splits=2"), "tiling.splits: 2 cannot be used; attention=flex does not honour it"),
+        (("baseline.normalise=end",), "baseline.normalise: 'end' cannot be used; baseline=none does not read it"),
+        (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
+        (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
+        (("timing.least=2",), "timing.least: 2 cannot be used"),
+        (("timing.second=1",), "timing.second"),
+        (("counters=true",), "counters: True cannot be used; a GPU counts its traffic, and the device is cpu"),
+        (("counters=2",), "counters"),
+        (("study=speed_gpu",), "study"),
+        (("attention.kind=fast",), "attention.kind: 'fast' cannot be used"),
+        (("device=cuda",), "device: 'cuda' cannot be used"),
+    ],
+)
+def test_what_cannot_be_used_is_named(numdev: Command, arguments: tuple[str, ...], words: str) -> None:
+    import torch
+
+    if arguments == ("device=cuda",) and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ran = numdev("speed", *POINT, *arguments)
+    assert ran.code == 2
+    assert words in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
+
+
+def test_help_names_the_studies(numdev: Command) -> None:
+    ran = numdev("speed", "--help")
+    assert ran.code == 0
+    assert all(name in ran.out for name in ("speed_cpu", "speed_prefill", "speed_decode", "timing.seconds"))

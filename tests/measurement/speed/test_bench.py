@@ -1,0 +1,179 @@
+"""One measurement of speed: what is in the record, and how it ends where there is nothing to measure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP32, Format
+from numdev.attention.base import Output
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.vendor.dispatch import InDtype
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.errors import BadInput
+from numdev.measurement.bench import Bench
+from numdev.measurement.speed import bench as module
+from numdev.measurement.speed.bench import DEVIATIONS, SpeedBench, one_group, prepared
+from numdev.measurement.speed.columns import MEASURED, derived
+from numdev.measurement.speed.timing import Budget
+from numdev.results.record import Record, Status
+
+QUICK = Budget(1e-4, 3, 3)
+PROBLEM = Problem(Distribution(Kind.NORMAL), Shape(2, 4, 2, 32, 48, 16), Mask(causal=True))
+
+
+@pytest.fixture(autouse=True)
+def _no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "matmul_flops", lambda dtype, device, tf32: 1e9)
+
+
+@pytest.fixture
+def bench() -> SpeedBench:
+    return SpeedBench("cpu", QUICK)
+
+
+def test_every_figure_is_there_and_documented(bench: SpeedBench) -> None:
+    found = bench.measure(PROBLEM, Tiled(Precision.parse("kernel_bf16")), seeds=2)
+    assert found.status is Status.OK
+    assert [row["seed"] for row in found.rows] == [0, 1]
+    for row in found.rows:
+        assert set(row) == {"seed", *MEASURED, *DEVIATIONS}
+        assert row["calls"] == 3
+        assert 0 < row["latency_low"] <= row["latency"] <= row["latency_high"]
+    assert Record.from_json(found.to_json()) == found
+
+
+def test_memory_of_vanilla_attention_is_its_scores(bench: SpeedBench) -> None:
+    """S and P of FP32 at once: 2 B H N N' 4 bytes, and some numbers that torch makes tensors of."""
+    given = Problem(Distribution(), Shape(1, 3, 3, 200, 300, 16))
+    row = bench.measure(given, Vanilla(FP32)).rows[0]
+    assert 0 <= row["peak_bytes"] - 2 * 3 * 200 * 300 * 4 < 64
+    assert row["output_bytes"] == 3 * 200 * 16 * 4
+    assert row["input_bytes"] == 3 * (200 + 2 * 300) * 16 * 4
+    assert row["algorithm"] == "vanilla"
+
+
+def test_the_deviation_is_that_of_an_ordinary_measurement(bench: SpeedBench) -> None:
+    """Each replicate's, of inputs of its own, although heads beside the compared ones are computed in the same call."""
+    variant = Tiled(Precision.parse("bf16"))
+    found = bench.measure(PROBLEM, variant, seeds=2)
+    ordinary = Bench(Exact(), "cpu").measure(one_group(PROBLEM), variant, None, 2)
+    expected = [r for r in ordinary.rows if (r["output"], r["reference"]) == ("out", "golden")]
+    for row, other in zip(found.rows, expected, strict=True):
+        assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
+
+
+@dataclass(frozen=True)
+class Counts(InDtype):
+    """Wrong from a given call on; counts its calls."""
+
+    wrong_from: int = 1
+    fmt: Format = FP32
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        CALLS.append(1)
+        out = Vanilla(FP32)(q, k, v, mask, scale).out
+        return Output(out if len(CALLS) < self.wrong_from else out * float("nan"), None)
+
+
+CALLS: list[int] = []
+
+
+@pytest.mark.parametrize(("wrong_from", "status"), [(1, Status.NONFINITE), (2, Status.OK)])
+def test_what_is_compared_is_a_result_of_the_timed_call(bench: SpeedBench, wrong_from: int, status: Status) -> None:
+    CALLS.clear()
+    found = bench.measure(PROBLEM, Counts(wrong_from))
+    assert found.status is status
+    assert len(CALLS) == 1 + 1 + 3 + 3  # compared, its memory, warm-up, timed: no call beside them
+    assert found.rows[0]["latency"] > 0
+
+
+def test_every_head_holds_the_drawn_group() -> None:
+    q, k, v = prepared(PROBLEM, Vanilla(), 0, torch.device("cpu"))
+    drawn = Vanilla().round_inputs(*one_group(PROBLEM).inputs(0).values())
+    assert q.shape == (2, 4, 32, 16)
+    assert k.shape == v.shape == (2, 2, 48, 16)
+    assert q.is_contiguous()
+    for whole, one in zip((q, k, v), drawn, strict=True):
+        step = one.shape[1]
+        for b in range(2):
+            for h in range(0, whole.shape[1], step):
+                assert torch.equal(whole[b, h : h + step], one[0])
+
+
+def test_a_group_keeps_mask_and_sizes() -> None:
+    lengths = Problem(Distribution(), Shape(2, 6, 3, 8, 8, 4), Mask(window=3, key_lengths=(5, 8)), scale=0.5)
+    small = one_group(lengths)
+    assert small.shape == Shape(1, 2, 1, 8, 8, 4)
+    assert small.mask == Mask(window=3, key_lengths=(5,))
+    assert small.scale == 0.5
+
+
+def test_unsupported_with_the_reason(bench: SpeedBench) -> None:
+    found = bench.measure(PROBLEM, Sdpa(Backend.CUDNN))
+    assert (found.status, found.rows) == (Status.UNSUPPORTED, [])
+    assert found.reason.startswith("attention.backend: cudnn")
+
+
+def test_refuses_memory_that_is_not_there(bench: SpeedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
+    given = Problem(Distribution(), Shape(queries=1025, keys=1025))
+    assert bench.measure(given, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
+    assert bench.measure(given, Tiled(Precision.parse("fp32"))).status is Status.OUT_OF_MEMORY  # q, k, v, o
+    small = Problem(Distribution(), Shape(queries=512, keys=512))
+    assert bench.measure(small, Tiled(Precision.parse("fp32"))).status is Status.OK
+    assert bench.measure(small, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
+
+
+def test_takes_no_baseline(bench: SpeedBench) -> None:
+    with pytest.raises(BadInput, match=r"baseline: .*baseline=none"):
+        bench.key(PROBLEM, Vanilla(), Vanilla())
+
+
+def test_the_budget_is_part_of_the_key() -> None:
+    keys = {SpeedBench("cpu", budget).key(PROBLEM, Vanilla()) for budget in (QUICK, Budget())}
+    assert len(keys) == 2
+
+
+def test_a_record_shows_its_figures(bench: SpeedBench) -> None:
+    text = repr(bench.measure(PROBLEM, Vanilla(FP32), seeds=2))
+    assert text.startswith("Record(ok, 2 seeds")
+    assert all(name in text for name in MEASURED)
+
+
+@dataclass(frozen=True)
+class Fails(InDtype):
+    fmt: Format = FP32
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        raise RuntimeError("it broke")
+
+
+def test_an_error_is_a_status(bench: SpeedBench) -> None:
+    found = bench.measure(PROBLEM, Fails())
+    assert found.status is Status.ERROR
+    assert "it broke" in found.reason
+
+
+def test_an_unknown_algorithm_has_no_model(bench: SpeedBench) -> None:
+    row = bench.measure(PROBLEM, Exact()).rows[0]
+    assert row["algorithm"] == ""
+    assert math.isnan(derived(row)["intensity"])
+
+
+def test_derived_figures() -> None:
+    row = {"latency": 0.5, "operations": 4e12, "matmul_flops": 16e12, "model_bytes": 1e9}
+    row |= {"input_bytes": 6e8, "peak_bytes": 5e8, "output_bytes": 4e8}
+    found = derived(row)
+    expected = {"tflops": 8.0, "share": 0.5, "bandwidth": 2.0, "intensity": 4000.0, "temporary_bytes": 1e8}
+    assert {name: found[name] for name in expected} == expected

@@ -1,0 +1,154 @@
+"""What Nsight Compute prints, read: figures by range, units, and what it says when it fails."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from numdev.errors import BadInput
+from numdev.measurement.speed import nsight
+from numdev.measurement.speed.nsight import find, profile, range_name, read, remark
+from tests.fake_ncu import HEADER, UNITS, row
+
+READ, WRITTEN, CACHE = METRICS = ["dram__bytes_read.sum", "dram__bytes_write.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"]
+PROF = "==PROF== Connected to process 1576 (/usr/bin/python3.12)"
+
+
+def log(*rows: str, units: str = UNITS) -> str:
+    return "\n".join([PROF, HEADER, units, *rows, "==PROF== Disconnected from process 1576"]) + "\n"
+
+
+def test_figures_by_range_without_separators() -> None:
+    found = read(log(row(3, "100,663,296", "33,554,432.50", "1"), row(0, "1", "2", "3")), METRICS)
+    assert found == {3: {READ: 100663296.0, WRITTEN: 33554432.5, CACHE: 1.0}, 0: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
+
+
+def test_kernels_of_one_range_add_up() -> None:
+    found = read(log(row(1, "10", "20", "30", "first"), row(1, "1", "2", "3", "second, with a comma")), METRICS)
+    assert found == {1: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0}}
+
+
+def test_what_lies_in_no_range_of_ours_does_not_count() -> None:
+    foreign = row(1, "10", "20", "30").replace("numdev:1", "torch:1")
+    assert read(log(foreign), METRICS) == {}
+
+
+@pytest.mark.parametrize("text", ["", PROF, "==ERROR== nothing\n", HEADER])
+def test_a_log_without_a_table_has_no_figures(text: str) -> None:
+    assert read(text, METRICS) == {}
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("byte", 1), ("Kbyte", 1e3), ("Mbyte", 1e6), ("Gbyte", 1e9), ("sector", 32), ("Ksector", 32e3)]
+)
+def test_units(unit: str, factor: float) -> None:
+    assert read(log(row(0, "1.5", "0", "0"), units=UNITS.replace("byte", unit)), METRICS)[0][READ] == 1.5 * factor
+
+
+@pytest.mark.parametrize("unit", ["", "byte/s", "%", "kbyte", "KiB"])
+def test_another_unit_is_refused(unit: str) -> None:
+    with pytest.raises(ValueError, match=r"dram__bytes_read\.sum is in"):
+        read(log(row(0, "1", "1", "1"), units=UNITS.replace("byte", unit)), METRICS)
+
+
+def test_what_is_no_number_and_what_is_missing_are_named() -> None:
+    with pytest.raises(ValueError, match=r"dram__bytes_write\.sum is 'n/a'"):
+        read(log(row(0, "1", "n/a", "1")), METRICS)
+    with pytest.raises(ValueError, match="is 'nan', which is no number"):
+        read(log(row(0, "1", "nan", "1")), METRICS)
+    with pytest.raises(ValueError, match=r"no column lts__t_sectors\.sum"):
+        read(log(row(0, "1", "1", "1")), [*METRICS, "lts__t_sectors.sum"])
+
+
+def test_ncu_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match=r"counters: True cannot be used; .*ncu is not on PATH"):
+        find()
+
+
+def fake(folder: Path, body: str) -> str:
+    """A program that has the path of the log in `log`."""
+    program = folder / "ncu"
+    head = f"#!{sys.executable}\nimport sys, time\nfrom pathlib import Path\n"
+    program.write_text(head + "log = Path(sys.argv[sys.argv.index('--log-file') + 1])\n" + body)
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_run_tells_figures_and_remarks(tmp_path: Path) -> None:
+    said = remark(4, "RuntimeError: one\ntwo")
+    assert said == f"{range_name(4)} RuntimeError: one two"
+    ncu = fake(tmp_path, f"log.write_text({log(row(2, '1', '2', '3'))!r}); print({said!r}, file=sys.stderr); print(sys.argv)\n")
+    found = profile(ncu, METRICS, ["program", "file"], {}, 30.0)
+    assert found.bytes == {2: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
+    assert found.remarks == {4: "RuntimeError: one two"}
+    assert found.trouble == ""
+
+
+def test_the_flags_and_the_command_are_passed_on(tmp_path: Path) -> None:
+    ncu = fake(tmp_path, f"Path({str(tmp_path / 'seen')!r}).write_text(chr(10).join(sys.argv[1:]))\n")
+    profile(ncu, METRICS, ["program", "file"], {}, 30.0)
+    seen = (tmp_path / "seen").read_text().split("\n")
+    assert seen[: len(nsight.FLAGS)] == list(nsight.FLAGS)
+    assert seen[seen.index("--metrics") + 1] == ",".join(METRICS)
+    assert seen[-2:] == ["program", "file"]
+
+
+@pytest.mark.parametrize(
+    ("body", "trouble"),
+    [
+        ("log.write_text('==ERROR== ERR_NVGPUCTRPERM - no permission\\n')", "ncu: ERR_NVGPUCTRPERM - no permission"),
+        ("print('==ERROR== unrecognised option'); sys.exit(1)", "ncu: unrecognised option; ended with 1"),
+        ("print('numdev:0 left out'); sys.exit('No module named numdev')", "ncu: ended with 1; No module named numdev"),
+        (
+            f"log.write_text({log(row(0, '1', '1', '1'), units=UNITS.replace('byte', 'ns'))!r})",
+            "ncu: dram__bytes_read.sum is in 'ns'",
+        ),
+    ],
+)
+def test_what_went_wrong_is_said_in_its_own_words(tmp_path: Path, body: str, trouble: str) -> None:
+    found = profile(fake(tmp_path, body + "\n"), METRICS, [], {}, 30.0)
+    assert found.trouble.startswith(trouble)
+    assert found.bytes == {}
+
+
+def test_time_is_up_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    """A child of ncu, which is what would hold the GPU, ends too."""
+    pulse = tmp_path / "pulse"
+    child = f"import time\nwhile True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)"
+    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)\n")
+    found = profile(ncu, METRICS, [], {}, 2.0)
+    assert found.trouble == "ncu: stopped after 2 s"
+    _assert_still(pulse)
+
+
+def test_nothing_outlives_an_ncu_that_dies(tmp_path: Path) -> None:
+    pulse = tmp_path / "pulse"
+    child = f"import time\nwhile True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)"
+    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(1)\nsys.exit(3)\n")
+    assert profile(ncu, METRICS, [], {}, 30.0).trouble == "ncu: ended with 3"
+    _assert_still(pulse)
+
+
+def test_ctrl_c_ends_all_of_it(tmp_path: Path) -> None:
+    import _thread
+
+    pulse = tmp_path / "pulse"
+    ncu = fake(tmp_path, f"while True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)\n")
+    timer = threading.Timer(1.5, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        profile(ncu, METRICS, [], {}, 60.0)
+    timer.join()
+    _assert_still(pulse)
+
+
+def _assert_still(pulse: Path) -> None:
+    assert pulse.is_file()
+    size = pulse.stat().st_size
+    time.sleep(0.2)
+    assert pulse.stat().st_size == size > 0

@@ -1,0 +1,290 @@
+"""Bytes that calls move: which points share a process, what a record holds, and how it goes on where nothing is counted."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from numdev.arithmetic.formats import FP32
+from numdev.attention.distributions import Distribution
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.cli import show_speed
+from numdev.errors import BadInput
+from numdev.measurement.speed import bench as module
+from numdev.measurement.speed.bench import DEVIATIONS, SpeedBench
+from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, derived
+from numdev.measurement.speed.timing import Budget
+from numdev.measurement.speed.traffic import METRICS, Traffic
+from numdev.report.document.speed import frame, make_speed_report, traffic
+from numdev.report.reading.frames import load
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
+from numdev.results.study import LooksAhead, Study, StudyPoint, run
+from tests.cli.test_cli import Command, numdev
+from tests.fake_ncu import FakeNcu
+
+__all__ = ["numdev"]  # the fixture
+
+VARIANT = Vanilla(FP32)
+QUICK = Budget(1e-4, 3, 3)
+REFUSED = (
+    "lines[1:] = ['==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters']"
+)
+
+
+def problem(n: int) -> Problem:
+    return Problem(Distribution(), Shape(queries=n, keys=n, head_dim=8))
+
+
+def points(*lengths: int, variant: Any = VARIANT, seeds: int = 1) -> tuple[StudyPoint, ...]:
+    return tuple(StudyPoint(problem(n), variant, None, seeds, "normal", {"kernel": "k", "problem.n": n}) for n in lengths)
+
+
+@pytest.fixture(autouse=True)
+def _no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "matmul_flops", lambda dtype, device, tf32: 1e9)
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
+    return FakeNcu(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def bench(ncu: FakeNcu, told: list[str]) -> SpeedBench:
+    """On a CPU, which has no counters, with those that `ncu` makes up."""
+    bench = SpeedBench("cpu", QUICK)
+    bench.traffic = Traffic(torch.device("cuda"), told.append)
+    return bench
+
+
+def test_a_record_has_what_was_counted(bench: SpeedBench, told: list[str]) -> None:
+    found = bench.measure(problem(16), VARIANT, seeds=2)
+    assert found.status is Status.OK
+    for row in found.rows:
+        assert set(row) == {"seed", *MEASURED, *COUNTED, *DEVIATIONS}
+        assert [row[name] for name in COUNTED] == [1000.0, 500.0, 4000.0, ""]
+    assert Record.from_json(found.to_json()) == found
+    assert told == []
+
+
+def test_what_follows_from_what_was_counted(bench: SpeedBench) -> None:
+    row = bench.measure(problem(16), VARIANT).rows[0]
+    found = derived(row)
+    assert found["measured_intensity"] == row["operations"] / 1500
+    assert found["l2_over_model"] == 4000 / row["model_bytes"]
+    nothing = derived(row | {"dram_read_bytes": 0.0, "dram_write_bytes": 0.0})
+    assert math.isnan(nothing["measured_intensity"])
+    assert not set(OF_COUNTED) & set(derived(SpeedBench("cpu", QUICK).measure(problem(16), VARIANT).rows[0]))
+
+
+def test_one_process_counts_sixteen_points_of_a_study(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+    assert isinstance(bench, LooksAhead)
+    store = Store(tmp_path / "results")
+    grid = points(*range(4, 24), seeds=2)
+    run(Study("toy", "A toy", None, (), grid), bench, store)
+    assert ncu.chunks == [16, 4]
+    rows = [record.rows[0] for record in store.records()]
+    assert sorted(row["dram_read_bytes"] for row in rows) == sorted([1000.0 * (n % 16 + 1) for n in range(20)])
+
+
+def test_only_what_is_to_be_measured_is_counted(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    run(Study("toy", "A toy", None, (), points(4, 6)), bench, store)
+    run(Study("toy", "A toy", None, (), points(4, 5, 6, 7)), bench, store)
+    assert ncu.chunks == [2, 2]
+    run(Study("toy", "A toy", None, (), points(4, 5, 6, 7)), bench, store, fresh=True)
+    assert ncu.chunks == [2, 2]  # known to this bench
+
+
+def test_what_cannot_be_timed_starts_no_process(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+    """Nor is it counted with those behind it."""
+    grid = (*points(4, 5, variant=Sdpa(Backend.CUDNN)), *points(6, 7))
+    outcome = run(Study("toy", "A toy", None, (), grid), bench, Store(tmp_path / "results"))
+    assert len(outcome.failures) == 2
+    assert ncu.chunks == [2]
+
+
+def test_a_point_that_was_not_announced_is_counted_alone(bench: SpeedBench, ncu: FakeNcu) -> None:
+    bench.announce(points(4, 5))
+    bench.measure(problem(9), VARIANT)
+    assert ncu.chunks == [1]
+
+
+def uncounted(found: Record) -> str:
+    """Why there are no figures, of a record that has everything else."""
+    assert found.status is Status.OK
+    row = found.rows[0]
+    assert row["latency"] > 0
+    assert all(math.isnan(row[name]) for name in METRICS)
+    assert all(math.isnan(derived(row)[name]) for name in OF_COUNTED)
+    return str(row["not_counted"])
+
+
+def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: SpeedBench, ncu: FakeNcu, told: list[str]) -> None:
+    ncu.behaves(REFUSED)
+    for n in (4, 5, 6):
+        assert uncounted(bench.measure(problem(n), VARIANT)).startswith("ncu: ERR_NVGPUCTRPERM - The user does not have")
+    assert ncu.chunks == [1]  # it would say the same of every other
+    assert [text.split(": ERR")[0] for text in told] == ["counters: traffic is not counted: ncu"]
+
+
+def test_a_failed_chunk_is_not_the_end(bench: SpeedBench, ncu: FakeNcu, told: list[str]) -> None:
+    ncu.behaves("code, lines = 11, []")
+    bench.announce(points(4, 5))
+    for n in (4, 5):
+        assert uncounted(bench.measure(problem(n), VARIANT)) == "ncu: ended with 11"
+    ncu.behaves("")
+    assert bench.measure(problem(6), VARIANT).rows[0]["l2_bytes"] == 4000
+    assert ncu.chunks == [2, 1, 1, 1]  # each alone after both together, then the third
+    assert len(told) == 1
+
+
+def test_one_that_fails_takes_no_other_with_it(bench: SpeedBench, ncu: FakeNcu) -> None:
+    """As a GPU does that gives every later call of the process an error."""
+    ncu.behaves("if len(points) > 1: code, lines = 1, lines[:-1]; print('numdev:1 AcceleratorError: illegal address')")
+    bench.announce(points(4, 5, 6))
+    rows = [bench.measure(problem(n), VARIANT).rows[0] for n in (4, 5, 6)]
+    assert [row["not_counted"] for row in rows] == ["", "", ""]
+    assert ncu.chunks == [3, 1, 1]
+
+
+def test_one_row_is_missing(bench: SpeedBench, ncu: FakeNcu) -> None:
+    ncu.behaves("if len(points) == 3: del lines[4]\nelse: del lines[3]")
+    bench.announce(points(4, 5, 6))
+    rows = [bench.measure(problem(n), VARIANT) for n in (4, 5, 6)]
+    assert [rows[0].rows[0]["dram_read_bytes"], rows[2].rows[0]["dram_read_bytes"]] == [1000.0, 3000.0]
+    assert uncounted(rows[1]) == "ncu: it listed nothing of the call"
+    assert ncu.chunks == [3, 1]
+
+
+def test_what_the_call_said_goes_before(bench: SpeedBench, ncu: FakeNcu) -> None:
+    """Its range may have been closed half way."""
+    ncu.behaves("print('numdev:0 OutOfMemoryError: no more')")
+    assert uncounted(bench.measure(problem(4), VARIANT)) == "OutOfMemoryError: no more"
+
+
+def test_what_cannot_be_sent_is_not_counted(bench: SpeedBench, ncu: FakeNcu) -> None:
+    class Local(Vanilla):
+        pass
+
+    bench.announce([*points(4, variant=Local(FP32)), *points(5)])
+    assert uncounted(bench.measure(problem(4), Local(FP32))).startswith("it cannot be sent to another process")
+    bench.measure(problem(5), VARIANT)
+    assert ncu.chunks == [1]
+
+
+def test_without_a_gpu_or_ncu_counters_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"counters: True cannot be used; .*the device is cpu; use counters=false"):
+        SpeedBench("cpu", counters=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match=r"counters: True cannot be used; .*ncu is not on PATH; install it"):
+        Traffic(torch.device("cuda"))
+
+
+def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: SpeedBench) -> None:
+    plain = SpeedBench("cpu", QUICK)
+    assert set(plain.config(problem(4), VARIANT)) == {"problem", "variant", "baseline", "seeds", "timing"}
+    assert bench.config(problem(4), VARIANT) == plain.config(problem(4), VARIANT) | {"counters": True}
+    assert bench.key(problem(4), VARIANT) != plain.key(problem(4), VARIANT)
+
+
+def test_one_point_on_a_terminal_shows_them(bench: SpeedBench, tmp_path: Path) -> None:
+    console = Console(width=200, record=True)
+    show_speed.record(console, bench.measure(problem(16), VARIANT), tmp_path, already=False)
+    text = console.export_text()
+    assert all(name in text for name in (*COUNTED, *OF_COUNTED))
+
+
+def test_the_report_sets_the_model_against_them(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    run(Study("counted", "A toy", None, (), points(16, 32)), bench, store)
+    run(Study("timed", "A toy", None, (), points(16, 32)), SpeedBench("cpu", QUICK), store)
+    console = Console(width=250, record=True)
+    make_speed_report(store.path, tmp_path / "out", console)
+    assert "Bytes moved at the greatest length" in console.export_text()
+    shown = traffic(frame(load(store)))
+    assert len(shown) == 1
+    assert shown["second-level cache"][0] == "0.00381 MiB"
+    written = pd.read_csv(tmp_path / "out" / "speed.csv")
+    assert written["l2_bytes"][written["study"] == "counted"].tolist() == [4000.0, 4000.0]
+    assert written["l2_bytes"][written["study"] == "timed"].isna().all()
+    told = (tmp_path / "out" / "columns.md").read_text()
+    assert all(f"| `{name}` |" in told for name in (*COUNTED, *OF_COUNTED))
+
+
+def test_a_report_without_them_has_no_such_table(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    run(Study("timed", "A toy", None, (), points(16)), SpeedBench("cpu", QUICK), store)
+    assert traffic(frame(load(store))).empty
+
+
+TOY = """\
+title: Toy
+base: {baseline: none, problem.head_dim: 8, attention: vanilla, precision: fp32, seeds: 1}
+axes: {problem.n: [16, 32, 48]}
+"""
+
+
+@pytest.mark.parametrize(("behaviour", "notes"), [("", 0), (REFUSED, 1)])
+def test_a_study_from_the_command_line(
+    numdev: Command, ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch, behaviour: str, notes: int
+) -> None:
+    monkeypatch.setattr(module, "Traffic", lambda device, tell: Traffic(torch.device("cuda"), tell))
+    ncu.behaves(behaviour)
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(TOY)
+    quick = ("device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3")
+    ran = numdev("speed", "--config-dir", "mine", "study=toy", "counters=true", *quick)
+    assert ran.code == 0
+    assert ran.err.count("note: counters: traffic is not counted: ncu: ERR_NVGPUCTRPERM") == notes
+    assert ncu.chunks == [3]
+    assert pd.read_csv("reports/speed/speed.csv")["l2_bytes"].isna().sum() == 3 * notes
+    assert ("Bytes moved" in ran.out) == (notes == 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("ncu") is None, reason="needs a CUDA device and ncu")
+@pytest.mark.parametrize("variant", [Sdpa(Backend.FLASH), Triton()])
+def test_a_gpu_reads_its_inputs_about_once(variant: Any) -> None:
+    """q, k, v of 64 heads are read from memory; k and v of a head, 1 MiB, stay in a cache of some 50 MiB while they are used.
+
+    The bounds leave room for what other processes move meanwhile, which the GPU counts too.
+    """
+    shape = Shape(4, 16, 16, 4096, 4096, 64)
+    row = SpeedBench("cuda", QUICK, counters=True).measure(Problem(Distribution(), shape), variant).rows[0]
+    assert row["not_counted"] == ""
+    assert 0.9 <= row["dram_read_bytes"] / row["input_bytes"] <= 3
+    assert row["dram_write_bytes"] <= 3 * row["output_bytes"]
+    assert row["l2_bytes"] > row["dram_read_bytes"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("ncu") is None, reason="needs a CUDA device and ncu")
+def test_a_gpu_counts_a_study_in_one_process(tmp_path: Path) -> None:
+    bench = SpeedBench("cuda", QUICK, counters=True)
+    grid = tuple(replace(p, problem=Problem(Distribution(), Shape(1, 8, 8, n, n, 64))) for n in (512, 1024) for p in points(n))
+    variants = (Triton(), Sdpa(Backend.CUDNN), Tiled(Precision.parse("fp32")))
+    outcome = run(
+        Study("toy", "A toy", None, (), tuple(replace(p, variant=v) for v in variants for p in grid)), bench, Store(tmp_path)
+    )
+    assert not outcome.has_errors
+    assert {row["not_counted"] for record in Store(tmp_path).records() for row in record.rows} == {""}

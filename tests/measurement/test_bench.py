@@ -1,0 +1,445 @@
+"""One measurement: what is computed once, what is compared, and how everything that goes wrong ends."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Output
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput, Unsupported
+from numdev.measurement.bench import Bench, Measurable, Outputs, Reproducible
+from numdev.measurement.deviation import Deviation
+from numdev.results.record import Record, Status
+
+# `numdev.measurement.bench` is the function of that name, as soon as the package has been asked for it.
+module = importlib.import_module("numdev.measurement.bench")
+
+NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
+UNIFORM = Problem(Distribution(), Shape(queries=10, keys=10, head_dim=4), Mask(causal=True))
+KERNEL = Tiled(Precision.kernel(BF16), Tiling(br=8, bc=8))
+BASELINE = Naive(Precision.eager(BF16))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Another implementation, and the seeds of its calls, told by the first element of q."""
+
+    of: Exact | Naive | Tiled
+    calls: list[float] = field(default_factory=list, compare=False)
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return self.of.formats
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.of.input_key
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.of.round_inputs(q, k, v)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        self.calls.append(float(q.flatten()[0]))
+        return self.of(q, k, v, mask, scale)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Exact attention in the format's inputs, with something wrong."""
+
+    what: str = "nothing"
+    fmt: Format = BF16
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
+
+    @property
+    def input_key(self) -> Hashable:
+        return Cast(self.fmt), torch.float64
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return tuple(Cast(self.fmt)(t) for t in (q, k, v))
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        errors: dict[str, Exception] = {
+            "unsupported": Unsupported("problem.window", "no window here"),
+            "memory": MemoryError(),
+            "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+            "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            "error": ZeroDivisionError("first line\nsecond line"),
+            "silent": KeyError(),
+            "bad": BadInput("attention.function", "f", "mend it"),
+        }
+        if self.what in errors:
+            raise errors[self.what]
+        output = Exact()(q, k, v, mask, scale)
+        if self.what == "largest":
+            output.out[..., 0, 0] += 100.0
+        if self.what == "nan":
+            output.out[..., 0, :2] = torch.nan
+            output.out[..., 1, 0] = torch.inf
+        return output
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(Exact(), "cpu")
+
+
+def only(record: Record, **wanted: object) -> list[dict[str, Any]]:
+    return [row for row in record.rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def test_the_parts_keep_to_the_protocols(bench: Bench) -> None:
+    assert all(isinstance(part, Measurable) for part in (KERNEL, BASELINE, Exact(), Wrong(), Counted(Exact()), Multiply(BF16)))
+    assert all(isinstance(part, Reproducible) for part in (NORMAL, Matrices(3)))
+    assert isinstance(Product(torch.zeros(2)), Outputs)
+    assert bench.device == torch.device("cpu")
+
+
+def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
+    record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    drawn = NORMAL.inputs(1)
+    q, k, v = drawn["q"], drawn["k"], drawn["v"]
+    rounded, arguments = KERNEL.round_inputs(q, k, v), (NORMAL.mask, NORMAL.softmax_scale)
+    variant, baseline = KERNEL(*rounded, *arguments), BASELINE(*BASELINE.round_inputs(q, k, v), *arguments)
+    golden, same = Exact()(q, k, v, *arguments), Exact()(*rounded, *arguments)
+    compared = {
+        ("variant", "golden"): (variant, golden),
+        ("variant", "golden_same_inputs"): (variant, same),
+        ("variant", "baseline"): (variant, baseline),
+        ("baseline", "golden"): (baseline, golden),
+        ("baseline", "golden_same_inputs"): (baseline, same),
+    }
+    assert len(record.rows) == 2 * 2 * len(compared)
+    for (subject, reference), (x, r) in compared.items():
+        for name, tensor in x.tensors().items():
+            (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
+            expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16 if name == "out" else FP32)
+            head = {"seed": 1, "cluster": "", "subject": subject, "output": name, "reference": reference}
+            assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
+    assert record.counters == [{"seed": 0} | record.counters[0], {"seed": 1} | variant.counters]
+    assert record.seconds > 0
+
+
+def test_golden_is_computed_once_per_problem_and_seed() -> None:
+    """And once more per kind of rounded inputs, which three variants and the baseline share here."""
+    golden = Counted(Exact())
+    bench = Bench(golden, "cpu")
+    variants: list[Measurable] = [KERNEL, Tiled(Precision.uniform(BF16)), Naive(Precision.uniform(BF16))]
+    for variant in variants:
+        bench.measure(NORMAL, variant, BASELINE, seeds=2)
+    assert len(golden.calls) == 2 + 2
+    bench.measure(NORMAL, Naive(Precision.uniform(FP16)), BASELINE, seeds=2)
+    assert len(golden.calls) == 2 + 2 + 2, "other inputs"
+    bench.measure(NORMAL, KERNEL, BASELINE, seeds=3)
+    assert len(golden.calls) == 2 + 2 + 2 + 2, "another seed"
+    bench.measure(UNIFORM, KERNEL, BASELINE, seeds=1)
+    assert len(golden.calls) == 2 + 2 + 2 + 2 + 2, "another problem"
+    assert len(set(golden.calls)) > 4
+
+
+def test_the_baseline_is_computed_once_per_problem_and_seed(bench: Bench) -> None:
+    baseline = Counted(Naive(Precision.eager(BF16)))
+    first = bench.measure(NORMAL, KERNEL, baseline, seeds=2)
+    second = bench.measure(NORMAL, Tiled(Precision.uniform(FP16)), baseline, seeds=2)
+    assert len(baseline.calls) == 2
+    assert only(first, subject="baseline") == only(second, subject="baseline")
+    bench.measure(NORMAL, KERNEL, baseline, seeds=3)
+    assert len(baseline.calls) == 3
+
+
+def test_variants_are_never_kept(bench: Bench) -> None:
+    variant = Counted(KERNEL)
+    assert bench.measure(NORMAL, variant, seeds=2).rows == bench.measure(NORMAL, variant, seeds=2).rows
+    assert len(variant.calls) == 4
+    assert variant.calls[:2] == variant.calls[2:]
+
+
+def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None:
+    """Of a seed: with two seeds or five, in a fresh bench or after others, with a cache or, as good as, without one."""
+    two, five = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2), bench.measure(NORMAL, KERNEL, BASELINE, seeds=5)
+    assert two.rows == [row for row in five.rows if row["seed"] < 2]
+    assert two.key != five.key
+    other = Bench(Exact(), "cpu", cache_bytes=1)
+    other.measure(UNIFORM, Tiled(Precision.uniform(FP16)), BASELINE, seeds=1)
+    again = other.measure(NORMAL, KERNEL, BASELINE, seeds=5)
+    assert (again.key, again.rows, again.counters) == (five.key, five.rows, five.counters)
+    alone = Bench(Exact(), "cpu").measure(NORMAL, KERNEL, None, seeds=2)
+    assert alone.rows == [row for row in two.rows if row["subject"] == "variant" and row["reference"] != "baseline"]
+
+
+def test_replicates_differ(bench: Bench) -> None:
+    rows = only(bench.measure(NORMAL, KERNEL, seeds=4), output="out", reference="golden")
+    assert len({row["rmse"] for row in rows}) == 4
+
+
+def test_total_error_is_not_arithmetic_error(bench: Bench) -> None:
+    """Exact arithmetic on rounded inputs: all of its error is that of the inputs."""
+    record = bench.measure(NORMAL, Wrong(), seeds=3)
+    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs"))
+    assert all(row["max_difference"] > 0.0 for row in only(record, reference="golden"))
+    exact = bench.measure(NORMAL, Exact(), seeds=1)
+    assert all(row["max_difference"] == 0.0 for row in exact.rows)
+
+
+def test_captured_tensors_have_replicates_too(bench: Bench) -> None:
+    problem = Problem(Captured(layer="layer0"), Shape(heads=6, kv_heads=6, queries=8, keys=8, head_dim=32))
+    record = bench.measure(problem, KERNEL, seeds=2)
+    assert record.config["problem"]["source"]["digest"] == Captured().digest
+    assert {row["seed"] for row in record.rows} == {0, 1}
+    with pytest.raises(BadInput, match="^seeds: 3 "):
+        bench.measure(problem, KERNEL, seeds=3)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "reason"),
+    [
+        ("unsupported", Status.UNSUPPORTED, "problem.window: no window here"),
+        ("memory", Status.OUT_OF_MEMORY, "MemoryError: ; use fewer queries"),
+        ("gpu memory", Status.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; use fewer queries"),
+        ("cpu memory", Status.OUT_OF_MEMORY, "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+        ("error", Status.ERROR, "ZeroDivisionError: first line (in __call__, line "),
+        ("silent", Status.ERROR, "KeyError:  (in __call__, line "),
+    ],
+)
+def test_what_goes_wrong_is_a_status_of_its_own_point(what: str, status: Status, reason: str, bench: Bench) -> None:
+    before = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    record = bench.measure(NORMAL, Wrong(what), BASELINE, seeds=2)
+    assert record.status is status
+    assert record.reason.startswith(reason)
+    assert "\n" not in record.reason
+    assert record.rows == record.counters == []
+    assert record.key == bench.key(NORMAL, Wrong(what), BASELINE, 2)
+    after = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    assert (after.status, after.rows) == (Status.OK, before.rows)
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_baseline_that_cannot_is_a_status_too(bench: Bench) -> None:
+    assert bench.measure(NORMAL, KERNEL, Wrong("unsupported"), seeds=1).status is Status.UNSUPPORTED
+    assert bench.measure(NORMAL, KERNEL, Wrong("error"), seeds=1).status is Status.ERROR
+
+
+def test_nan_and_inf_are_counted(bench: Bench) -> None:
+    """Per head 2 NaN and 1 Inf; two heads, two seeds. Measured, so the rows stand, of the finite values."""
+    record = bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=2)
+    assert record.status is Status.NONFINITE
+    assert record.reason.endswith(": variant 8 NaN and 4 Inf")
+    for row in record.rows:
+        broken = row["subject"] == "variant" and row["output"] == "out"
+        assert (row["nan_count"], row["inf_count"]) == ((4, 2) if broken else (0, 0))
+        assert row["compared"] == (NORMAL.inputs(0)["q"].numel() - 6 if row["output"] == "out" else 24)
+    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs", subject="variant"))
+
+
+def test_a_baseline_with_nan_is_told(bench: Bench) -> None:
+    record = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
+    assert record.status is Status.NONFINITE
+    assert record.reason.endswith(": baseline 4 NaN and 2 Inf")
+    assert [row["nan_count"] for row in only(record, subject="baseline", output="out")] == [4, 4]
+    (against,) = only(record, subject="variant", reference="baseline", output="out")
+    assert (against["reference_nan_count"], against["reference_inf_count"], against["nan_count"]) == (4, 2, 0)
+
+
+def test_golden_with_nan_is_told() -> None:
+    """Also where the variant has it too: golden is never NaN in a measurement that says something."""
+    record = Bench(Wrong("nan"), "cpu").measure(NORMAL, Exact(), seeds=1)
+    assert (record.status, record.reason.partition(": ")[2]) == (Status.NONFINITE, "golden 4 NaN and 2 Inf")
+    both = Bench(Wrong("nan"), "cpu").measure(NORMAL, Wrong("nan"), seeds=1)
+    assert both.status is Status.NONFINITE
+    assert both.reason.endswith(": variant 4 NaN and 0 Inf, golden 4 NaN and 0 Inf")
+
+
+@pytest.mark.parametrize("broken", ["variant", "baseline"])
+def test_variant_and_baseline_are_compared_over_the_same_elements(bench: Bench, broken: str) -> None:
+    """The element that deviates most stands where the other has none: it is in the figures of neither."""
+    largest, nan = Wrong("largest"), Wrong("nan")
+    record = bench.measure(NORMAL, *((nan, largest) if broken == "variant" else (largest, nan)), seeds=2)
+    rows = [row for row in record.rows if row["output"] == "out"]
+    assert {row["compared"] for row in rows} == {NORMAL.inputs(0)["q"].numel() - 6}
+    assert all(row["max_difference"] < 1.0 for row in rows)
+    alone = bench.measure(NORMAL, largest, seeds=2)
+    assert all(row["max_difference"] > 99 for row in only(alone, output="out")), "and in its own, where nothing is beside it"
+
+
+def test_a_variant_with_nan_leaves_no_rows_of_the_baseline_behind(bench: Bench) -> None:
+    """The baseline's rows are kept for the next variant, and are those of all its elements."""
+    fresh = only(bench.measure(NORMAL, KERNEL, BASELINE, seeds=1), subject="baseline")
+    other = Bench(Exact(), "cpu")
+    other.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1)
+    assert only(other.measure(NORMAL, KERNEL, BASELINE, seeds=1), subject="baseline") == fresh
+    assert only(bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=1), subject="baseline", output="out") != fresh[:2]
+
+
+def test_random_roundings_differ_between_replicates() -> None:
+    """Equal inputs in every replicate: what differs is the rounding, and an interval over replicates shows it."""
+    policy = replace(Precision.parse("kernel_fp32"), accumulator=Cast.parse("bf16:stochastic"))
+    problem = Problem(Distribution(Kind.CONSTANT), Shape(queries=16, keys=300, head_dim=8))
+    for variant in (Tiled(policy, Tiling(16, 1)), Tiled(Precision.parse("kernel_bf16"), Tiling(16, 1))):
+        record = Bench(Exact(), "cpu").measure(problem, variant, None, 3)
+        rmse = {row["rmse"] for row in record.rows if (row["output"], row["reference"]) == ("out", "golden")}
+        assert (len(rmse - {0.0}) >= 3) == variant.precision.is_random
+
+
+def test_log_sums_are_in_ulp_of_their_own_format(bench: Bench) -> None:
+    """Of 16-bit kernels FP32: a log-sum that is off by one ulp of FP32 is off by 2^-16 ulp of BF16."""
+    kernel, golden = Tiled(Precision.kernel(BF16)), Exact()
+    assert kernel.formats == {"out": BF16, "lse": FP32}
+    assert Tiled(Precision.uniform(BF16)).formats == Naive(Precision.uniform(BF16)).formats == {"out": BF16, "lse": BF16}
+    assert golden.formats == {"out": FP64, "lse": FP64}
+    (row,) = only(bench.measure(NORMAL, kernel, seeds=1), output="lse", reference="golden_same_inputs")
+    inputs = kernel.round_inputs(*NORMAL.inputs(0).values())
+    found, exact = (one(*inputs, NORMAL.mask, NORMAL.softmax_scale).lse for one in (kernel, golden))
+    assert found is not None
+    assert exact is not None
+    assert row["max_ulp"] == float(((found.double() - exact).abs() / FP32.ulp(exact)).max())
+    assert row["max_u"] == pytest.approx(float((found.double() - exact).abs().max() / exact.abs().max()) / FP32.u, rel=1e-12)
+    assert row["max_u"] > 0.01, "2^-16 of it in BF16"
+
+
+def test_own_sources_are_in_the_configuration(bench: Bench) -> None:
+    """Of classes that are not numdev's: an edit of the file of such a class is another key."""
+    assert "sources" not in bench.config(NORMAL, KERNEL, BASELINE, 1)
+    assert len({bench.config(NORMAL, Wrong(), None, 1)["sources"], bench.config(NORMAL, KERNEL, Wrong(), 1)["sources"]}) == 1
+
+
+def test_fully_masked_rows_are_finite(bench: Bench) -> None:
+    """Their LSE is -inf in golden as in the variant."""
+    masked = Problem(NORMAL.source, NORMAL.shape, Mask(key_lengths=(0,)))
+    record = bench.measure(masked, KERNEL, BASELINE, seeds=1)
+    assert record.status is Status.OK
+    assert all(row["max_difference"] == 0.0 for row in record.rows)
+
+
+def test_bad_requests_are_raised(bench: Bench) -> None:
+    with pytest.raises(BadInput, match="^attention.function: "):
+        bench.measure(NORMAL, Wrong("bad"), seeds=1)
+    for seeds in (0, -1):
+        with pytest.raises(BadInput, match=f"^seeds: {seeds} "):
+            bench.measure(NORMAL, KERNEL, seeds=seeds)
+    with pytest.raises(BadInput, match="^device: "):
+        Bench(Exact(), "tpu")
+
+
+def test_a_problem_larger_than_memory_is_refused_before_it_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Counted(KERNEL)
+    monkeypatch.setattr(module, "available_bytes", lambda _: NORMAL.bytes - 1)
+    with pytest.raises(BadInput, match="^problem: .*use fewer queries, keys, heads or batch entries"):
+        bench.measure(NORMAL, variant, seeds=1)
+    assert variant.calls == []
+    monkeypatch.setattr(module, "available_bytes", lambda _: NORMAL.bytes)
+    assert bench.measure(NORMAL, variant, seeds=1).status is Status.OK
+
+
+def test_keys(bench: Bench) -> None:
+    keys = [
+        bench.key(problem, variant, baseline, seeds)
+        for problem in (NORMAL, UNIFORM)
+        for variant in (KERNEL, Exact())
+        for baseline in (None, BASELINE)
+        for seeds in (1, 2)
+    ]
+    assert len(set(keys)) == len(keys)
+    assert bench.key(NORMAL, KERNEL, BASELINE, 2) == Bench(Exact(), "cpu").key(NORMAL, KERNEL, BASELINE, 2)
+    record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
+    assert record.key == bench.key(NORMAL, KERNEL, BASELINE, 2)
+    assert record.config == bench.config(NORMAL, KERNEL, BASELINE, 2)
+    assert record.environment == bench.environment()
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A problem that is no attention: `y = gain A x`."""
+
+    size: int
+
+    def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        a = torch.rand(self.size, self.size, generator=generator, dtype=torch.float64)
+        x = torch.rand(self.size, generator=generator, dtype=torch.float64)
+        return {"a": a.to(device), "x": x.to(device)}
+
+    def arguments(self) -> dict[str, Any]:
+        return {"gain": 2.0}
+
+    def cluster(self, seed: int) -> str:
+        return f"group {seed % 2}"
+
+    @property
+    def bytes(self) -> int:
+        return 100 * self.size**2
+
+
+@dataclass(frozen=True)
+class Product:
+    y: Tensor
+    extra: Tensor | None = None
+    counters: dict[str, float] = field(default_factory=lambda: {"products": 1.0})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"y": self.y} if self.extra is None else {"y": self.y, "extra": self.extra}
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The product with inputs, and each running sum, in a format."""
+
+    fmt: Format
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.fmt
+
+    def round_inputs(self, a: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return Cast(self.fmt)(a), Cast(self.fmt)(x)
+
+    def __call__(self, a: Tensor, x: Tensor, gain: float) -> Product:
+        cast, y = Cast(self.fmt), torch.zeros_like(x)
+        for column, value in zip(a.T, x, strict=True):
+            y = cast(y + cast(column * value))
+        return Product(y * gain, extra=None if self.fmt == FP64 else y)
+
+
+def test_another_operation_is_measured_by_the_same_bench() -> None:
+    """Each of n products and n sums of positive terms is rounded: off by at most (1 + u)^(2n) - 1 relatively.
+
+    With both inputs rounded too, (1 + u)^(2n + 2) - 1. What that is of every element, it is of the norm.
+    """
+    n, seeds = 6, 3
+    bench = Bench(Multiply(FP64), "cpu")
+    record = bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds)
+    assert record.status is Status.OK
+    assert len(only(record, output="y")) == seeds * 5
+    assert {row["reference"] for row in only(record, output="extra")} == {"baseline"}, "golden returns none"
+    assert record.counters == [{"seed": seed, "products": 1.0} for seed in range(seeds)]
+    assert record.config["variant"] == {"type": "Multiply", "fmt": "bf16"}
+    for row in only(record, subject="variant", reference="golden_same_inputs"):
+        assert 0 < row["relative_frobenius"] <= (1 + BF16.u) ** (2 * n) - 1
+    for row in only(record, subject="variant", reference="golden"):
+        assert 0 < row["relative_frobenius"] <= (1 + BF16.u) ** (2 * n + 2) - 1
+    for row in only(record, subject="baseline", reference="golden"):
+        assert 0 < row["relative_frobenius"] <= (1 + FP32.u) ** (2 * n + 2) - 1
+    assert bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds).rows == record.rows

@@ -1,0 +1,413 @@
+"""`numdev compare`: which points match, what is called a change, how surely, and how the command ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from numdev.arithmetic.formats import FP32
+from numdev.attention.distributions import Distribution
+from numdev.attention.exact import Exact
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.errors import BadInput
+from numdev.measurement.bench import Bench
+from numdev.measurement.deviation import METRICS, NONFINITE
+from numdev.measurement.speed.bench import SpeedBench
+from numdev.measurement.speed.timing import Budget
+from numdev.report.comparison.changes import COLUMNS, COMPARABLE, Question, compare
+from numdev.report.reading.columns import meaning
+from numdev.report.reading.frames import load
+from numdev.report.statistics.estimates import ratio
+from numdev.report.statistics.significance import holm, paired, unpaired
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+from tests.cli.test_cli import Command, numdev
+from tests.toy_studies import Size, by_format
+
+__all__ = ["numdev"]  # the fixture
+
+CLOSE = 1e-9  # the same test in FP64 by another route: logs of size 10 to 1e-15, over standard errors of 0.05
+BASE = (1.0, 1.1, 0.9, 1.05, 0.95)
+SLIGHT = (1.001, 0.998, 1.002, 0.999, 1.001)  # ratios around 1
+Point = tuple[dict[str, Any], Record]
+
+
+def rows(values: Sequence[float], **place: Any) -> list[dict[str, Any]]:
+    head = {"subject": "variant", "output": "out", "reference": "golden", "max_index": [0]} | place
+    rest = dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
+    return [{"seed": seed} | head | rest | {"rmse": value, "max_ulp": 3 * value} for seed, value in enumerate(values)]
+
+
+def point(
+    values: Sequence[float] = BASE, machine: str = "one", labels: dict[str, Any] | None = None, n: int = 8, **changes: Any
+) -> Point:
+    """A point with these figures of rmse; its key holds its labels and its machine."""
+    labels = {"precision": "bf16"} if labels is None else labels
+    config = {"problem": {"shape": {"keys": n}}, "variant": {"type": "Tiled"}, "baseline": None, "seeds": len(values)}
+    key = f"{machine}-{n}-" + "-".join(str(value) for value in labels.values())
+    made = Record(key, config, {"device": machine, "python": "3.12"}, Status.OK, "", rows(values), [], 1.0)
+    return labels, dataclasses.replace(made, **changes)
+
+
+def failed(status: Status, reason: str, **changes: Any) -> Point:
+    return point(status=status, reason=reason, rows=[], **changes)
+
+
+UNIFORM = [{"name": "uniform", "title": "uniform inputs", "role": "beyond"}]
+
+
+def store_of(path: Path, *points: Point, study: str = "s") -> Store:
+    store = Store(path)
+    for _, made in points:
+        store.put(made)
+    listed = [{"key": made.key, "scenario": "uniform", "labels": labels} for labels, made in points]
+    store.put_study(
+        study,
+        {"name": study, "title": "t", "figure": None, "claims": [], "scenarios": UNIFORM, "overrides": [], "points": listed},
+    )
+    return store
+
+
+def changes(path: Path, a: Sequence[Point], b: Sequence[Point], **question: Any) -> pd.DataFrame:
+    return compare(load(store_of(path / "a", *a)), load(store_of(path / "b", *b)), Question(**question))
+
+
+def scaled(factors: Sequence[float] | float) -> list[float]:
+    return (np.array(BASE) * factors).tolist()
+
+
+class TestChange:
+    @pytest.mark.parametrize(
+        ("factors", "tolerance", "change"),
+        [
+            ([1.2, 1.21, 1.19, 1.2, 1.22], 1.0, "worse"),
+            ([1.2, 1.21, 1.19, 1.2, 1.22], 1.1, "worse"),
+            ([1.2, 1.21, 1.19, 1.2, 1.22], 1.3, "same"),
+            ([0.8, 0.81, 0.79, 0.8, 0.82], 1.0, "better"),
+            ([0.8, 0.81, 0.79, 0.8, 0.82], 1.3, "same"),
+            (SLIGHT, 1.0, "same"),
+            (1.0 + 1e-13, 1.0, "same"),  # another order of summation in the metric itself
+            (1.0, 1.0, "equal bits"),
+        ],
+    )
+    def test_is_judged_on_the_ratio(self, tmp_path: Path, factors: Any, tolerance: float, change: str) -> None:
+        (row,) = changes(tmp_path, [point()], [point(scaled(factors), "two")], tolerance=tolerance).to_dict("records")
+        assert (row["change"], row["paired"], row["replicates"]) == (change, True, 5)
+        assert (row["study"], row["scenario"], row["point"], row["output"]) == ("s", "uniform", "precision=bf16", "out")
+        assert row["a"] == pytest.approx(stats.gmean(BASE))
+        assert row["ratio"] == pytest.approx(stats.gmean(np.ones(5) * factors), rel=1e-12)
+        assert (row["key_a"], row["key_b"]) == ("one-8-bf16", "two-8-bf16")
+
+    def test_of_another_metric_alone_is_not_of_equal_bits(self, tmp_path: Path) -> None:
+        other = [row | {"p99": 2.0} for row in rows(BASE)]
+        (row,) = changes(tmp_path, [point()], [point(machine="two", rows=other)]).to_dict("records")
+        assert (row["change"], row["ratio"]) == ("same", 1.0)
+
+    def test_of_one_replicate_is_unknown_and_says_why(self, tmp_path: Path) -> None:
+        (row,) = changes(tmp_path, [point([1.0])], [point([9.0], "two")]).to_dict("records")
+        assert (row["change"], row["ratio"]) == ("unknown", pytest.approx(9.0))
+        assert "one replicate alone has no interval" in row["note"]
+        assert pd.isna(row["p"])
+
+    def test_from_exact_is_seen_though_it_has_no_ratio(self, tmp_path: Path) -> None:
+        seeds = 10
+        (row,) = changes(tmp_path, [point([0.0] * seeds)], [point([1e-9] * seeds, "two")]).to_dict("records")
+        assert row["change"] == "worse"
+        assert row["p"] == 2.0**-9  # the sign test: ten of ten, two-sided
+        assert "10 of 10 pairs have no finite ratio" in row["note"]
+
+    def test_is_not_paired_where_the_inputs_differ(self, tmp_path: Path) -> None:
+        (row,) = changes(tmp_path, [point()], [point(scaled(3.0), "two", n=16)]).to_dict("records")
+        assert (row["change"], row["paired"]) == ("worse", False)
+        assert "not paired" in row["note"]
+
+    def test_pairs_the_seeds_that_both_have(self, tmp_path: Path) -> None:
+        more = point([*BASE, 50.0, 60.0], "two")
+        (row,) = changes(tmp_path, [point()], [more]).to_dict("records")
+        assert (row["change"], row["replicates"]) == ("equal bits", 5)
+
+    def test_is_judged_for_each_output_and_never_for_the_baseline(self, tmp_path: Path) -> None:
+        def made(factor: float, machine: str) -> Point:
+            found = rows(BASE) + rows(scaled(factor), output="lse") + rows(scaled(factor), subject="baseline")
+            return point(machine=machine, rows=found)
+
+        found = changes(tmp_path, [made(1.0, "one")], [made(2.0, "two")])
+        assert dict(zip(found["output"], found["change"], strict=True)) == {"out": "equal bits", "lse": "worse"}
+
+    @pytest.mark.parametrize(
+        ("before", "after", "change"),
+        [
+            (Status.OK, Status.ERROR, "broken"),
+            (Status.OK, Status.UNSUPPORTED, "broken"),
+            (Status.OK, Status.OUT_OF_MEMORY, "broken"),
+            (Status.OK, Status.NONFINITE, "broken"),
+            (Status.NONFINITE, Status.ERROR, "broken"),
+            (Status.NONFINITE, Status.NONFINITE, "equal bits"),
+            (Status.ERROR, Status.OK, "mended"),
+            (Status.ERROR, Status.UNSUPPORTED, "in neither"),
+        ],
+    )
+    def test_of_status(self, tmp_path: Path, before: Status, after: Status, change: str) -> None:
+        def made(status: Status, machine: str) -> Point:
+            measured = status in (Status.OK, Status.NONFINITE)
+            return point(machine=machine, status=status) if measured else failed(status, f"as {machine} says", machine=machine)
+
+        (row,) = changes(tmp_path, [made(before, "one")], [made(after, "two")]).to_dict("records")
+        assert (row["change"], row["status_a"], row["status_b"]) == (change, before.value, after.value)
+        assert ("says" in row["note"]) == (Status.ERROR in (before, after) or after.value.startswith(("un", "out")))
+
+
+class TestMatching:
+    def test_is_by_labels_whatever_their_order_and_type(self, tmp_path: Path) -> None:
+        """Beside 0.5, B's 4 becomes 4.0 in a column of numbers, and beside `auto` text in A's."""
+        a = [point(labels={"x": 4, "y": "z"}), point(labels={"x": "auto", "y": "z"})]
+        b = [point(machine="two", labels={"y": "z", "x": 4}), point(machine="two", labels={"y": "z", "x": 0.5})]
+        found = changes(tmp_path, a, b)
+        assert list(zip(found["point"], found["change"], strict=True)) == [
+            ("x=4 y=z", "equal bits"),
+            ("x=auto y=z", "only in A"),
+            ("x=0.5 y=z", "only in B"),
+        ]
+
+    def test_takes_points_that_labels_do_not_tell_apart_in_order(self, tmp_path: Path) -> None:
+        twins = [point(BASE, "one", {}), point(scaled(2.0), "one", {}, n=16)]
+        again = [point(BASE, "two", {}), point(scaled(2.0), "two", {}, n=16)]
+        assert changes(tmp_path, twins, again)["change"].tolist() == ["equal bits", "equal bits"]
+
+    def test_of_nothing_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match=r"B: 's' cannot be used; no point of it is one of A, which holds s"):
+            changes(tmp_path, [point()], [point(machine="two", labels={"precision": "fp16"})])
+
+    @pytest.mark.parametrize(
+        ("question", "words"),
+        [
+            ({"reference": "baseline"}, "reference: 'baseline' cannot be used; both must have it; one has golden"),
+            ({"metric": "latency"}, "metric: 'latency' cannot be used; both must have it; one has max_difference, rmse"),
+            ({"metric": "agreement_bits"}, "metric: 'agreement_bits' cannot be used; use one that is the worse the larger"),
+            ({"tolerance": 0.9}, "tolerance: 0.9 cannot be used"),
+            ({"tolerance": math.nan}, "tolerance: nan cannot be used"),
+        ],
+    )
+    def test_names_what_cannot_be_used(self, tmp_path: Path, question: dict[str, Any], words: str) -> None:
+        with pytest.raises(BadInput) as refused:
+            changes(tmp_path, [point()], [point(machine="two")], **question)
+        assert words in str(refused.value)
+
+    def test_a_point_without_the_reference_is_unknown(self, tmp_path: Path) -> None:
+        with_it = [*rows(BASE), *rows(BASE, reference="baseline")]
+        a = [point(rows=with_it), point(labels={"precision": "fp16"})]
+        b = [point(machine="two", rows=with_it), point(machine="two", labels={"precision": "fp16"})]
+        found = changes(tmp_path, a, b, reference="baseline")
+        assert found["change"].tolist() == ["equal bits", "unknown"]
+        assert "no figure against baseline" in found["note"][1]
+
+
+class TestManyTests:
+    def test_holm_is_the_textbooks_example(self) -> None:
+        assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+        assert holm([]) == []
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+    def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(self, p: list[float]) -> None:
+        adjusted = holm(p)
+        assert all(one <= after <= min(1.0, len(p) * one) + CLOSE for one, after in zip(p, adjusted, strict=True))
+        order = np.argsort(p, kind="stable")
+        assert (np.diff(np.array(adjusted)[order]) >= 0).all()
+
+    def test_a_change_that_is_significant_alone_is_not_so_among_many(self, tmp_path: Path) -> None:
+        """Alone p = 0.02; with 19 others that did not change it is 0.4."""
+        doubtful = scaled([1.05, 1.01, 1.04, 1.03, 1.07])
+        alone = changes(tmp_path / "alone", [point()], [point(doubtful, "two")])
+        assert alone["change"].tolist() == ["worse"]
+        a = [point(labels={"i": i}) for i in range(20)]
+        b = [point(scaled(SLIGHT) if i else doubtful, "two", {"i": i}) for i in range(20)]
+        among = changes(tmp_path / "among", a, b)
+        assert set(among["change"]) == {"same"}
+        assert among["p"][0] == alone["p"][0] < 0.05
+        assert among["p_adjusted"][0] == pytest.approx(20 * among["p"][0])
+        assert among["note"][0] == "significant alone, not among 20 tests"
+
+    def test_equal_bits_do_not_count(self, tmp_path: Path) -> None:
+        a = [point(labels={"i": i}) for i in range(20)]
+        b = [point(BASE if i else scaled([1.2, 1.3, 1.2, 1.3, 1.2]), "two", {"i": i}) for i in range(20)]
+        found = changes(tmp_path, a, b)
+        assert found["p_adjusted"][0] == found["p"][0]
+        assert found["p"][1:].isna().all()
+
+    def test_chance_alone_is_seldom_called_a_change(self) -> None:
+        """100 families of 20 tests of nothing: at most 5 % of families have a false alarm, without Holm's method 64 %.
+
+        The counts are binomial with standard deviations of 2.2 and 4.8: 14 lies 4 of them above 5, 44 as many below 64.
+        """
+        draws = np.random.default_rng(3)
+        families = draws.lognormal(0.0, 0.3, (100, 20, 2, 6))
+        p = [[paired(a, b, 1.0).p for a, b in family] for family in families]
+        assert sum(min(family) < 0.05 for family in p) >= 44
+        assert sum(min(holm(family)) < 0.05 for family in p) <= 14
+
+
+class TestTests:
+    @given(st.integers(0, 1000), st.integers(2, 12), st.floats(-0.5, 0.5))
+    def test_paired_is_that_of_scipy(self, seed: int, count: int, shift: float) -> None:
+        draws = np.random.default_rng(seed)
+        a, b = draws.lognormal(0.0, 0.3, count), draws.lognormal(shift, 0.3, count)
+        found = paired(a, b, 1.0)
+        assert found.p == pytest.approx(stats.ttest_rel(np.log(b), np.log(a)).pvalue, rel=CLOSE)
+        assert (found.ratio, found.is_larger) == (ratio(b, a), found.ratio.estimate > 1)
+
+    @given(st.integers(0, 1000), st.integers(2, 12), st.integers(2, 12), st.floats(-0.5, 0.5))
+    def test_unpaired_is_welchs(self, seed: int, count: int, other: int, shift: float) -> None:
+        draws = np.random.default_rng(seed)
+        a, b = draws.lognormal(0.0, 0.3, count), draws.lognormal(shift, 0.3, other)
+        found, expected = unpaired(a, b, 1.0), stats.ttest_ind(np.log(b), np.log(a), equal_var=False)
+        assert found.p == pytest.approx(expected.pvalue, rel=CLOSE)
+        interval = np.exp(expected.confidence_interval(0.95))
+        assert (found.ratio.low, found.ratio.high) == pytest.approx(tuple(interval), rel=CLOSE)
+
+    @given(st.integers(0, 1000), st.floats(-0.8, 0.8), st.floats(1.0, 2.0), st.sampled_from([paired, unpaired]))
+    def test_p_says_what_the_interval_says(self, seed: int, shift: float, tolerance: float, test: Any) -> None:
+        draws = np.random.default_rng(seed)
+        found = test(draws.lognormal(0.0, 0.2, 6), draws.lognormal(shift, 0.2, 6), tolerance)
+        assert (found.p < 0.05) == found.ratio.outside(1 / tolerance, tolerance)
+
+    @pytest.mark.parametrize(("b", "p"), [([2.0, 2.0, 2.0], 0.0), ([1.0, 1.0, 1.0], 1.0)])
+    def test_replicates_that_agree_leave_no_doubt(self, b: list[float], p: float) -> None:
+        ones = np.ones(3)
+        assert paired(ones, np.array(b), 1.0).p == p
+        assert unpaired(ones, np.array(b), 1.0).p == p
+
+    def test_zeros_without_pairs_cannot_be_tested(self) -> None:
+        found = unpaired(np.zeros(3), np.ones(3), 1.0)
+        assert math.isnan(found.p)
+        assert "zero" in found.note
+        assert math.isnan(unpaired(np.ones(1), np.ones(3), 1.0).p)
+
+    def test_zeros_on_both_sides_are_a_ratio_of_one(self) -> None:
+        a, b = np.array([0.0, 1.0, 1.0]), np.array([0.0, 1.1, 1.2])
+        found = paired(a, b, 1.0)
+        assert found.ratio == ratio(b, a)
+        assert found.p == pytest.approx(stats.ttest_1samp([0.0, math.log(1.1), math.log(1.2)], 0.0).pvalue, rel=CLOSE)
+
+
+class TestCommand:
+    def test_the_same_results_have_equal_bits(self, numdev: Command, tmp_path: Path) -> None:
+        study = by_format("fig4", Size(n=16, dim=8, seeds=2, scenarios=("uniform_end",)))
+        run(study, Bench(Exact(), "cpu"), Store(tmp_path / "a"))
+        ran = numdev("compare", "a", "a", "out=o")
+        assert ran.code == 0, ran.err
+        found = pd.read_csv("o/compare.csv")
+        assert list(found) == COLUMNS
+        assert set(found["change"]) == {"equal bits"}
+        assert set(found["output"]) >= {"out", "lse"}
+        assert "Environments differ" not in ran.out
+        assert "no regression in" in ran.out
+
+    def test_a_regression_ends_with_1_and_is_shown(self, numdev: Command, tmp_path: Path) -> None:
+        fp16, fp32 = {"precision": "fp16"}, {"precision": "fp32"}
+        store_of(tmp_path / "a", point(), point(labels=fp16), point(labels=fp32))
+        gone = failed(Status.ERROR, "it fell [over]", machine="two", labels=fp16)
+        store_of(tmp_path / "b", point(scaled([1.2, 1.21, 1.19, 1.2, 1.22]), "two"), gone, point(machine="two", labels=fp32))
+        ran = numdev("compare", "a", "b", "out=o")
+        assert ran.code == 1
+        for words in ("2 regressions in 3 comparisons", "it fell", "1.204 [", "Environments differ", "one", "two"):
+            assert words in ran.out
+        assert "python" not in ran.out
+        assert ran.out.index("it fell") < ran.out.index("1.204 [")
+        assert numdev("compare", "a", "b", "tolerance=1.3").code == 1  # one point is broken still
+        found = pd.read_csv("o/compare.csv")
+        assert found["change"].tolist() == ["worse", "broken", "equal bits"]
+        assert not [column for column in COLUMNS if meaning(column) is None]
+
+    def test_a_tolerance_lets_it_pass(self, numdev: Command, tmp_path: Path) -> None:
+        store_of(tmp_path / "a", point())
+        store_of(tmp_path / "b", point(scaled([1.2, 1.21, 1.19, 1.2, 1.22]), "two"))
+        assert numdev("compare", "a", "b", "metric=max_ulp").code == 1
+        assert numdev("compare", "a", "b", "metric=max_ulp", "tolerance=1.3").code == 0
+        assert numdev("compare", "b", "a").code == 0
+
+    def test_only_the_study_asked_for(self, numdev: Command, tmp_path: Path) -> None:
+        for name, factor in (("a", 1.0), ("b", 2.0)):
+            store_of(tmp_path / name, point(machine=name), study="one")
+            store_of(tmp_path / name, point(scaled(factor), name, {"precision": "fp16"}), study="two")
+        assert numdev("compare", "a", "b", "study=one").code == 0
+        assert numdev("compare", "a", "b", "study=one,two").code == 1
+
+    def test_points_missing_are_noted(self, numdev: Command, tmp_path: Path) -> None:
+        store_of(tmp_path / "a", point(), point(labels={"precision": "fp16"}))
+        store_of(tmp_path / "b", point(machine="two"), point(machine="two", labels={"precision": "fp16"}))
+        (tmp_path / "b" / "records" / "two-8-fp16.json").unlink()
+        ran = numdev("compare", "a", "b")
+        assert ran.code == 1
+        assert "note: B: s: 1 of 2 points are not measured yet" in ran.out
+        assert "1 regression in 2 comparisons" in ran.out
+        assert "Changes for the worse" in ran.out
+        assert "precision=fp16" in ran.out
+        assert "only in A" in ran.out
+        back = numdev("compare", "b", "a")
+        assert back.code == 0
+        assert "Points that A lacks" in back.out
+        assert "precision=fp16" in back.out
+
+    def test_speed_is_compared_by_its_own_figures(self, numdev: Command, tmp_path: Path) -> None:
+        place = Problem(Distribution(), Shape(queries=8, keys=8, head_dim=8))
+        study = Study("toy", "A toy", None, (), (StudyPoint(place, Vanilla(FP32), None, 3, "normal", {"kernel": "vanilla"}),))
+        run(study, SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "a"))
+        slow = Store(tmp_path / "b")
+        for made in Store(tmp_path / "a").records():
+            slow.put(dataclasses.replace(made, rows=[row | {"latency": 3 * row["latency"]} for row in made.rows]))
+        slow.put_study("toy", Store(tmp_path / "a").studies()["toy"])
+        assert numdev("compare", "a", "b").code == 0
+        assert numdev("compare", "a", "b", "metric=latency", "tolerance=1.2").code == 1
+        assert "cannot be used" in numdev("compare", "a", "b", "metric=wasserstein").err
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), "numdev compare: '' cannot be used; give two folders"),
+            (("a",), "B: '' cannot be used; the second folder of results is missing: numdev compare a B"),
+            (("a", "a", "b"), "numdev compare: 'b' cannot be used; give two folders"),
+            (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no study"),
+            (("nowhere", "a"), "A: 'nowhere' cannot be used"),
+            (("a", "a", "study=fig9"), "study: 'fig9' cannot be used; a holds s"),
+            (("a", "a", "metric=rsme"), "metric: 'rsme' cannot be used"),
+            (("a", "a", "reference=gold"), "reference: 'gold' cannot be used"),
+            (("a", "a", "tolerance=5%"), "tolerance: '5%' cannot be used"),
+            (("a", "a", "tolerance=0.5"), "tolerance: 0.5 cannot be used"),
+            (("a", "a", "sedes=1"), "numdev compare: 'sedes=1' cannot be used; give study=..."),
+            (("a", "a", "--bogus"), "numdev compare: '--bogus' cannot be used"),
+        ],
+    )
+    def test_names_what_cannot_be_used(self, numdev: Command, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+        store_of(tmp_path / "a", point())
+        ran = numdev("compare", *arguments)
+        assert (ran.code, ran.out) == (2, "")
+        assert len(ran.err.splitlines()) == 1
+        assert words in ran.err
+
+    def test_a_file_that_cannot_be_written(self, numdev: Command, tmp_path: Path) -> None:
+        store_of(tmp_path / "a", point())
+        (tmp_path / "file").write_text("")
+        ran = numdev("compare", "a", "a", "out=file")
+        assert ran.code == 1
+        assert "could not be written" in ran.err
+
+    def test_help(self, numdev: Command) -> None:
+        ran = numdev("compare", "--help")
+        assert ran.code == 0
+        assert all(words in ran.out for words in ("tolerance=1.0", "Holm", "Exit code"))
+
+
+def test_every_metric_and_column_is_known() -> None:
+    assert all(meaning(name) for name in (*COMPARABLE, *COLUMNS))

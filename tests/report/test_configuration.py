@@ -1,0 +1,109 @@
+"""The data dictionary knows every setting that a configuration can have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution
+from numdev.attention.exact import Exact
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem
+from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sdpa import Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.measurement.speed.timing import Budget
+from numdev.report.reading import configuration
+from numdev.report.reading.columns import meaning
+from numdev.report.reading.configuration import setting
+from numdev.report.reading.frames import Results, load
+from numdev.report.reading.typed import flatten
+from numdev.results.record import describe
+from numdev.results.store import Store
+from numdev.results.study import Refused
+
+FP8 = Precision.fp8()
+VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
+REFUSED = Refused("sdpa", "tiling.br=16")
+CONFIGURATION = tuple(f"{part}." for part in configuration.PARTS)
+
+
+def has_words_of_its_own(column: str) -> bool:
+    """Whether at least three words of a column's meaning are no part of its name."""
+    unit_and_text = meaning(column)
+    assert unit_and_text is not None, column
+    words = set(re.findall(r"[a-z]+", unit_and_text[1].lower()))
+    return len(words - set(re.split(r"[^a-z]+", column.lower()))) >= 3
+
+
+def every_column(tmp_path: Path) -> dict[str, Any]:
+    save_file({f"a.{name}": torch.ones(1, 4, 4) for name in "qkv"}, tmp_path / "own.safetensors")
+    problems = [Problem(Distribution()), Problem(Captured(str(tmp_path / "own.safetensors")))]
+    parts: list[tuple[str, Any]] = [("timing", Budget()), *(("problem", problem) for problem in problems)]
+    parts += [(part, variant) for part in ("variant", "baseline") for variant in (*VARIANTS, REFUSED)]
+    return {name: value for part, it in parts for name, value in flatten({part: describe(it)}).items()}
+
+
+def test_every_setting_of_every_class_is_known(tmp_path: Path) -> None:
+    columns = every_column(tmp_path)
+    assert {"variant.precision.quantise.hadamard", "problem.source.digest", "variant.backend"} <= set(columns)
+    assert [name for name in columns if setting(name) is None] == []
+    assert [name for name in columns if not has_words_of_its_own(name)] == []
+
+
+def test_nothing_is_explained_that_there_is_not(tmp_path: Path) -> None:
+    known = {f"variant.{name}" for name in configuration.ATTENTION} | {f"problem.{name}" for name in configuration.PROBLEM}
+    assert known - set(every_column(tmp_path)) == set()
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+def test_every_column_that_a_study_writes_has_a_meaning_beyond_its_name(results: Results) -> None:
+    columns = sorted({*map(str, results.points), *map(str, results.rows)})
+    settings = [name for name in columns if name.startswith(CONFIGURATION)]
+    assert len(settings) > 50
+    assert [name for name in settings if not has_words_of_its_own(name)] == []
+    assert [name for name in columns if not (meaning(name) or ("", ""))[1]] == []
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        ("problem.shape.queries", "tokens"),
+        ("problem.mask.window", "tokens"),
+        ("variant.tiling.br", "rows"),
+        ("variant.precision.scores", "format"),
+        ("baseline.precision.scores", "format"),
+    ],
+)
+def test_units(column: str, unit: str) -> None:
+    found = setting(column)
+    assert found is not None
+    assert found[0] == unit
+
+
+def test_a_baseline_is_told_from_what_is_measured() -> None:
+    variant, baseline = setting("variant.precision.scores"), setting("baseline.precision.scores")
+    assert variant is not None
+    assert baseline == (variant[0], f"of the baseline: {variant[1]}")
+
+
+def test_a_setting_of_a_class_of_ones_own_is_said_to_be_one() -> None:
+    assert setting("variant.wheels") is None
+    assert meaning("variant.wheels") == ("", "a setting of the class that stands in `variant.type`")
+    assert meaning("wheels") is None
+    assert meaning("variant") is None

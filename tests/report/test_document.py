@@ -1,0 +1,197 @@
+"""The PDF: what it says of every study, what it leaves out, and that it is the same for the same results."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typst
+from rich.console import Console
+
+from numdev.arithmetic.formats import FP32
+from numdev.attention.distributions import Distribution
+from numdev.attention.exact import Exact
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.cli.library import Library, config_folder
+from numdev.measurement.bench import Bench
+from numdev.measurement.speed.bench import SpeedBench
+from numdev.measurement.speed.timing import Budget
+from numdev.report.claims.verdicts import CLAIMS, judge
+from numdev.report.document.overview import escaped
+from numdev.report.document.paper import make_report
+from numdev.report.document.pdf import Section, command, contents, sections, write_pdf
+from numdev.report.reading.frames import Results, load
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+from tests.toy_studies import title_of
+
+LIBRARY = Library((config_folder(),))
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+@pytest.fixture(scope="module")
+def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("document")
+    make_report(toy_results.path, path, console=Console(quiet=True), pdf=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(results: Results, out: Path) -> dict[str, Any]:
+    return contents(results, judge(results), {path.name: path for path in (out / "figures").glob("*.svg")})
+
+
+def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
+    data = (out / "report.pdf").read_bytes()
+    assert data.startswith(b"%PDF-")
+    pages = re.search(rb"/Type /Pages\s*/Count (\d+)|/Count (\d+)\s*/Kids", data)
+    assert len(re.findall(rb"/Type /Page\b", data)) >= 8 or (pages and int(pages[1] or pages[2]) >= 8)
+
+
+def test_the_same_results_give_the_same_bytes(results: Results, out: Path) -> None:
+    assert write_pdf(results, judge(results), out / "figures") == (out / "report.pdf").read_bytes()
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda section: section.study)
+def test_a_section_is_of_a_study_that_there_is(section: Section) -> None:
+    fields = LIBRARY.study(section.study)
+    assert fields["claims"] or section.study.startswith("speed_"), "a section has a verdict, or a table of speed"
+    assert set(fields["claims"]) <= set(CLAIMS)
+    assert section.question.rstrip(")").rpartition("(")[0].strip().endswith("?") or section.question.endswith("?")
+
+
+def test_every_claim_has_a_section() -> None:
+    judged = {claim for section in sections() for claim in LIBRARY.study(section.study)["claims"]}
+    assert judged == set(CLAIMS)
+
+
+def test_every_section_has_its_figure_findings_and_command(shown: dict[str, Any], results: Results) -> None:
+    named = [section.study for section in sections() if section.study in results.manifests]
+    present = [*named, *(name for name in results.manifests if name not in named)]
+    titles = {section.study: section.title for section in sections()}
+    expected = [titles.get(name, results.manifests[name]["title"]) for name in present]
+    assert [section["title"] for section in shown["sections"]] == expected
+    for section, study in zip(shown["sections"], present, strict=True):
+        assert section["figures"], study
+        assert section["figures"][0]["alt"]
+        assert section["findings"]
+        assert f"study={study} device=cpu" in section["command"]
+        assert section["figures"][0]["width"] <= 481
+
+
+def test_the_first_page_has_a_figure_that_its_section_names(shown: dict[str, Any]) -> None:
+    headline = shown["headline"]
+    assert headline["file"] in {figure["file"] for section in shown["sections"] for figure in section["figures"]}
+
+
+def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any], results: Results) -> None:
+    absent = [section.title for section in sections() if section.study not in results.manifests]
+    assert absent, "the toy results have Figures 5a and 5b in one study"
+    assert shown["absent"] == absent
+
+
+def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]) -> None:
+    assert dict(shown["commands"])["fig5"].startswith("numdev measure study=fig5")
+    own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig5"))
+    assert own["figures"]
+    assert {found["title"] for found in own["findings"]} >= {title_of("uniform_end")}
+
+
+def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
+    problem = Problem(Distribution(), Shape(queries=32, keys=32, head_dim=16))
+    precisions = ("fp32", "bf16")
+    points = [StudyPoint(problem, Tiled(Precision.parse(p)), None, 2, "normal", {"precision": p}) for p in precisions]
+    run(Study("mine", "A study_of #mine", None, (), tuple(points)), Bench(Exact(), "cpu"), Store(tmp_path / "results"))
+    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), pdf=True)
+    assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
+    loaded = load(Store(tmp_path / "results"))
+    (section,) = contents(loaded, [], {})["sections"]
+    (table,) = section["tables"]
+    assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
+    assert [row[3] for row in table["rows"]] == ["", ""]  # it has no baseline
+    means = loaded.rows[loaded.rows["output"] == "out"].groupby("label.precision")["max_difference"]
+    for row, name in zip(table["rows"], precisions, strict=True):
+        low, high = means.min()[name], means.max()[name]
+        assert low <= float(row[1].split()[0]) * 1.1
+        assert float(row[1].split()[0]) <= high * 1.1
+
+
+def test_a_scenario_says_what_it_is(shown: dict[str, Any], results: Results) -> None:
+    """Its shape, tile and seeds come from the points, not from a text."""
+    own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig3"))
+    rows = results.study("fig3")
+    for found in own["findings"]:
+        part = rows[rows["scenario.title"] == found["title"]]
+        assert f"N = {part['problem.shape.keys'].iloc[0]}" in found["about"]
+        assert f"({part['seed'].nunique()} here)" in found["about"]
+
+
+def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) -> None:
+    judged = judge(results)
+    assert [claim["text"] for claim in shown["claims"]] == [result.claim.text for result in judged]
+    for claim, result in zip(shown["claims"], judged, strict=True):
+        assert [own["title"] for own in claim["chief"]] == [scenario.title for scenario in result.chief]
+    assert f"Of {len(judged)} claims" in shown["summary"]
+    counted = re.findall(r"(\d+) (?:is|are) (?:undecided|(?:partly |not )?(?:reproduced|borne out))", shown["summary"])
+    assert sum(map(int, counted)) == len(judged)
+
+
+def test_failures_are_listed_with_their_reasons(shown: dict[str, Any]) -> None:
+    assert len(shown["failures"]) == 4  # FlexAttention in two studies and two scenarios
+    assert all("CUDA" in row[3] for row in shown["failures"])
+
+
+def test_the_command_is_the_one_that_was_given(results: Results) -> None:
+    given = "numdev measure study=fig3 seeds=2 'problem.key_lengths=[3,4]'"
+    manifest = results.manifests["fig3"] | {"command": given}
+    changed = Results(**{**vars(results), "manifests": results.manifests | {"fig3": manifest}})
+    assert command(changed, "fig3") == f"{given} device=cpu"
+
+
+@pytest.mark.parametrize("text", ["a_b", "*x*", "#let", "$5", "`a`", "[x]", "a<b>", "c:\\d", "a@b"])
+def test_words_from_elsewhere_are_no_markup(text: str) -> None:
+    typst.compile(escaped(text).encode())  # raises where the markup is broken
+
+
+def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, tmp_path: Path) -> None:
+    """Its results lie in the folder `speed` of the results, as `numdev speed` leaves them."""
+    shutil.copytree(toy_results.path / "records", tmp_path / "results" / "records")
+    shutil.copytree(toy_results.path / "studies", tmp_path / "results" / "studies")
+    problem = Problem(Distribution(), Shape(queries=32, keys=32, head_dim=16))
+    points = tuple(
+        StudyPoint(problem, variant, None, 1, "normal", {"kernel": name})
+        for name, variant in {
+            "vanilla": Vanilla(FP32),
+            "tiled": Tiled(Precision.parse("fp32")),
+            "cudnn": Sdpa(Backend.CUDNN),
+        }.items()
+    )
+    study = Study("speed_cpu", "On a CPU", None, (), points, command="numdev speed study=speed_cpu")
+    run(study, SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
+    make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), pdf=True)
+    assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
+    drawn = {path.name: path for path in (tmp_path / "out" / "figures").glob("*.svg")}
+    main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
+    whole = contents(main, judge(main), drawn, speed)
+    last = whole["sections"][-1]
+    assert last["title"] == next(section.title for section in sections() if section.study == "speed_cpu")
+    assert len(last["figures"]) == 3
+    assert len({figure["caption"] for figure in last["figures"]}) == 3
+    assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]
+    assert last["command"] == "numdev speed study=speed_cpu device=cpu"
+    count = main.points["key"].nunique() + speed.points["key"].nunique()
+    assert [found["title"] for found in whole["environments"]] == [f"Environment 0, {count} points"]
+    failed = [found for found in whole["failures"] if found[0] == "speed_cpu"]
+    assert [found[1:3] for found in failed] == [["normal kernel=cudnn", "unsupported"]]
+    assert whole["summary"].startswith(f"{count} points were measured")

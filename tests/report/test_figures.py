@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
+from scipy import stats
+
+from numdev.cli.library import Library, config_folder
+from numdev.report.claims.verdicts import CLAIMS
+from numdev.report.figures import FIGURES
+from numdev.report.figures.grid import at_least_a_decade, by_scenario, name_steps, short
+from numdev.report.figures.labels import name_points, room_above, spread
+from numdev.report.figures.style import FORMAT_COLOURS, to_png, to_svg
+from numdev.report.reading.frames import Results, load
+from numdev.report.reading.scenarios import describe, formats, is_sources, ordered
+from numdev.results.store import Store
+from tests.toy_studies import title_of
+
+LIBRARY = Library((config_folder(),))
+MORE = {name for study in LIBRARY.options("study") for name in LIBRARY.study(study)["more"]}  # beside that of a claim
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Results) -> dict[str, Figure]:
+    return {name: FIGURES[name](rows_of(results, name)) for name in FIGURES}
+
+
+def rows_of(results: Results, figure: str) -> pd.DataFrame:
+    study = {"parting": "fig5", "total": "fig4", "rescales": "fig6c"}.get(figure, figure)
+    return results.study(study if study in results.manifests else "fig5")
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_error_bars(drawn: dict[str, Figure], name: str) -> None:
+    assert drawn[name].axes
+    for axes in drawn[name].axes:
+        if not axes.get_title(loc="left") and name == "rescales":  # a count, which is exact
+            continue
+        bars = [found for found in axes.containers if isinstance(found, ErrorbarContainer)]
+        assert bars, axes.get_title(loc="left")
+        assert all(bar.has_xerr or bar.has_yerr for bar in bars)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_axis_says_what_it_shows_and_in_what_unit(drawn: dict[str, Figure], name: str) -> None:
+    written = " ".join(texts(drawn[name]))
+    units = {"fig3": "absolute", "fig4": "absolute", "fa3_table3": "absolute", "sign": "that of the baseline"}
+    units |= {"parting": "absolute", "rescales": "absolute", "fig4_assumptions": "tiled / baseline"}
+    units |= {"validate": "over that of the emulation", "kernels": "absolute"}
+    assert units.get(name, "in u of F") in written
+    across = {"fig3": "number format F", "fig4": "number format F", "fig5a": "tokens", "fig5b": "tokens"}
+    across |= {"parting": "tokens", "fig4_assumptions": "tokens", "total": "arithmetic error"}
+    across |= {"validate": "RMSE between kernel and emulation", "kernels": "RMSE of O from golden"}
+    across |= {"fa3_table3": "RMSE of O against FP64", "sign": "deviation of tiled attention from golden"}
+    assert across.get(name, "elements") in written
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_leaves_the_figure(drawn: dict[str, Figure], name: str) -> None:
+    figure = drawn[name]
+    box = figure.get_tightbbox()  # of everything that is drawn, in inches
+    width, height = figure.get_size_inches()
+    slack = 0.02
+    assert min(box.x0, box.y0) > -slack
+    assert box.x1 < width + slack
+    assert box.y1 < height + slack
+
+
+def words_in(axes: Axes) -> dict[Text, Bbox]:
+    """Where the words in a panel stand, in pixels; without the arrows of annotations."""
+    return {text: Text.get_window_extent(text) for text in axes.texts if text.get_text()}
+
+
+def highest_bar(axes: Axes) -> float:
+    """The upper end of the highest error bar, in pixels."""
+    bars = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
+    ends = [point for bar in bars for lines in bar.lines[2] for segment in lines.get_segments() for point in segment]
+    return float(axes.transData.transform(ends)[:, 1].max())
+
+
+def assert_apart(axes: Axes) -> None:
+    boxes = words_in(axes)
+    for one, other in combinations(boxes, 2):
+        assert not boxes[one].padded(-0.5).overlaps(boxes[other]), (one.get_text(), other.get_text())
+
+
+def large(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_title(loc="left").startswith(title_of("uniform_end"))]
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig5b", "fig6a", "fig6b", "fig6c", "total", "rescales"])
+def test_words_do_not_overlap(drawn: dict[str, Figure], name: str) -> None:
+    for axes in drawn[name].axes:
+        assert_apart(axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fig5a", "paper: grows with N"),
+        ("fig5b", "paper: grows with N"),
+        ("fig6a", "paper: swapped is larger"),
+        ("fig6b", "paper: no difference"),
+        ("fig6c", "paper: falls with the area"),
+    ],
+)
+def test_the_papers_trend_is_told_above_the_data(drawn: dict[str, Figure], name: str, words: str) -> None:
+    panels = large(drawn[name])
+    assert panels
+    assert texts(drawn[name]).count(words) == len(panels)  # and nowhere else
+    for axes in panels:
+        box = next(box for text, box in words_in(axes).items() if text.get_text() == words)
+        assert box.y0 > highest_bar(axes)
+        assert axes.bbox.x0 < box.x0 < box.x1 < axes.bbox.x1
+        assert box.y1 < axes.bbox.y1
+
+
+@pytest.mark.parametrize(("name", "rises"), [("fig5a", True), ("fig5b", True), ("fig6c", False)])
+def test_an_arrow_goes_as_the_papers_trend(drawn: dict[str, Figure], name: str, rises: bool) -> None:
+    for axes in large(drawn[name]):
+        (arrow,) = [text.arrow_patch for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch]
+        (left, start), *_, (right, end) = arrow.get_transform().transform(arrow.get_path().vertices)[:3]
+        assert left < right
+        assert (end > start) == rises
+        assert highest_bar(axes) < min(start, end)
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0])
+def test_the_ratio_is_free_of_intervals(results: Results, factor: float) -> None:
+    """Two replicates that differ by `factor`: intervals of several decades."""
+    rows = results.study("fig4").query("seed < 2").copy()
+    rows.loc[rows["seed"] == 1, "max_difference"] *= factor
+    for axes in FIGURES["fig4"](rows).axes:
+        assert_apart(axes)
+        above = {text.get_text(): box for text, box in words_in(axes).items() if "×" in text.get_text()}
+        assert "paper: 10× (dashed)" in above
+        assert len(above) == 2
+        for box in above.values():
+            assert highest_bar(axes) < box.y0
+            assert box.y1 < axes.bbox.y1
+            assert box.x1 < axes.bbox.x1
+
+
+def test_total_names_each_scenario_once_at_the_narrowest_format(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig4")
+    (axes,) = drawn["total"].axes
+    written = [text.get_text() for text in axes.texts]
+    titles = [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
+    assert set(titles) == set(rows["scenario.title"])
+    (legend,) = drawn["total"].legends
+    listed = [f"{i}  {title}" for i, title in enumerate(titles, 1)] + ["a  baseline, U[0, 1)", "b  baseline, N(0, 1)"]
+    assert [text.get_text() for text in legend.get_texts()] == listed
+    assert sorted(written) == sorted(["1", "2", "3", "a", "b", "total = arithmetic"])
+    assert len([item for item in axes.containers if isinstance(item, ErrorbarContainer)]) == 3 + 2  # tiled, baselines
+    assert "at bf16" in axes.get_xlabel()
+    across, up = (math.dist(*axes.transData.transform(ends)) for ends in ([(0.1, 1), (1, 1)], [(1, 0.1), (1, 1)]))
+    assert across == pytest.approx(up)
+    assert all(axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 for box in words_in(axes).values())
+
+
+def test_rescales_can_be_compared_across_panels(drawn: dict[str, Figure]) -> None:
+    figure = drawn["rescales"]
+    left = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    right = [axes for axes in figure.axes if axes not in left]
+    assert len(left) == len(right) == 3
+    for panels in (left, right):
+        assert len({axes.get_ylim() for axes in panels}) == 1
+    assert [axes.get_title(loc="left") for axes in left][-1] == title_of("kernel_uniform")
+    assert "at bf16" in figure.get_supylabel()
+
+
+@pytest.mark.parametrize("name", ["fa3_table3", "sign"])
+def test_the_same_results_give_the_same_bytes(results: Results, drawn: dict[str, Figure], name: str) -> None:
+    again = FIGURES[name](rows_of(results, name))
+    assert to_svg(again, "t", "a") == to_svg(drawn[name], "t", "a")
+    assert to_png(again) == to_png(drawn[name])
+
+
+def test_an_svg_has_a_title_and_a_description(drawn: dict[str, Figure]) -> None:
+    root = ElementTree.fromstring(to_svg(drawn["sign"], "Better & worse", "Right of 1 is <worse>."))
+    assert root.findtext(f"{SVG}title") == "Better & worse"
+    assert root.findtext(f"{SVG}desc") == "Right of 1 is <worse>."
+    assert not root.findall(f".//{SVG}text")  # letters are outlines: no font is needed to read them
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_words_for_those_who_cannot_see_it(name: str) -> None:
+    assert len(FIGURES[name].alt) > 80
+    assert name in CLAIMS or name in MORE
+
+
+def test_what_stands_for_the_paper_is_first_and_largest(drawn: dict[str, Figure]) -> None:
+    first, *others = drawn["fig4"].axes
+    assert first.get_title(loc="left") == title_of("uniform_end")
+    assert all(first.bbox.width * first.bbox.height > axes.bbox.width * axes.bbox.height for axes in others)
+
+
+def test_the_ratio_at_bf16_stands_beside_the_papers(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig4").query("scenario == 'uniform_end'")
+    estimate = CLAIMS["fig4"].find(rows).figure.split()[0]
+    written = texts(drawn["fig4"])
+    assert "paper: 10× (dashed)" in written
+    assert any(text.startswith(f"{estimate}×") for text in written)
+
+
+def test_bars_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> None:
+    rows = results.study("fig3").query(
+        "scenario == 'uniform_end' and subject == 'variant' and output == 'out' and reference == 'baseline'"
+    )
+    expected = [rows[rows["format"] == name]["max_difference"] for name in formats(rows)]
+    heights = [bar.get_height() for bar in drawn["fig3"].axes[0].patches]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([stats.gmean(values) for values in expected], rel=1e-12)
+
+
+def test_nan_is_written_and_not_drawn(results: Results) -> None:
+    rows = results.study("fig3").query("scenario == 'uniform_end'").copy()
+    rows.loc[(rows["format"] == "fp16").to_numpy(), "nan_count"] = 3
+    figure = FIGURES["fig3"](rows)
+    assert "NaN" in texts(figure)
+    assert len(figure.axes[0].patches) == 3
+
+
+def test_equal_bits_are_written_as_zero(results: Results) -> None:
+    rows = results.study("fig3").query("scenario == 'uniform_end'").copy()
+    rows.loc[(rows["format"] == "fp64").to_numpy(), "max_difference"] = 0.0
+    assert "0" in texts(FIGURES["fig3"](rows))
+
+
+def test_one_seed_draws_no_infinite_bar(results: Results) -> None:
+    rows = results.study("fig5").query("seed == 0 and scenario == 'uniform_end'")
+    for axes in FIGURES["fig5a"](rows).axes:
+        assert all(map(math.isfinite, axes.dataLim.get_points().ravel()))
+
+
+def test_a_method_that_is_missing_is_said_to_be(results: Results) -> None:
+    rows = results.study("fa3_table3").query("scenario != 'fp8_fa3'")
+    assert texts(FIGURES["fa3_table3"](rows)).count("not measured") == 1
+
+
+def test_a_figure_says_which_labels_it_lacks(results: Results) -> None:
+    assert FIGURES["fig6a"].lacks(results.study("fig3")) == ["tiling.shape", "tiling.sram"]
+    assert FIGURES["fig6a"].lacks(results.study("fig6a")) == []
+
+
+def test_colours_are_one_to_a_format() -> None:
+    assert len(set(FORMAT_COLOURS.values())) == len(FORMAT_COLOURS)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_labels_are_spread(places: list[float]) -> None:
+    gap = 0.08
+    moved = spread(places, gap)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
+    assert min(moved) > gap / 2 - 1e-9
+    assert max(moved) < 1 - gap / 2 + 1e-9
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1, 1e9), st.floats(0, 0.9))
+def test_room_above_is_a_share_of_the_log_axis(low: float, ratio: float, share: float) -> None:
+    high = low * ratio
+    top = room_above(low, high, share)
+    assert math.log(top / high) == pytest.approx(share * math.log(top / low), abs=1e-9)
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1, 1e3))
+def test_an_axis_of_a_decade(low: float, ratio: float) -> None:
+    ends = at_least_a_decade(low, low * ratio)
+    assert ends[1] / ends[0] == pytest.approx(max(10, ratio))
+    assert math.prod(ends) == pytest.approx(low * low * ratio)  # about the same middle
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.02, "0.02"), (50.0, "50"), (1e-8, "$10^{-8}$"), (5e-9, r"$5 \times 10^{-9}$")])
+def test_plain_numbers_on_a_log_axis(value: float, text: str) -> None:
+    axis = Figure().add_subplot().yaxis
+    name_steps(axis)
+    assert axis.get_major_formatter()(value) == text
+
+
+def test_names_of_near_points_stand_apart() -> None:
+    figure = Figure(figsize=(3.5, 2.5))
+    axes = figure.add_subplot()
+    axes.set_xlim(0, 10)
+    axes.set_ylim(0, 10)
+    points = [(5 + 0.1 * i, 5 + 0.05 * (i % 2)) for i in range(8)]
+    name_points(axes, [(x, y, f"attention {i}", "black") for i, (x, y) in enumerate(points)])
+    assert_apart(axes)
+    markers = axes.transData.transform(points)
+    for box in words_in(axes).values():
+        assert not any(box.contains(x, y) for x, y in markers)
+        assert box.fully_overlaps(axes.bbox)
+    assert any(isinstance(text, Annotation) and text.arrow_patch for text in axes.texts)  # a hair line to a farther name
+
+
+@pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])
+def test_short(value: int, text: str) -> None:
+    assert short(float(value)) == text
+
+
+def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
+    rows = results.study("fig3")
+    assert [scenario.name for scenario in ordered(rows)] == ["uniform_end", "normal_end", "kernel_uniform"]
+    assert [is_sources(scenario) for scenario in ordered(rows)] == [True, False, False]
+    panels = [panel for row in by_scenario(rows) for panel in row]
+    assert [panel.title for panel in panels] == [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
+    assert [panel.note for panel in panels] == ["our assumption", "", ""]
+    uniform = rows.query("scenario == 'uniform_end'")
+    assert describe(uniform) == "U[0, 1), all steps in F, FA2"
+    strict = uniform.assign(**{"baseline.precision.name": rows["format"]})
+    assert describe(strict) == "U[0, 1), all steps in F (baseline too), FA2"
+
+
+def test_formats_go_from_few_bits_to_many() -> None:
+    rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
+    assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]

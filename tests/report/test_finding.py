@@ -1,0 +1,259 @@
+"""Every rule of a verdict: exactly one applies, a wide interval is undecided, and p-values decide what intervals do."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from numdev.report.claims import finding
+from numdev.report.claims.finding import (
+    ABOVE,
+    ALIKE,
+    FLAT,
+    GROWS,
+    LARGER,
+    MARGIN,
+    SHRINKS,
+    SMALLER,
+    TREND,
+    Evidence,
+    Question,
+    Region,
+    Verdict,
+    about,
+    combined,
+    count,
+    judged,
+    rules,
+)
+from numdev.report.statistics.estimates import Floats, Interval, mean, ratio
+
+HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
+REGIONS = {
+    "grows": GROWS,
+    "shrinks": SHRINKS,
+    "flat": FLAT,
+    "larger": LARGER,
+    "smaller": SMALLER,
+    "alike": ALIKE,
+    "order": ABOVE,
+    "about 10": about(10.0, 2.0),
+    "below a half": Region(high=0.5),
+}
+# Every bound, one float to either side of it, what lies between, and both infinities.
+BOUNDS = sorted({b for region in REGIONS.values() for b in (region.low, region.high) if math.isfinite(b)})
+ENDS = sorted(
+    {e for b in BOUNDS for e in (np.nextafter(b, -9.0), b, np.nextafter(b, 99.0), b + 0.01)} | {-math.inf, math.inf, 0.0}
+)
+
+
+def interval(low: float, high: float) -> Interval:
+    middle = (low + high) / 2 if math.isfinite(low + high) else 0.0
+    return Interval(middle, low, high, 10)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_exactly_one_verdict_applies_to_every_interval(name: str) -> None:
+    """By the definition of each, over all intervals with ends at, beside and between the bounds: 3 verdicts, never 0 or 2."""
+    region = REGIONS[name]
+    for low in ENDS:
+        for high in (end for end in ENDS if end >= low):
+            inside = region.low < low and high < region.high
+            outside = high <= region.low or low >= region.high
+            assert not (inside and outside)
+            expected = HOLDS if inside else FAILS if outside else UNDECIDED
+            assert region.verdict(interval(low, high)) is expected
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_an_interval_across_a_bound_is_undecided(name: str) -> None:
+    region = REGIONS[name]
+    for bound in (b for b in (region.low, region.high) if math.isfinite(b)):
+        for wide in (1e-9, 0.1, 1e6, math.inf):
+            assert region.verdict(interval(bound - wide, bound + wide)) is UNDECIDED
+    assert region.verdict(interval(-math.inf, math.inf)) is UNDECIDED
+    assert region.verdict(Interval(math.nan, math.nan, math.nan, 0)) is UNDECIDED
+
+
+@pytest.mark.parametrize("rivals", [("grows", "flat", "shrinks"), ("larger", "alike", "smaller")])
+def test_rival_claims_never_hold_of_one_interval(rivals: tuple[str, ...]) -> None:
+    """And of a narrow interval away from the bounds one of the three does."""
+    for low in ENDS:
+        for high in (end for end in ENDS if end >= low):
+            verdicts = [REGIONS[name].verdict(interval(low, high)) for name in rivals]
+            assert verdicts.count(HOLDS) <= 1
+            if HOLDS in verdicts:
+                assert verdicts.count(FAILS) == 2
+
+
+@pytest.mark.parametrize(
+    ("region", "value", "verdict"),
+    [
+        (ALIKE, (0.6, 1.9), UNDECIDED),
+        (ALIKE, (1.001, 1.003), HOLDS),
+        (ALIKE, (0.976, 0.979), HOLDS),
+        (ALIKE, (1.09, 1.27), UNDECIDED),
+        (ALIKE, (1.27, 1.34), FAILS),
+        (GROWS, (0.015, 0.044), FAILS),
+        (GROWS, (0.045, 0.13), UNDECIDED),
+        (GROWS, (0.55, 0.62), HOLDS),
+        (LARGER, (1.01, 1.04), FAILS),  # larger, but by less than the margin
+        (LARGER, (1.5, 1.73), HOLDS),
+        (LARGER, (0.9, 1.7), UNDECIDED),
+        (SMALLER, (0.4, 0.6), HOLDS),
+        (SHRINKS, (-0.05, 0.02), FAILS),
+        (ABOVE, (1.0, 1.0), FAILS),  # equal is no order
+        (ABOVE, (1.001, 1.02), HOLDS),
+    ],
+)
+def test_verdicts_of_intervals(region: Region, value: tuple[float, float], verdict: Verdict) -> None:
+    assert region.verdict(interval(*value)) is verdict
+
+
+def test_the_margins_are_those_that_the_table_of_rules_tells() -> None:
+    assert (TREND, MARGIN) == (0.1, 1.1)
+    told = {question: (holds, fails) for question, holds, fails in rules()}
+    assert told["are they alike? (ratio)"] == ("lies between 0.909 and 1.1", "lies outside them")
+    assert told["does it grow? (exponent)"] == ("lies above 0.1", "lies below 0.1")
+
+
+def samples(seed: int, clusters: int) -> tuple[Floats, list[str]]:
+    draws = np.random.default_rng(seed)
+    centres = draws.normal(draws.uniform(-0.4, 0.6), draws.choice([0.0, 0.1]), clusters)
+    values = np.array([draws.normal(centre, draws.uniform(0.01, 0.3), 6) for centre in centres])
+    return values.ravel(), [f"c{i}" for i in range(clusters) for _ in range(6)]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.sampled_from(sorted(REGIONS)), st.booleans())
+def test_p_decides_exactly_where_the_interval_does(seed: int, clusters: int, name: str, is_ratio: bool) -> None:
+    values, layers = samples(seed, clusters)
+    value = ratio(np.exp(values), np.ones(len(values)), None, layers) if is_ratio else mean(values.tolist(), None, layers)
+    region = REGIONS[name]
+    p = region.p(value)
+    assert 0 <= p <= 1
+    assert (p < 0.05) == (region.verdict(value) is not UNDECIDED)
+
+
+def test_sameness_is_two_one_sided_tests() -> None:
+    """Each at half the level: the 95 % interval lies within the margin, not the 90 % one that equivalence is often given."""
+    values = np.random.default_rng(3).normal(0.02, 0.03, 8)
+    found = ALIKE.p(ratio(np.exp(values), np.ones(8)))
+    low = stats.ttest_1samp(values, -math.log(MARGIN), alternative="greater").pvalue
+    high = stats.ttest_1samp(values, math.log(MARGIN), alternative="less").pvalue
+    assert found == pytest.approx(2 * max(low, high), rel=1e-9)
+
+
+def test_an_order_is_the_paired_t_test() -> None:
+    draws = np.random.default_rng(5)
+    b = draws.lognormal(0.0, 0.5, 10)
+    a = b * draws.lognormal(0.1, 0.1, 10)
+    assert ABOVE.p(ratio(a, b)) == pytest.approx(stats.ttest_rel(np.log(a), np.log(b)).pvalue, rel=1e-9)
+
+
+def test_clusters_that_disagree_decide_nothing() -> None:
+    """6b held on one layer and failed on others: their mean speaks of neither."""
+    values = [*np.linspace(0.0, 0.01, 12), *np.linspace(0.2, 0.21, 12)]
+    found = ratio(np.exp(values), np.ones(24), None, ["layer0"] * 12 + ["layer5"] * 12)
+    assert ALIKE.p(found) == 1.0
+    assert ALIKE.verdict(found) is UNDECIDED
+    for half, verdict in ((values[:12], HOLDS), (values[12:], FAILS)):
+        assert ALIKE.verdict(ratio(np.exp(half), np.ones(12))) is verdict
+
+
+def test_equal_replicates_leave_no_doubt_and_one_leaves_all() -> None:
+    assert ALIKE.p(ratio([1.0] * 3, [1.0] * 3)) == 0.0
+    assert ABOVE.verdict(ratio([1.0] * 3, [1.0] * 3)) is FAILS
+    assert ALIKE.p(ratio([1.0], [1.0])) == 1.0
+    assert math.isnan(ALIKE.p(ratio([1.0], [0.0])))
+
+
+def question(estimate: float, noise: float = 0.05, region: Region = ABOVE, count: int = 8) -> Question:
+    return Question(ratio(np.exp(math.log(estimate) + noise * np.linspace(-1, 1, count)), np.ones(count)), region)
+
+
+def evidence(*questions: Question) -> Evidence:
+    return Evidence("figure", "Sentence.", questions)
+
+
+def test_what_decides_alone_may_not_in_a_table_of_many() -> None:
+    near = question(1.05, noise=0.08)
+    assert 0.01 < near.p < 0.05
+    (alone,) = judged([evidence(near)])
+    assert (alone.verdict, alone.p) == (HOLDS, near.p)
+    others = [evidence(question(1.0, region=LARGER, noise=0.5)) for _ in range(9)]
+    among = judged([evidence(near), *others])[0]
+    assert among.verdict is UNDECIDED
+    assert among.p == pytest.approx(min(1.0, 10 * near.p))
+    assert among.told == f"undecided (p = {among.p:.2g})"
+
+
+@given(st.lists(st.tuples(st.floats(0.7, 1.5), st.floats(0.01, 0.5)), min_size=1, max_size=12))
+def test_a_table_is_adjusted_as_statsmodels_defines_holm(drawn: list[tuple[float, float]]) -> None:
+    """The verdict of each is that of a step-down procedure written out: the i-th least p against 0.05 / (m - i)."""
+    questions = [question(estimate, noise) for estimate, noise in drawn]
+    order = sorted(range(len(questions)), key=lambda i: questions[i].p)
+    rejected = set()
+    for rank, i in enumerate(order):
+        if questions[i].p * (len(order) - rank) >= 0.05:
+            break
+        rejected.add(i)
+    found = judged([evidence(one) for one in questions])
+    assert {i for i, one in enumerate(found) if one.verdict is not UNDECIDED} == rejected
+
+
+def test_no_wrong_verdict_in_95_of_100_tables() -> None:
+    """60 claims of an order between equal things: unadjusted, nearly every table would hold a wrong verdict."""
+    draws = np.random.default_rng(11)
+    wrong = unadjusted = 0
+    for _ in range(200):
+        questions = [Question(ratio(np.exp(row), np.ones(6)), ABOVE) for row in draws.normal(0.0, 0.2, (60, 6))]
+        wrong += any(one.verdict is not UNDECIDED for one in judged([evidence(q) for q in questions]))
+        unadjusted += any(q.p < 0.05 for q in questions)
+    assert wrong <= 20  # of a mean of at most 10, at a standard deviation of 3
+    assert unadjusted > 150
+
+
+def test_claims_of_several_parts() -> None:
+    yes, no, open_ = question(2.0), question(0.5), question(1.0)
+    for parts, verdict in (
+        ((yes, yes), HOLDS),
+        ((yes, no), FAILS),
+        ((yes, open_), UNDECIDED),
+        ((open_, no), FAILS),
+        ((), UNDECIDED),
+    ):
+        assert judged([evidence(*parts)])[0].verdict is verdict
+    for length in range(1, 4):
+        for some in combinations([HOLDS, HOLDS, FAILS, UNDECIDED], length):
+            expected = FAILS if FAILS in some else HOLDS if set(some) == {HOLDS} else UNDECIDED
+            assert combined(some) is expected
+
+
+def test_a_condition_that_is_not_met_decides_nothing() -> None:
+    unmet = Question(question(0.5).value, ABOVE, is_condition=True)
+    assert judged([evidence(question(2.0), unmet)])[0].verdict is UNDECIDED
+    assert judged([evidence(question(0.5), unmet)])[0].verdict is FAILS
+
+
+def test_what_is_judged_beside_it_is_told_and_counted() -> None:
+    both = Evidence("2.0", "Twice.", (question(2.0),), Evidence("0.5", "", (question(0.5),)))
+    (found,) = judged([both], ["over seeds"])
+    assert (found.verdict, found.sentence, found.over) == (HOLDS, "Twice. By RMSE: fails, 0.5.", "over seeds")
+    assert found.beside is not None
+    assert found.beside.verdict is FAILS
+    assert count([both]) == 2
+
+
+def test_every_rule_stands_in_one_place() -> None:
+    """No module but `finding` turns an interval into a verdict."""
+    from pathlib import Path
+
+    folder = Path(finding.__file__).parent
+    others = [path for path in folder.rglob("*.py") if path.name != "finding.py"]
+    assert not [path.name for path in others if "Verdict.HOLDS if" in path.read_text() or "def decided" in path.read_text()]

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from numdev.attention.exact import Exact
+from numdev.errors import BadInput
+from numdev.measurement.bench import Bench
+from numdev.measurement.deviation import METRICS, NONFINITE
+from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, to_parquet, write_tables
+from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
+from numdev.results.study import Shard, run
+from tests.toy_studies import Size, by_area, by_format, sign
+
+SMALL = Size(n=32, sweep=(32,), sram=(1024, 2048), seeds=2, scenarios=("uniform_end",))
+
+
+@pytest.fixture(scope="module")
+def results(toy_results: Store) -> Results:
+    return load(toy_results)
+
+
+def record(key: str, **changes: Any) -> Record:
+    row = {"seed": 0, "subject": "variant", "output": "out", "reference": "golden", "max_index": [0, 1, 2, 3]}
+    row |= dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
+    config = {"problem": {"shape": {"keys": 8}}, "variant": {"tiling": {"br": 2, "bc": 4}}, "baseline": None, "seeds": 1}
+    made = Record(key, config, {"device": "cpu"}, Status.OK, "", [row], [{"seed": 0, "tied_rows": 0.5}], 1.0)
+    return dataclasses.replace(made, **changes)
+
+
+def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store:
+    store = Store(path)
+    for made in records:
+        store.put(made)
+    names = names or ("default",) * len(records)
+    points = [{"key": made.key, "scenario": name, "labels": {}} for made, name in zip(records, names, strict=True)]
+    scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
+    manifest = {"name": "s", "title": "t", "figure": None, "claims": [], "overrides": [], "scenarios": scenarios}
+    store.put_study("s", manifest | {"points": points})
+    return store
+
+
+def test_every_replicate_and_comparison_is_a_row(results: Results, toy_results: Store) -> None:
+    manifest = results.manifests["fig3"]
+    records = [toy_results.get(point["key"]) for point in manifest["points"]]
+    assert len(results.study("fig3")) == sum(len(found.rows) for found in records if found)
+    keys = ["study", "scenario", "key", "label.precision", *COMPARISON]
+    assert not results.study("fig3").duplicated(keys).any()
+
+
+def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Store) -> None:
+    row = results.study("fig4").iloc[17]
+    found = toy_results.get(row["key"])
+    assert found is not None
+    (expected,) = [r for r in found.rows if all(r[name] == row[name] for name in COMPARISON)]
+    assert all(row[name] == expected[name] for name in METRICS)
+    assert row["max_index"] == " ".join(map(str, expected["max_index"]))
+
+
+def test_rows_say_what_was_measured(results: Results) -> None:
+    kernel = results.study("fig3").query("scenario == 'kernel_uniform' and `label.precision` == 'kernel_bf16'").iloc[0]
+    assert (kernel["format"], kernel["policy"], kernel["problem.shape.keys"]) == ("bf16", "kernel", 64)
+    assert (kernel["tiling.area"], kernel["variant.softmax.normalise"]) == (256, "end")
+    uniform = results.study("fig3").query("scenario == 'uniform_end' and `label.precision` == 'fp16'").iloc[0]
+    assert (uniform["format"], uniform["policy"]) == ("fp16", "uniform")
+
+
+def test_the_order_is_that_of_the_manifest(results: Results) -> None:
+    points = results.manifests["fig6a"]["points"]
+    measured = results.points[results.points["study"] == "fig6a"]
+    assert measured["key"].tolist() == [point["key"] for point in points]
+    assert results.rows["study"].drop_duplicates().tolist() == list(results.manifests)
+
+
+def test_points_have_counters_as_means(tmp_path: Path) -> None:
+    counters = [{"seed": 0, "tied_rows": 0.25}, {"seed": 1, "tied_rows": 0.75}]
+    found = load(store_of(tmp_path, record("a", counters=counters)))
+    assert found.points["counter.tied_rows"].tolist() == [0.5]
+
+
+def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> None:
+    rows = distinct(results.rows)
+    baseline = rows[rows["subject"] == "baseline"]
+    assert not baseline.duplicated(["study", "scenario", "pairing", *COMPARISON]).any()
+    whole = results.rows[results.rows["subject"] == "baseline"]
+    lost = set(map(tuple, whole[["study", "scenario", "pairing", "seed"]].to_numpy()))
+    assert lost == set(map(tuple, baseline[["study", "scenario", "pairing", "seed"]].to_numpy()))
+    assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
+
+
+def test_a_point_that_the_grid_meets_twice_is_read_once(tmp_path: Path) -> None:
+    made = record("a")
+    assert len(load(store_of(tmp_path, made, made)).points) == 1
+
+
+def test_one_key_in_two_scenarios_is_two_points(tmp_path: Path) -> None:
+    made = record("a")
+    found = load(store_of(tmp_path, made, made, names=("one", "two")))
+    assert found.points["scenario"].tolist() == ["one", "two"]
+    assert len(found.rows) == 2
+
+
+def test_missing_records_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("a"), record("b"))
+    (tmp_path / "records" / "b.json").unlink()
+    found = load(store)
+    assert found.missing == {"s": 1}
+    assert found.notes == ["s: 1 of 2 points are not measured yet; run the study again to finish it"]
+    assert found.points["key"].tolist() == ["a"]
+
+
+def test_torn_files_are_named(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("a"), record("b"))
+    torn = tmp_path / "records" / "b.json"
+    torn.write_bytes(torn.read_bytes()[:40])
+    notes = load(store).notes
+    assert any(str(torn) in note and "torn" in note for note in notes)
+
+
+def test_nothing_measured_still_loads(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("a"))
+    (tmp_path / "records" / "a.json").unlink()
+    found = load(store)
+    assert found.rows.empty
+    write_tables(found, [], tmp_path / "out")
+    assert (tmp_path / "out" / "results.csv").read_text().startswith("study,scenario,key")
+
+
+def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"results: .* holds no study; .*numdev measure study=fig3"):
+        load(Store(tmp_path))
+
+
+def test_a_torn_manifest_is_named_where_nothing_else_is_there(tmp_path: Path) -> None:
+    torn = tmp_path / "studies" / "fig3.json"
+    torn.parent.mkdir()
+    torn.write_text('{"name": "fi')
+    with pytest.raises(BadInput, match=r"fig3\.json is torn"):
+        load(Store(tmp_path))
+
+
+def test_an_unknown_study_is_named_with_those_there_are(toy_results: Store) -> None:
+    with pytest.raises(BadInput, match=r"studies: 'fig9' cannot be used; .* holds .*fig3"):
+        load(toy_results, ["fig3", "fig9"])
+
+
+def test_only_the_studies_asked_for(toy_results: Store) -> None:
+    assert list(load(toy_results, ["sign"]).manifests) == ["sign"]
+
+
+def test_records_of_another_environment_do_not_mix_in(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("new", environment={"device": "gpu"}))
+    store.put(record("old"))
+    found = load(store)
+    assert found.points["key"].tolist() == ["new"]
+    assert json.loads(environments(found)) == [{"environment": 0, "points": {"s": 1}, "facts": {"device": "gpu"}}]
+
+
+def test_an_interrupted_study_gives_the_same_tables(tmp_path: Path) -> None:
+    studies = [by_format("fig3", SMALL), by_area(SMALL), sign(SMALL)]
+    for name, shards in (("whole", (Shard(),)), ("resumed", (Shard(1, 3), Shard()))):
+        store, bench = Store(tmp_path / name), Bench(Exact(), "cpu")
+        for shard in shards:
+            for study in studies:
+                run(study, bench, store, shard=shard)
+        write_tables(load(store), [], tmp_path / f"{name}-out")
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole-out").iterdir()}
+    resumed = {path.name: path.read_bytes() for path in (tmp_path / "resumed-out").iterdir()}
+    assert whole.pop("timings.csv") != resumed.pop("timings.csv")
+    assert whole == resumed
+
+
+def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -> None:
+    summaries = summarise(results.study("fig3"), results.points)
+    row = summaries.iloc[5]
+    found = toy_results.get(row["key"])
+    assert found is not None
+    for metric in SUMMARISED:
+        (expected,) = [
+            one
+            for one in found.summaries(metric)
+            if (one["subject"], one["output"], one["reference"]) == (row["subject"], row["output"], row["reference"])
+        ]
+        assert row[f"{metric}.mean"] == expected["mean"]
+        assert (row[f"{metric}.low"], row[f"{metric}.high"]) == (expected["low"], expected["high"])
+        assert (row[f"{metric}.min"], row[f"{metric}.max"]) == (expected["least"], expected["most"])
+    assert row["replicates"] == 3
+
+
+def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
+    rows = [record("a").rows[0] | {"seed": seed, "nan_count": seed} for seed in range(3)]
+    found = load(store_of(tmp_path, record("a", rows=rows)))
+    summaries = summarise(found.rows, found.points)
+    assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
+
+
+def test_a_summary_keeps_points_apart_that_differ_in_labels_alone(results: Results) -> None:
+    summaries = summarise(results.study("fig6a"), results.points)
+    variant = summaries.query("subject == 'variant' and output == 'out' and reference == 'golden'")
+    assert len(variant) == len(results.manifests["fig6a"]["points"])
+    assert set(variant["replicates"]) == {3}
+
+
+def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> None:
+    rows = distinct(results.rows)
+    summaries = summarise(rows, results.points)
+    told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
+    told += [f"problem.shape.{name}" for name in ("queries", "keys", "head_dim")]
+    told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise", "variant.precision.scores"]
+    points = results.points.drop_duplicates("key").set_index("key")[told].loc[summaries["key"]]
+    pd.testing.assert_frame_equal(summaries[told], points.reset_index(drop=True))
+    labels = [name for name in results.rows.columns if name.startswith(LABEL)]
+    assert not summaries.duplicated([*PLACE, *labels, "subject", "output", "reference"]).any()
+    assert summaries["replicates"].sum() == len(rows)
+
+
+def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) -> None:
+    held = {"problem.shape.batch", "problem.mask.causal", "variant.tiling.order"}
+    assert held <= set(results.points)
+    assert not held & set(summarise(results.rows, results.points))
+    one = summarise(results.study("sign"), results.points[results.points["study"] == "sign"])
+    assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
+    assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
+    assert "problem.source.parameter" not in one
+
+
+def test_csv_numbers_have_nine_digits() -> None:
+    table = pd.DataFrame({"a": [1 / 3, math.inf, math.nan], "b": [1, 2, 3]})
+    assert to_csv(table) == b"a,b\n0.333333333,1\ninf,2\n,3\n"
+
+
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(BadInput, match=r"numdev\[parquet\]"):
+        to_parquet(pd.DataFrame({"a": [1]}))
+
+
+def test_parquet_keeps_what_the_csv_has(results: Results) -> None:
+    pytest.importorskip("pyarrow")
+    import io
+
+    table = results.study("sign")
+    pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(to_parquet(table))), table.reset_index(drop=True))
+
+
+def test_no_claims_make_an_empty_table() -> None:
+    assert claim_table([]).empty

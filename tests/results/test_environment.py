@@ -1,0 +1,166 @@
+"""Where a measurement was made: devices by name, the revision, and everything that is read anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from numdev.errors import BadInput
+from numdev.results import environment as module
+from numdev.results.environment import environment, resolve_device
+from numdev.results.record import key_of
+from numdev.version import package_version
+
+CPU = torch.device("cpu")
+revision = module._revision.__wrapped__  # past its cache
+
+
+def test_devices_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == CPU
+    with pytest.raises(BadInput, match="^device: 'cuda' .*device=cpu"):
+        resolve_device("cuda")
+
+
+def test_devices_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda")
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["gpu", "CPU", "cuda:0", "", "mps"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="^device: .*use auto, cpu or cuda") as caught:
+        resolve_device(name)
+    assert caught.value.field == "device"
+
+
+def test_every_fact_is_text() -> None:
+    facts = environment(CPU)
+    assert facts["numdev"] == package_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["device"] == "cpu"
+    assert "cuda" not in facts
+    assert all(isinstance(value, str) and value for value in facts.values())
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_settings_are_read_at_every_call() -> None:
+    """The number of threads orders a summation: set between two measurements, it makes them two environments."""
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    assert environment(CPU)["threads"] == str(threads)
+    try:
+        torch.set_num_threads(threads + 1)
+        torch.set_float32_matmul_precision("medium")
+        changed = environment(CPU)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+    assert changed["threads"] == str(threads + 1)
+    assert changed["float32_matmul"] == "medium"
+    assert environment(CPU) == changed | {"threads": str(threads), "float32_matmul": matmul}
+
+
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pretend that the package lies in `tmp_path`."""
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "numdev" / "environment.py"))
+    return tmp_path
+
+
+def test_an_installed_package_has_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place(tmp_path, monkeypatch)
+    assert revision() == "none"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10), PermissionError()])
+def test_no_git_is_no_revision(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place(tmp_path, monkeypatch) / ".git").mkdir()
+
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert revision() == "none"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_revision_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve digits; `-dirty` with a tracked file changed, and not with an untracked one. A broken checkout has none."""
+    root = place(tmp_path, monkeypatch)
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", "-C", str(root), *who, *arguments], check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    assert revision() == "none"
+    (root / "tracked").write_text("one")
+    git("add", "tracked")
+    git("commit", "-m", "one")
+    git("tag", "-a", "v1", "-m", "one")
+    head = git("rev-parse", "HEAD").strip()
+    (root / "untracked").write_text("x")
+    assert revision() == head[:12]
+    (root / "tracked").write_text("two")
+    assert revision() == f"{head[:12]}-dirty"
+
+
+def test_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(module, "Path", lambda _: cpuinfo)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert module._processor.__wrapped__() == "unknown"
+    assert module._vendor.__wrapped__() == "unknown"
+    cpuinfo.write_text("processor : 0\nvendor_id\t: A Maker\nmodel name\t: Some CPU @ 2: GHz\n\nprocessor : 1\nmodel name : B\n")
+    assert module._processor.__wrapped__() == "Some CPU @ 2: GHz"
+    assert module._vendor.__wrapped__() == "A Maker"
+    cpuinfo.write_text("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd40\n")
+    assert (module._vendor.__wrapped__(), module._processor.__wrapped__()) == ("0x41", "0xd40")
+
+
+@pytest.mark.parametrize("name", sorted(module._PATHS))
+def test_the_path_of_the_mathematics_libraries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variable that chooses it is a fact, and another key."""
+    monkeypatch.delenv(name, raising=False)
+    assert environment(CPU)[name] == "unset"
+    before = key_of({}, environment(CPU))
+    monkeypatch.setenv(name, "COMPATIBLE")
+    assert environment(CPU)[name] == "COMPATIBLE"
+    assert key_of({}, environment(CPU)) != before
+
+
+def test_libraries_are_named_with_their_versions() -> None:
+    facts = environment(CPU)
+    assert {"vendor", "processor", "instructions", "blas", "numpy_blas", "threads"} <= facts.keys()
+    assert "unknown" not in facts["blas"]
+    built = torch.__config__.show()
+    for part in facts["blas"].split(", ")[1:]:
+        assert part.split()[-1] in built
+    assert torch.backends.mkl.is_available() == ("MKL" in facts["blas"])
+
+
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_the_capability_in_force_is_told(capability: str) -> None:
+    """A process that torch finds the variable in when it starts: torch reads it once."""
+    command = "import torch; from numdev.results.environment import environment; e = environment(torch.device('cpu')); "
+    command += "print(e['instructions'], e['ATEN_CPU_CAPABILITY'])"
+    variables = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=variables)
+    assert ran.stdout.split() == [capability.upper(), capability]
+
+
+def test_a_revision_makes_no_other_key_and_the_sources_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environment(CPU)
+    monkeypatch.setattr(module, "_revision", lambda: "another-dirty")
+    assert environment(CPU)["revision"] == "another-dirty"
+    assert key_of({}, environment(CPU)) == key_of({}, before)
+    monkeypatch.setattr(module, "sources_digest", lambda: "other sources")
+    assert key_of({}, environment(CPU)) != key_of({}, before)

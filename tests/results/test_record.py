@@ -1,0 +1,282 @@
+"""Keys, canonical descriptions, the round trip through JSON, and summaries over replicates."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from numdev.arithmetic.bits import Rounding
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, E4M3FN, FP32, Format
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.results.record import Record, Status, describe, key_of, student_quantile, summary
+from tests.cases import U64
+
+PROBLEM = Problem(Distribution(Kind.SINK, 3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
+CONFIG: dict[str, Any] = {"problem": describe(PROBLEM), "seeds": 3}
+ENVIRONMENT = {"numdev": "1.0", "torch": "2.13", "threads": "1"}
+FIGURES = st.one_of(st.floats(), st.integers(-(2**40), 2**40))
+
+
+def record(**changes: Any) -> Record:
+    return replace(Record(key_of(CONFIG, ENVIRONMENT), CONFIG, ENVIRONMENT, Status.OK), **changes)
+
+
+def row(seed: int, value: float, subject: str = "variant", reference: str = "golden") -> dict[str, Any]:
+    metrics = dict.fromkeys(("max_difference", "rmse", "wasserstein", "max_ulp", "agreement_bits"), value)
+    return {"seed": seed, "subject": subject, "output": "out", "reference": reference} | metrics
+
+
+def turned(value: Any) -> Any:
+    """Every dictionary in the opposite order."""
+    if isinstance(value, dict):
+        return {name: turned(value[name]) for name in reversed(list(value))}
+    return [turned(item) for item in value] if isinstance(value, list) else value
+
+
+def test_keys_do_not_depend_on_the_order_of_names() -> None:
+    assert list(turned(CONFIG)) != list(CONFIG)
+    assert key_of(turned(CONFIG), turned(ENVIRONMENT)) == key_of(CONFIG, ENVIRONMENT)
+    assert len(key_of(CONFIG, ENVIRONMENT)) == 32
+
+
+VARIANTS: list[object] = [
+    Exact(),
+    Naive(Precision.uniform(BF16)),
+    Naive(Precision.uniform(BF16), Normalise.END),
+    Tiled(Precision.uniform(BF16)),
+    Tiled(Precision.kernel(BF16)),
+    Tiled(replace(Precision.kernel(BF16), scores=Dot(Cast(FP32), 16))),
+    Tiled(replace(Precision.kernel(BF16), scores=Dot(Cast(FP32), 32))),
+    Tiled(replace(Precision.kernel(BF16), output=Cast(BF16, Rounding.TOWARD_ZERO))),
+    Tiled(Precision.kernel(BF16), Tiling(br=16, bc=32)),
+    Tiled(Precision.kernel(BF16), Tiling(br=16, bc=32, order=Order.REVERSE)),
+    Tiled(Precision.kernel(BF16), Tiling(), OnlineSoftmax(exp=Exponential.EXP2)),
+    Tiled(Precision.fp8()),
+    Tiled(Precision.fp8(scale=Scale.TENSOR)),
+    Tiled(Precision.fp8(hadamard=False)),
+    Tiled(replace(Precision.fp8(), inputs=Quantised(Cast(E4M3FN), smoothing=Smoothing.K))),
+    Tiled(replace(Precision.fp8(), inputs=Cast(E4M3FN))),
+    Tiled(Precision.int8()),
+]
+
+
+def test_every_difference_is_another_key() -> None:
+    problems = [
+        PROBLEM,
+        replace(PROBLEM, scale=None),
+        replace(PROBLEM, mask=Mask()),
+        replace(PROBLEM, shape=Shape(2, 4, 4, 8, 9, 16)),
+        replace(PROBLEM, source=Distribution(Kind.SINK, 3.5)),
+        replace(PROBLEM, source=Distribution(Kind.CONSTANT, 3.0)),
+        replace(PROBLEM, source=Captured()),
+        replace(PROBLEM, source=Captured(layer="layer0")),
+    ]
+    configs: list[dict[str, Any]] = [{"problem": describe(p), "variant": describe(v)} for p in problems for v in VARIANTS]
+    keys = {key_of(config, ENVIRONMENT) for config in configs}
+    assert len(keys) == len(problems) * len(VARIANTS)
+    others = {key_of(CONFIG, ENVIRONMENT | {name: "x"}) for name in ENVIRONMENT} | {key_of(CONFIG, ENVIRONMENT)}
+    assert len(others) == len(ENVIRONMENT) + 1
+
+
+@pytest.mark.parametrize("value", [*VARIANTS, PROBLEM, Problem(Captured())], ids=str)
+def test_descriptions_are_plain_and_canonical(value: object) -> None:
+    described = describe(value)
+    assert json.loads(json.dumps(described, allow_nan=False)) == described
+    assert described == describe(value)
+    assert described["type"] == type(value).__name__
+
+
+def test_the_form_of_a_description() -> None:
+    assert describe(PROBLEM) == {
+        "type": "Problem",
+        "source": {"type": "Distribution", "kind": "sink", "parameter": 3.0},
+        "shape": {"type": "Shape", "batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 9, "head_dim": 16},
+        "mask": {"type": "Mask", "causal": True, "window": 5, "key_lengths": [3, 9]},
+        "scale": 0.5,
+    }
+    assert describe(Precision.kernel(BF16)) == Precision.kernel(BF16).steps() | {"name": "kernel_bf16"}
+    assert describe([Cast(BF16), Dot(Cast(FP32), 16), Format(4, 3), Kind.TIED, None, {1: (True, 2.5)}]) == [
+        "bf16",
+        "fp32@16",
+        "e4m3",
+        "tied",
+        None,
+        {"1": [True, 2.5]},
+    ]
+    assert describe(Precision.int8())["quantise"]["block"] == 64
+
+
+@dataclass(frozen=True)
+class Toy:
+    factor: float | None
+    count: int
+
+
+@pytest.mark.parametrize("whole", [0, 1, -3, 2**40])
+def test_equal_objects_have_equal_descriptions(whole: int) -> None:
+    """A whole number where a fraction might stand is equal to that fraction, and so must be the text that is hashed."""
+    assert Toy(whole, whole) == Toy(float(whole), whole)
+    assert json.dumps(describe(Toy(whole, whole))) == json.dumps(describe(Toy(float(whole), whole)))
+    assert json.dumps(describe(Toy(None, whole))) == f'{{"type": "Toy", "factor": null, "count": {whole}}}'
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, Toy, lambda: 0, np.float32(1.0), {"a": object()}, [Toy]])
+def test_what_has_no_canonical_form_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="has no canonical form"):
+        describe(value)
+
+
+def test_keys_refuse_nan() -> None:
+    """NaN differs from itself: a configuration that holds one would be found again by its text and by nothing else."""
+    with pytest.raises(ValueError, match="JSON"):
+        key_of({"scale": math.nan}, ENVIRONMENT)
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value) if isinstance(value, float) and not math.isnan(value) else repr(value).encode()
+
+
+@settings(max_examples=50)
+@given(st.lists(st.dictionaries(st.text(max_size=5), FIGURES, max_size=5), max_size=4), st.text(max_size=20), st.floats(0, 1e9))
+def test_the_round_trip_is_bit_exact(rows: list[dict[str, float]], reason: str, seconds: float) -> None:
+    one = record(rows=rows, reason=reason, seconds=seconds, status=Status.NONFINITE, counters=[{"seed": 0, "x": math.inf}])
+    again = Record.from_json(one.to_json())
+    assert (again.key, again.config, again.environment) == (one.key, one.config, one.environment)
+    assert (again.status, again.reason, again.seconds, again.counters) == (one.status, reason, seconds, one.counters)
+    assert [{k: bits(v) for k, v in r.items()} for r in again.rows] == [{k: bits(v) for k, v in r.items()} for r in rows]
+
+
+@pytest.mark.parametrize(
+    "value", [0.1, -0.0, 5e-324, math.nextafter(1.0, 2.0), 1.7976931348623157e308, math.inf, -math.inf, math.nan]
+)
+def test_awkward_figures_survive(value: float) -> None:
+    found = Record.from_json(record(rows=[{"x": value}]).to_json()).rows[0]["x"]
+    assert bits(found) == bits(value)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_every_status_survives(status: Status) -> None:
+    assert Record.from_json(record(status=status).to_json()).status is status
+
+
+def test_torn_records_are_refused() -> None:
+    whole = record(rows=[row(0, 1.5)]).to_json()
+    assert Record.from_json(whole) == record(rows=[row(0, 1.5)])
+    for end in range(len(whole)):
+        with pytest.raises(ValueError, match="."):
+            Record.from_json(whole[:end])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[]",
+        b"3",
+        b"null",
+        b'"text"',
+        b"{}",
+        b'{"status":"ok"}',
+        b'{"status":"no such"}',
+        b'{"status":3}',
+        b"\xff\xfe\x00",
+        b"\0" * 9,
+        b'{"key":"","config":{},"environment":{},"status":"ok","more":1}',
+    ],
+)
+def test_other_data_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        Record.from_json(data)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 40])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_summaries_equal_scipys_interval(count: int, confidence: float) -> None:
+    """Both sum n values of size 1 in FP64, a few n u apart; scipy has two codes for the quantile, good to 1e-12 relatively."""
+    values = np.random.default_rng(count).normal(3.0, 1.0, count)
+    low, high = stats.t.interval(confidence, count - 1, loc=values.mean(), scale=stats.sem(values))
+    found = summary(values.tolist(), confidence)
+    loose = (1e-12 + 4 * count * U64) * (high - low)
+    assert found.mean == pytest.approx(values.mean(), rel=2 * count * U64)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=0, abs=loose + 4 * count * U64 * abs(values).max())
+    assert (found.least, found.most, found.count) == (values.min(), values.max(), count)
+    assert found.as_dict() == {name: getattr(found, name) for name in ("mean", "low", "high", "least", "most", "count")}
+
+
+def test_student_quantile() -> None:
+    """By the distribution function: the quantile leaves half of what is outside above it. 1e-12: scipy's own accuracy."""
+    for confidence, freedom in ((0.95, 1), (0.95, 9), (0.5, 3)):
+        above = float(stats.t.sf(student_quantile(confidence, freedom), freedom))
+        assert above == pytest.approx((1 - confidence) / 2, rel=1e-12)
+
+
+def test_one_value_says_nothing_of_its_spread() -> None:
+    found = summary([2.5])
+    assert found.as_dict() == {"mean": 2.5, "low": -math.inf, "high": math.inf, "least": 2.5, "most": 2.5, "count": 1}
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.nan, 1.0], [1.0, math.nan], [1.0, math.nan, 3.0]])
+def test_nan_anywhere_makes_every_figure_nan(values: list[float]) -> None:
+    found = summary(values).as_dict()
+    assert found.pop("count") == len(values)
+    assert all(math.isnan(value) for value in found.values())
+
+
+def test_infinity_has_no_mean_but_a_range() -> None:
+    found = summary([1.0, math.inf, 2.0])
+    assert math.isnan(found.mean)
+    assert (found.least, found.most) == (1.0, math.inf)
+
+
+def test_summaries_by_subject_output_and_reference() -> None:
+    rows = [row(0, 1.0), row(1, 3.0), row(0, 10.0, "baseline"), row(1, 20.0, reference="golden_same_inputs")]
+    found = record(rows=rows).summaries("rmse")
+    assert [(s["subject"], s["output"], s["reference"], s["mean"], s["count"]) for s in found] == [
+        ("variant", "out", "golden", 2.0, 2),
+        ("baseline", "out", "golden", 10.0, 1),
+        ("variant", "out", "golden_same_inputs", 20.0, 1),
+    ]
+
+
+def test_text() -> None:
+    lines = repr(record(rows=[row(0, 1.0), row(1, 3.0)], seconds=1.234)).splitlines()
+    assert lines[0] == "Record(ok, 2 seeds, 1.23 s)"
+    assert lines[1].split("  ")[0].strip() == "subject"
+    assert lines[2].split() == ["variant", "out", "golden", "2", "2", "2", "2", "2"]
+    assert len(lines) == 3
+    assert repr(record(status=Status.ERROR, reason="it broke")) == "Record(error, 0 seeds, 0.00 s: it broke)"
+
+
+def test_html() -> None:
+    page = record(rows=[row(0, 1.0), row(1, 3.0)], seconds=1.234)._repr_html_()
+    assert page.count("<tr>") == page.count("</tr>") == 2
+    assert page.count("<th>") == 8
+    assert "<td>variant</td><td>out</td><td>golden</td><td>2</td>" in page
+    assert "<caption>ok, 1.23 s </caption>" in page
+
+
+def test_a_reason_is_text_and_no_markup() -> None:
+    page = record(status=Status.ERROR, reason="TypeError: <class 'X'> & <b>")._repr_html_()
+    assert "&lt;class &#x27;X&#x27;&gt; &amp; &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "<td>error</td>" in page

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numdev.results.record import Record, Status
+from numdev.results.store import Store, StoreError, write_atomically
+
+
+def record(key: str = "a" * 32, seconds: float = 0.5, rows: int = 1) -> Record:
+    figures = [{"seed": seed, "subject": "variant", "max_difference": 0.1 * seed} for seed in range(rows)]
+    return Record(key, {"seeds": rows}, {"device": "cpu"}, Status.OK, rows=figures, seconds=seconds)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class TestReadingAndWriting:
+    def test_what_is_put_is_got(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "new" / "results")
+        assert store.get("a" * 32) is None
+        store.put(record(rows=3))
+        assert store.get("a" * 32) == record(rows=3)
+        assert list(store.records()) == [record(rows=3)]
+
+    def test_every_float_comes_back_bit_by_bit(self, tmp_path: Path) -> None:
+        values = [5e-324, 1.7976931348623157e308, 0.1, float("inf"), -0.0, 1 / 3]
+        whole = Record("k", {}, {}, Status.OK, rows=[{"values": values}])
+        Store(tmp_path).put(whole)
+        found = Store(tmp_path).get("k")
+        assert found is not None
+        assert [value.hex() for value in found.rows[0]["values"]] == [value.hex() for value in values]
+
+    def test_the_last_put_stands(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.put(record(seconds=1.0))
+        store.put(record(seconds=2.0))
+        assert [found.seconds for found in store.records()] == [2.0]
+
+    def test_studies(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.put_study("fig3", {"points": []})
+        assert store.studies() == {"fig3": {"points": []}}
+
+    def test_files_can_be_read_by_those_whom_the_umask_lets(self, tmp_path: Path) -> None:
+        before = os.umask(0o022)
+        try:
+            Store(tmp_path).put(record())
+        finally:
+            os.umask(before)
+        (path,) = (tmp_path / "records").iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+class TestTornFiles:
+    @pytest.mark.parametrize("left", [b"", b"{", b"[1]", b'{"key": "a"}', b"\xff\xfe", b"null"])
+    def test_count_as_not_measured_and_are_noted(self, tmp_path: Path, left: bytes) -> None:
+        store = Store(tmp_path)
+        store.put(record("good"))
+        torn = tmp_path / "records" / "torn.json"
+        torn.write_bytes(left)
+        assert store.get("torn") is None
+        assert [found.key for found in store.records()] == ["good"]
+        assert store.torn == [torn]
+
+    def test_every_truncation_of_a_record_is_torn(self, tmp_path: Path) -> None:
+        whole = record(rows=2).to_json()
+        path = tmp_path / "records" / "k.json"
+        path.parent.mkdir()
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            assert Store(tmp_path).get("k") is None, length
+
+    def test_a_torn_study_hides_no_other(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.put_study("good", {"points": []})
+        (tmp_path / "studies" / "torn.json").write_text('{"points"')
+        assert store.studies() == {"good": {"points": []}}
+        assert [path.name for path in store.torn] == ["torn.json"]
+
+    def test_leftovers_of_a_kill_are_no_records(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.put(record("k"))
+        (tmp_path / "records" / ".other.json.abc.tmp").write_bytes(record("other").to_json()[:20])
+        assert [found.key for found in store.records()] == ["k"]
+        assert store.get("other") is None
+        assert store.torn == []
+
+
+def fail(number: int) -> Any:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return failing
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+    def test_leaves_what_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        store = Store(tmp_path)
+        store.put(record(seconds=1.0))
+        before = files(tmp_path)
+        monkeypatch.setattr(os, call, fail(errno.ENOSPC))
+        with pytest.raises(StoreError, match=r"results: .*No space left on device.*free some space"):
+            store.put(record(seconds=2.0))
+        with pytest.raises(StoreError):
+            store.put(record("b" * 32))
+        assert files(tmp_path) == before
+        monkeypatch.undo()
+        assert [found.seconds for found in store.records()] == [1.0]
+
+    def test_when_writing_the_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Full:
+            def __init__(self, descriptor: int, *_: object) -> None:
+                self.descriptor = descriptor
+
+            def __enter__(self) -> Full:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                os.close(self.descriptor)
+
+            write = fail(errno.ENOSPC)
+
+        monkeypatch.setattr(os, "fdopen", Full)
+        with pytest.raises(StoreError, match="free some space"):
+            Store(tmp_path).put(record())
+        assert files(tmp_path) == []
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+    def test_is_what_the_system_says_of_one(self) -> None:
+        with open("/dev/full", "wb", buffering=0) as device, pytest.raises(OSError, match="No space left") as full:
+            device.write(b"x")
+        assert full.value.errno == errno.ENOSPC
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "results").write_text("a file")
+        with pytest.raises(StoreError, match="check that the folder exists and may be written"):
+            Store(tmp_path / "results").put(record())
+
+    def test_the_rename_stands_where_a_folder_cannot_be_synced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = os.open
+
+        def no_folder(path: Any, *arguments: Any, **keywords: Any) -> int:
+            if Path(path).is_dir():
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            return original(path, *arguments, **keywords)
+
+        monkeypatch.setattr(os, "open", no_folder)
+        write_atomically(tmp_path / "k.json", b"{}")
+        assert json.loads((tmp_path / "k.json").read_bytes()) == {}
+
+
+def write_many(folder: str, writer: int, count: int) -> None:
+    store = Store(Path(folder))
+    for i in range(count):
+        store.put(record("shared", seconds=float(writer), rows=500))
+        store.put(record(f"own-{writer}-{i}"))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+class TestTwoWriters:
+    def test_lose_nothing_and_tear_nothing(self, tmp_path: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        writers = [context.Process(target=write_many, args=(str(tmp_path), writer, 20)) for writer in range(2)]
+        for process in writers:
+            process.start()
+        store, seen = Store(tmp_path), 0
+        while any(process.is_alive() for process in writers):
+            found = store.get("shared")
+            seen += found is not None
+            assert found is None or len(found.rows) == 500
+        for process in writers:
+            process.join()
+            assert process.exitcode == 0
+        keys = {found.key for found in store.records()}
+        assert keys == {"shared"} | {f"own-{writer}-{i}" for writer in range(2) for i in range(20)}
+        assert store.torn == []
+        assert seen
+        assert not list((tmp_path / "records").glob(".*"))

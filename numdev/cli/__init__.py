@@ -1,1 +1,4 @@
-"""The command line: `numdev measure`, `paper`, `report`, `studies`. Nothing outside this package knows Hydra."""
+"""The command line: `numdev measure`, `paper`, `report`, `speed`, `studies`, `compare`, `tune`.
+
+Nothing outside this folder knows Hydra, and nothing here computes a figure.
+"""

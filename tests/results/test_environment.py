@@ -71,7 +71,7 @@ def test_settings_are_read_at_every_call() -> None:
 
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pretend that the package lies in `tmp_path`."""
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "numdev" / "environment.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "numdev" / "results" / "environment.py"))
     return tmp_path
 
 

@@ -1,4 +1,7 @@
-"""Every figure by name: rows of one study in, a matplotlib Figure out."""
+"""Every figure by name: rows of one study in, a matplotlib Figure out.
+
+Nothing here judges a claim or writes a file.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from tables import REFERENCE, ROOT, cell, escaped, studies
+from docs_hooks.tables import REFERENCE, ROOT, cell, escaped, studies
 
 Rows = list[dict[str, str]]
 

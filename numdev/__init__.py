@@ -9,32 +9,11 @@ Implements "Is Flash Attention Stable?" (Golden et al. 2024) and goes beyond it.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
 from numdev.version import package_version
 
-if TYPE_CHECKING:
-    from numdev.public import *  # noqa: F403
-
 __version__ = package_version()
 
-
-class _Package(ModuleType):
-    """Imports `numdev.public` when one of its names is first asked for: `numdev --help` need not wait for torch."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and name != "__all__":
-            raise AttributeError(f"module 'numdev' has no attribute {name!r}")
-        public = importlib.import_module("numdev.public")
-        if name != "__all__" and name not in public.__all__:
-            raise AttributeError(f"module 'numdev' has no attribute {name!r}")
-        return getattr(public, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self.__all__})
-
-
-sys.modules[__name__].__class__ = _Package
+# `__init__.pyi` lists the public names; each is imported when it is first asked for: `numdev --help` does not wait for torch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -76,10 +76,10 @@ def check_numdev(words: list[str], folder: Path) -> None:
     if command == "studies":
         assert rest == []
     elif command == "compare":
-        _, given = compare._settings(rest)
-        Question(given["metric"], given["reference"], compare._tolerance(given["tolerance"]))
+        given = compare.parser().read(rest)
+        Question(given.metric, given.reference, compare.tolerance(given.tolerance))
     elif command == "tune":
-        tune._settings(rest)
+        tune.parser().read(rest)
     else:
         check_hydra(command, rest, folder)
 

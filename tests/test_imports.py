@@ -19,7 +19,7 @@ ARROWS = {
     "report": ("results", "measurement", "attention", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "version", "memory", "sources", "usersource")
+FOR_ALL = ("errors", "version", "cache", "memory", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
 IMPLEMENTATIONS = (

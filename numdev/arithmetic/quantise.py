@@ -205,10 +205,10 @@ def random_hadamard(dim: int, seed: int) -> Float[Tensor, "dim dim"]:
 
     Where `dim` is no power of two, blocks of the largest power of two that divides it stand on the diagonal.
     """
+    from scipy.linalg import hadamard  # here, since most measurements rotate nothing and need no scipy
+
     size = dim & -dim
-    block = torch.ones(1, 1, dtype=torch.float64)
-    while block.shape[0] < size:
-        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+    block = torch.from_numpy(hadamard(size, dtype=float))
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (dim,), generator=generator, dtype=torch.float64) * 2 - 1
     return signs[:, None] * torch.block_diag(*[block] * (dim // size)) / size**0.5

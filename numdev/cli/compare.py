@@ -3,75 +3,72 @@
 from __future__ import annotations
 
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from numdev.cli import plain
+from numdev.cli.plain import Parser
 from numdev.errors import BadInput
 
-HELP = """\
-numdev compare A B [study=NAME] [metric=rmse] [reference=golden] [out=FOLDER] [tolerance=1.0]
-
-  Compares B, measured on another machine, version or kernel, with A. Both are folders of results, as results= of other commands
-  names them. Points match by study, scenario and labels.
-
-  study      one study, or several as NAME,NAME; all unless given
-  metric     what is compared, where larger is worse: rmse, max_difference, max_ulp, ...; latency, peak_bytes of numdev speed
-  reference  golden, golden_same_inputs or baseline
-  tolerance  the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions
-  out        where compare.csv is written, with every comparison
-
-  A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
-  the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
-  be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions, and so is a point that B
-  lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
-  and its change is unknown.
+_MORE = """\
+A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
+the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
+be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions, and so is a point that B
+lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
+and its change is unknown.
 
 Exit code: 0; 1 for a regression, or if compare.csv could not be written; 2 for what cannot be used."""
 
-_DEFAULTS = {"study": "", "metric": "rmse", "reference": "golden", "out": "", "tolerance": "1.0"}
+
+def parser() -> Parser:
+    """What the command takes."""
+    purpose = "Compares B, measured on another machine, version or kernel, with A. Points match by study, scenario and labels."
+    found = Parser("compare", purpose, _MORE)
+    found.folders("A B", "two folders of results, as results= of other commands names them")
+    found.setting("study", "", "one study, or several as NAME,NAME; all unless given", "NAME")
+    found.setting("metric", "rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency, peak_bytes of speed")
+    found.setting("reference", "golden", "golden, golden_same_inputs or baseline")
+    found.setting("out", "", "where compare.csv is written, with every comparison", "FOLDER")
+    ratio = "the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions"
+    found.setting("tolerance", "1.0", ratio)
+    return found
 
 
 def run(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return plain.run(lambda given: _compare(*_settings(given)), arguments, HELP)
+    return plain.run(_compare, parser(), arguments)
 
 
-def _settings(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The two folders, and every setting."""
-    folders, given = [], dict(_DEFAULTS)
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and name in _DEFAULTS:
-            given[name] = value.strip("[]")
-        elif argument.startswith("-") or (equals and not Path(argument).is_dir()):
-            raise BadInput("numdev compare", argument, f"give {', '.join(f'{key}=...' for key in _DEFAULTS)}, or --help")
-        else:
-            folders.append(argument)
+def _two(folders: list[str]) -> list[str]:
+    """The folders A and B."""
+    for folder in folders:
+        if "=" in folder and not Path(folder).is_dir():
+            raise parser().refusal(folder)
     if len(folders) == 1:
         raise BadInput("B", "", f"the second folder of results is missing: numdev compare {shlex.quote(folders[0])} B")
     if len(folders) != 2:
         raise BadInput("numdev compare", " ".join(folders[2:]), "give two folders of results, A and B, or --help")
-    return folders, given
+    return folders
 
 
-def _compare(folders: list[str], settings: dict[str, str]) -> int:
+def _compare(given: Namespace) -> int:
     from numdev.cli.console import output
     from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Question, compare
     from numdev.report.comparison.tables import show, write
 
-    question = Question(settings["metric"], settings["reference"], _tolerance(settings["tolerance"]))
-    studies = settings["study"].split(",") if settings["study"] else None
+    folders, question = _two(given.folders), Question(given.metric, given.reference, tolerance(given.tolerance))
+    studies = given.study.split(",") if given.study else None
     a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
     changes, console = compare(a, b, question), output()
     for side, results in (("A", a), ("B", b)):
         for note in results.notes:
             console.print(f"note: {side}: {note}", markup=False)
     show(changes, a, b, console)
-    if settings["out"]:
-        write(changes, Path(settings["out"]))
-        console.print(f"report: {settings['out']}/compare.csv", markup=False)
+    if given.out:
+        write(changes, Path(given.out))
+        console.print(f"report: {given.out}/compare.csv", markup=False)
     found = int(changes["change"].isin(REGRESSIONS).sum())
     tests = int(changes["p"].notna().sum())
     judged = f"{tests} tested by {question.metric}, adjusted p < {SIGNIFICANT}, tolerance {question.tolerance:g}"
@@ -79,7 +76,8 @@ def _compare(folders: list[str], settings: dict[str, str]) -> int:
     return 1 if found else 0
 
 
-def _tolerance(text: str) -> float:
+def tolerance(text: str) -> float:
+    """The ratio up to which a change does not matter."""
     try:
         return float(text)
     except ValueError:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from numdev.errors import BadInput
 from numdev.version import package_version
 
 HELP = """\
@@ -90,22 +89,21 @@ def _dispatch(given: list[str]) -> int:
     return 2
 
 
-def _studies(rest: list[str]) -> int:
-    """The names and titles of all studies."""
-    if rest:
-        print(f"numdev studies: {rest[0]!r} cannot be used; it takes no arguments", file=sys.stderr)
-        return 2
+def _studies(arguments: list[str]) -> int:
+    """Prints the names and titles of all studies."""
+    from argparse import Namespace
+
+    from numdev.cli import plain
     from numdev.cli.library import Library, config_folder
 
-    library = Library((config_folder(),))
-    names = library.options("study")
-    try:
+    def show(_: Namespace) -> int:
+        library = Library((config_folder(),))
+        names = library.options("study")
         for name in names:
             print(f"{name:<{max(map(len, names))}}  {library.study(name)['title']}")
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return plain.run(show, plain.Parser("studies", "Prints the name and the title of every study."), arguments)
 
 
 if __name__ == "__main__":

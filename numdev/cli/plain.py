@@ -1,20 +1,79 @@
-"""Commands that Hydra has no part in: their help, and how an error ends them."""
+"""Commands that Hydra has no part in: how they take settings, and how an error ends them."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from typing import NoReturn
 
+from numdev.cli.nearest import one_of
 from numdev.errors import BadInput, NumdevError
 
 
-def run(command: Callable[[list[str]], int], arguments: list[str], text: str) -> int:
-    """The exit code of a command; 0 after its help, 2 for what the user asked for, 1 for what happened then."""
-    if arguments and arguments[0] in ("--help", "-h"):
-        print(text)
-        return 0
+class Parser(ArgumentParser):
+    """Takes settings as `name=value`, as commands with Hydra do, or as `--name value`; an error is a `BadInput`."""
+
+    def __init__(self, command: str, purpose: str, more: str = "") -> None:
+        super().__init__(
+            prog=f"numdev {command}",
+            description=purpose,
+            epilog=more,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.usage = self.prog
+        self._settings = self.add_argument_group("settings, as name=value or as --name value")
+        self._names: list[str] = []
+
+    def folders(self, usage: str, meaning: str) -> None:
+        """Take folders in any place among the settings."""
+        self.usage = f"{self.usage} {usage}"
+        self.add_argument("folders", nargs="*", metavar=usage, help=meaning)
+
+    def setting(self, name: str, default: str, meaning: str, shown: str = "") -> None:
+        """Take a setting; `shown` stands for its value in the usage where the default is empty."""
+        self._names.append(name)
+        self.usage = f"{self.usage} [{name}={default or shown}]"
+        value = shown or name.upper()
+        self._settings.add_argument(f"--{name}", default=default, type=_unbracketed, metavar=value, help=meaning)
+
+    def read(self, arguments: list[str]) -> Namespace:
+        """The settings and folders that these arguments give.
+
+        Raises:
+            BadInput: an argument that the command does not take.
+        """
+        flags = [f"--{text}" if "=" in text and text.partition("=")[0] in self._names else text for text in arguments]
+        given, unknown = self.parse_known_intermixed_args(flags)
+        if unknown:
+            raise self.refusal(unknown[0])
+        return given
+
+    def refusal(self, argument: str) -> BadInput:
+        """Says that the command does not take an argument, and what it takes."""
+        name = argument.lstrip("-").partition("=")[0]
+        mend = f"{one_of(name, self._names)}, or --help" if self._names else "it takes no arguments"
+        return BadInput(self.prog, argument, mend)
+
+    def error(self, message: str) -> NoReturn:
+        """In place of argparse's own exit."""
+        raise BadInput(self.prog, "", f"{message}; see --help")
+
+
+def _unbracketed(text: str) -> str:
+    """A list as text between commas, with or without the brackets that Hydra wants."""
+    return text.strip("[]")
+
+
+def run(command: Callable[[Namespace], int], parser: Parser, arguments: list[str]) -> int:
+    """The exit code of a command: its own, 2 for what the user asked for, 1 for what happened then.
+
+    Raises:
+        SystemExit: with 0, after `--help`.
+    """
     try:
-        return command(arguments)
+        return command(parser.read(arguments))
     except NumdevError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1

@@ -6,31 +6,29 @@ import json
 from pathlib import Path
 
 from numdev.cli import plain
+from numdev.cli.plain import Parser
 from numdev.errors import BadInput
 
-HELP = """\
-numdev tune [formats=bf16,fp16] [head_dims=64,128] [masks=none,causal] [n=2048] [out=FILE]
+_MORE = """\
+Rows that are not tuned this time are kept; each row says by which command, on which device and with which versions it was found.
+Nothing is tuned when attention runs."""
 
-  Checks and times candidates of the portable Triton kernel on this GPU and writes the fastest of each row to FILE, the table in
-  numdev/data/launch.json unless given. Rows that are not tuned this time are kept; each row says by which command, on which
-  device and with which versions it was found. Nothing is tuned when attention runs."""
 
-_DEFAULTS = {"formats": "bf16,fp16", "head_dims": "64,128", "masks": "none,causal", "n": "2048", "out": ""}
+def parser() -> Parser:
+    """What the command takes."""
+    purpose = "Checks and times candidates of the portable Triton kernel on this GPU; writes the fastest of each row to a table."
+    found = Parser("tune", purpose, _MORE)
+    found.setting("formats", "bf16,fp16", "formats of q, k, v and the output, between commas")
+    found.setting("head_dims", "64,128", "head_dims, between commas")
+    found.setting("masks", "none,causal", "none, causal or both")
+    found.setting("n", "2048", "tokens of the problem that is timed")
+    found.setting("out", "", "the table; numdev/data/launch.json unless given", "FILE")
+    return found
 
 
 def run(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return plain.run(lambda given: _tune(_settings(given)), arguments, HELP)
-
-
-def _settings(arguments: list[str]) -> dict[str, str]:
-    given = dict(_DEFAULTS)
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name not in _DEFAULTS or not equals:
-            raise BadInput("numdev tune", argument, f"give {', '.join(f'{key}=...' for key in _DEFAULTS)}, or --help")
-        given[name] = value.strip("[]")
-    return given
+    return plain.run(lambda given: _tune(vars(given)), parser(), arguments)
 
 
 def _tune(settings: dict[str, str]) -> int:

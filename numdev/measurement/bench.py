@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
+from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Sample, compare
-from numdev.memory import LeastRecentlyUsed, available_bytes
+from numdev.memory import available_bytes
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Record, Status, describe, key_of
 from numdev.usersource import foreign

@@ -114,6 +114,11 @@ class Sample:
         self.values = tensor.detach().double().reshape(-1)
         self._ulp: dict[Format, Tensor] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Of the values and of what is computed from them at their length: the same sorted, their signs, their ulp."""
+        return 4 * self.values.nbytes
+
     @cached_property
     def is_finite(self) -> bool:
         return bool(self.values.isfinite().all())

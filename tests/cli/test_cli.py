@@ -509,6 +509,11 @@ class TestStudy:
         names = [path.stem for path in (config_folder() / "study").glob("*.yaml")]
         assert [line.split()[0] for line in ran.out.splitlines()] == sorted(names)
 
+    def test_studies_takes_nothing_but_help(self, numdev: Command) -> None:
+        assert "usage: numdev studies" in numdev("studies", "--help").out
+        ran = numdev("studies", "fig3")
+        assert (ran.code, ran.err) == (2, "numdev studies: 'fig3' cannot be used; it takes no arguments\n")
+
 
 class TestPaper:
     def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

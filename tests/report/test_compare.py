@@ -385,7 +385,12 @@ class TestCommand:
             (("a", "a", "reference=gold"), "reference: 'gold' cannot be used"),
             (("a", "a", "tolerance=5%"), "tolerance: '5%' cannot be used"),
             (("a", "a", "tolerance=0.5"), "tolerance: 0.5 cannot be used"),
-            (("a", "a", "sedes=1"), "numdev compare: 'sedes=1' cannot be used; give study=..."),
+            (
+                ("a", "a", "sedes=1"),
+                "numdev compare: 'sedes=1' cannot be used; use one of study, metric",
+            ),
+            (("a", "a", "metrc=rmse"), "numdev compare: 'metrc=rmse' cannot be used; did you mean metric, or another of study"),
+            (("a", "a", "--tolerance"), "numdev compare: '' cannot be used; argument --tolerance: expected one argument"),
             (("a", "a", "--bogus"), "numdev compare: '--bogus' cannot be used"),
         ],
     )
@@ -402,6 +407,15 @@ class TestCommand:
         ran = numdev("compare", "a", "a", "out=file")
         assert ran.code == 1
         assert "could not be written" in ran.err
+
+    @pytest.mark.parametrize("given", [("study=[s]", "a", "a"), ("a", "--study", "s", "a"), ("a", "a", "--study=s")])
+    def test_settings_are_given_anywhere_and_in_both_forms(self, numdev: Command, tmp_path: Path, given: tuple[str, ...]) -> None:
+        store_of(tmp_path / "a", point())
+        assert numdev("compare", *given).code == 0
+
+    def test_a_folder_whose_name_looks_like_a_setting(self, numdev: Command, tmp_path: Path) -> None:
+        store_of(tmp_path / "run=a", point())
+        assert numdev("compare", "run=a", "run=a").code == 0
 
     def test_help(self, numdev: Command) -> None:
         ran = numdev("compare", "--help")

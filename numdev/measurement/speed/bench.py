@@ -18,6 +18,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
 from numdev.attention.triton import Products
 from numdev.attention.vendor import dispatch as vendor
+from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.bench import failure, nonfinite
 from numdev.measurement.deviation import Deviation, Sample, compare
@@ -25,7 +26,7 @@ from numdev.measurement.speed.ceiling import matmul_flops
 from numdev.measurement.speed.memory import peak_bytes
 from numdev.measurement.speed.timing import Budget, timed
 from numdev.measurement.speed.traffic import Traffic
-from numdev.memory import LeastRecentlyUsed, available_bytes
+from numdev.memory import available_bytes
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Record, Status, describe, key_of
 from numdev.usersource import foreign

@@ -158,9 +158,22 @@ def test_the_command_line_is_imported_by_nothing_else() -> None:
 
 
 def test_help_and_completion_wait_for_nothing() -> None:
-    quick = of("cli.main", "cli.launch", "cli.app", "cli.completion", "cli.library", "cli.settings", "cli.outcome", "cli.schema")
+    entry = of(
+        "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
+    )
+    quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.settings", "cli.schema")
     heavy = inside("api", "attention", "arithmetic", "measurement", "results", "cli.build", "cli.expand", "cli.show")
     assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
+
+
+@pytest.mark.parametrize("folder", ["numdev", "hydra_plugins", "benchmarks", "experiments", "docs_hooks"])
+@pytest.mark.parametrize("private", ["hydra._internal", "unittest.mock", "mock"])
+def test_hydra_is_extended_by_public_means(monkeypatch: pytest.MonkeyPatch, folder: str, private: str) -> None:
+    paths = sorted((PACKAGE.parent / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        monkeypatch.setitem(MODULES, str(path), ast.parse(path.read_text()))
+    assert not found([str(path) for path in paths], private)
 
 
 def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def test_holds_every_config_and_the_captured_tensors(wheel: Path) -> None:
         names = set(archive.namelist())
     configs = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "configs").rglob("*.yaml")}
     assert {f"numdev/{name}" for name in configs} <= names
+    assert "hydra_plugins/numdev_sweep.py" in names
+    assert "hydra_plugins/__init__.py" not in names, "it would hide the plugins of other packages"
     assert "numdev/data/minilm_qkv.safetensors" in names
     assert {f"numdev/report/document/{name}" for name in ("templates/report.typ", "sections/10_fig3.toml")} <= set(names)
     assert not [name for name in names if name.startswith(("configs/", "tests/", "experiments/"))]
@@ -64,6 +66,8 @@ def test_measures_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     ran = run(*command, "seeds=1", "problem=captured", "problem.n=32", "precision=kernel_bf16", cwd=tmp_path, **where)
     assert "ok, 1 replicate" in ran.stdout
     assert len(list((tmp_path / "results" / "records").iterdir())) == 2
+    ran = run(*command, "-m", "seeds=1,2", "problem.n=32", cwd=tmp_path, **where)
+    assert [line.partition(" ")[0] for line in ran.stdout.splitlines()] == ["seeds=1", "seeds=2"]
 
 
 def test_the_command_lists_studies_and_completes(installed: Path, tmp_path: Path) -> None:

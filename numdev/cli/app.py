@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -14,39 +12,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.nearest import one_of
-from numdev.cli.outcome import KNOWN, Ended, code_of, sentence_of
+from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
 
-Task = Callable[[DictConfig], Ended]
 FORMATS = ("csv", "parquet", "pdf")
 
 
-def _guarded(task: Task) -> Task:
-    """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
-
-    @functools.wraps(task)
-    def guarded(cfg: DictConfig) -> Ended:
-        try:
-            refuse_unknown(cfg)
-            return task(cfg)
-        except KNOWN as error:
-            return Ended(code_of(error), sentence_of(error), " ".join(_overrides()))
-
-    return guarded
-
-
-@_guarded
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
     from numdev.api import bench
     from numdev.cli import show
 
-    return (
-        _measure_point(cfg, bench(cfg.device), show) if cfg.study is None else _measure_study(cfg, bench(cfg.device), "measure")
-    )
+    if cfg.study is None:
+        return _measure_point(cfg, bench(cfg.device), show, "measure")
+    return _measure_study(cfg, bench(cfg.device), "measure")
 
 
-@_guarded
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
     from numdev.cli import show_speed
@@ -57,11 +38,11 @@ def speed(cfg: DictConfig) -> Ended:
     def note(text: str) -> None:
         ERRORS.print(f"note: {text}", markup=False)
 
-    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in _overrides()):
+    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
     bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most), cfg.counters, note)
     if cfg.study is None:
-        return _measure_point(cfg, bench, show_speed)
+        return _measure_point(cfg, bench, show_speed, "speed")
     ended = _measure_study(cfg, bench, "speed")
     from numdev.cli.console import output
     from numdev.report.document.speed import make_speed_report
@@ -70,13 +51,12 @@ def speed(cfg: DictConfig) -> Ended:
     return ended
 
 
-@_guarded
 def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
     from numdev.api import bench
     from numdev.cli import studies
 
-    for name, whole in (("study", None), ("shard", 0), ("shards", 1)):
+    for name, whole in (("study", None), ("shard", 0), ("shards", 1), ("objective", None)):
         if cfg[name] != whole:
             value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
             raise BadInput(name, value, "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study=")
@@ -89,7 +69,6 @@ def paper(cfg: DictConfig) -> Ended:
     return ended
 
 
-@_guarded
 def report(cfg: DictConfig) -> Ended:
     """Tables, figures and documents from what was measured."""
     if cfg.format not in FORMATS:
@@ -119,6 +98,8 @@ def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
     from numdev.cli import studies
     from numdev.results.study import Shard
 
+    if cfg.objective is not None:
+        raise BadInput("objective", cfg.objective, "it is a figure of one point; leave it out, or study=")
     hydra = HydraConfig.get()
     name = hydra.runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
@@ -128,9 +109,9 @@ def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
     return studies.run([study], cfg, bench, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
 
 
-def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
+def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
-    from numdev.cli import build, studies
+    from numdev.cli import build, objective, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
     from numdev.cli.settings import Request, flat
@@ -140,6 +121,7 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
+    objective.refuse_unusable(cfg.objective, program, needed=False)
     hydra, config = HydraConfig.get(), _plain(cfg, resolve=True)
     expander = studies.expander(hydra, cfg)
     point = build.point(Request(config, expander.said(dict(flat(config)), expander.task)))
@@ -151,10 +133,10 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any) -> Ended:
         found = bench.measure(point.problem, point.variant, point.baseline, point.seeds)
         store.put(found)
     if hydra.mode is RunMode.MULTIRUN:
-        output().print(show.job(" ".join(_overrides()), found, already=already), soft_wrap=True)
+        output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(code_of_point(found.status))
+    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, program, found.rows))
 
 
 def _has_own_terminal() -> bool | None:
@@ -176,7 +158,7 @@ def refuse_unknown(cfg: DictConfig, prefix: str = "") -> None:
             refuse_unknown(value, f"{key}.")
 
 
-def _overrides() -> list[str]:
+def overrides() -> list[str]:
     """What the command line says of this job, as it was written."""
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from unittest import mock
+import sys
 
+from numdev.cli import flags, process
 from numdev.cli.launch import CONFIGS, launch
 
 _WITHOUT_SETTINGS = ("compare", "studies", "tune", "--help", "--version")
-_MULTIRUN = ("-m", "--multirun")
 
 
 def complete(arguments: list[str]) -> int:
@@ -27,6 +27,6 @@ def complete(arguments: list[str]) -> int:
     command, *rest = words
     if command not in CONFIGS:
         return 0
-    rest.sort(key=lambda word: word not in _MULTIRUN)  # Hydra's completion wants flags before overrides
-    with mock.patch.dict(os.environ, COMP_LINE=" ".join([program, *rest])):
+    rest.sort(key=lambda word: word not in flags.MULTIRUN)  # Hydra's completion wants flags before overrides
+    with process.given(sys.argv[1:], COMP_LINE=" ".join([program, *rest])):
         return launch(command, arguments)

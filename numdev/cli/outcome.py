@@ -26,12 +26,18 @@ class Ended:
     Attributes:
         code: 0, or one of the codes above; see `numdev.cli.codes`.
         sentence: what was wrong; empty where nothing was, or where it has been shown.
+        figure: that of `objective`; None where there is none.
         job: the overrides of the job.
+        number: the job's place in its sweep.
+        said: what the job printed where the user does not see it.
     """
 
     code: int = 0
     sentence: str = ""
+    figure: float | None = None
     job: str = ""
+    number: int = 0
+    said: str = ""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,6 +70,12 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(str(error).split())}"
     return _composition(error)
+
+
+def unforeseen(error: Exception) -> str:
+    """One line for an error that nobody has thought of."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
 
 
 def _missing(error: MissingConfigException) -> str:

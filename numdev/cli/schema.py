@@ -162,6 +162,7 @@ class MeasureConfig(PointConfig):
     study: StudyConfig | None = MISSING
     shard: int = MISSING
     shards: int = MISSING
+    objective: str | None = MISSING
 
 
 @dataclass

@@ -18,6 +18,7 @@ from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
+from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
 from numdev.results.study import Measures, Outcome, Shard, Study, replaced
 from numdev.results.study import run as run_study
@@ -31,7 +32,7 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
 
     `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
     """
-    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
+    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema in ("file", SCHEME))
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
     choices = hydra.runtime.choices

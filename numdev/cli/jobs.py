@@ -1,0 +1,159 @@
+"""A command as the task that Hydra runs, once or for every job of a sweep, here or elsewhere; and what its jobs said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from numdev.cli import app
+from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
+
+_ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
+
+
+class Figure(float):
+    """The figure that a sweep minimises, which brings along how its job ended."""
+
+    ended: Ended
+
+    def __new__(cls, value: float, ended: Ended) -> Figure:
+        made = super().__new__(cls, value)
+        made.ended = ended
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Figure, (float(self), self.ended)
+
+
+class NoFigure(Exception):
+    """What a job raises that has no figure for the sweeper: sweepers count such a job as failed, and decide whether to go on."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended)
+        self.ended = ended
+
+    def __str__(self) -> str:
+        return self.ended.sentence
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where a process prints: host, and device and inode of its standard output."""
+
+    host: str
+    device: int
+    inode: int
+
+    @classmethod
+    def here(cls) -> Outlet | None:
+        """That of this process; None where it has no standard output."""
+        try:
+            found = os.fstat(1)
+        except OSError:
+            return None
+        return cls(platform.node(), found.st_dev, found.st_ino)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Hydra's task.
+
+    Attributes:
+        command: its name, that of a function of `numdev.cli.app`.
+        outlet: where the user reads. What a job prints that runs where nobody does, it returns.
+        tracebacks: whether an error passes with its traceback.
+    """
+
+    command: str
+    outlet: Outlet | None
+    tracebacks: bool = False
+
+    def __call__(self, cfg: DictConfig) -> Ended | Figure:
+        """Run one job; the figure where one is asked for, else how it ended.
+
+        Raises:
+            NoFigure: from a job of a sweep that has not got the figure.
+        """
+        with self._said() as said:
+            ended = self._ended(cfg)
+        ended = replace(ended, job=" ".join(app.overrides()), number=_number(), said=said.getvalue())
+        keep(ended)
+        if HydraConfig.get().mode is RunMode.RUN or OmegaConf.select(cfg, "objective") is None:
+            return ended
+        if ended.figure is None:
+            raise NoFigure(ended)
+        return Figure(ended.figure, ended)
+
+    def _ended(self, cfg: DictConfig) -> Ended:
+        """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
+        try:
+            app.refuse_unknown(cfg)
+            ended: Ended = getattr(app, self.command)(cfg)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if self.tracebacks:
+                raise
+            return Ended(code_of(error), sentence_of(error)) if isinstance(error, KNOWN) else Ended(FAILED, unforeseen(error))
+        return ended
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[io.StringIO]:
+        """What the job prints, if nobody reads it there."""
+        said = io.StringIO()
+        elsewhere = Outlet.here() != self.outlet
+        with contextlib.redirect_stdout(said) if elsewhere else contextlib.nullcontext():
+            yield said
+
+
+def _number() -> int:
+    """The job's place in its sweep; 0 for a run."""
+    job = HydraConfig.get().job
+    return 0 if OmegaConf.is_missing(job, "num") else job.num
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[dict[int, Ended]]:
+    """How the jobs of a command ended, by number: `hydra.main` drops what they return."""
+    ended: dict[int, Ended] = {}
+    token = _ENDED.set(ended)
+    try:
+        yield ended
+    finally:
+        _ENDED.reset(token)
+
+
+def keep(ended: Ended) -> None:
+    """Note how a job ended, where the command runs."""
+    held = _ENDED.get()
+    if held is not None:
+        held[ended.number] = ended
+
+
+def keep_returned(job: JobReturn) -> None:
+    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+    if job.status is JobStatus.COMPLETED:
+        value = job.return_value
+    else:
+        with contextlib.redirect_stderr(io.StringIO()):  # `return_value` prints before it raises; a sweeper will read it too
+            try:
+                value = job.return_value
+            except NoFigure as error:
+                value = error
+            except Exception:
+                return  # the sweeper raises it
+    ended = value if isinstance(value, Ended) else value.ended
+    keep(ended)
+    sys.stdout.write(ended.said)

@@ -1,0 +1,184 @@
+"""How a sweep is split into jobs, and how jobs reach a launcher. `hydra_plugins.numdev_sweep` makes both known to Hydra."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from numdev.cli.jobs import Job, keep_returned
+from numdev.cli.objective import refuse_unusable
+from numdev.errors import BadInput
+
+_MOST_HELD = 2000  # composed jobs, of about 100 kB each
+_KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
+_NEED_NO_FIGURE = ("NumdevSweeper", "BasicSweeper")
+
+Batch = Sequence[Sequence[str]]  # the overrides of each job
+
+
+class ComposedOnce(ConfigLoader):
+    """Hydra's loader, which hands out the jobs that a sweeper has composed to check them, to a launcher that runs them here.
+
+    A copy in another process composes its own.
+    """
+
+    def __init__(self, loader: ConfigLoader) -> None:
+        self.loader = loader
+        self.composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def check(self, config: DictConfig, batch: Batch) -> None:
+        """Compose the jobs of a batch, to find what is wrong with one of them before the first is run."""
+        for overrides in batch:
+            composed = self.loader.load_sweep_config(config, list(overrides))
+            if len(self.composed) < _MOST_HELD:
+                self.composed[tuple(overrides)] = composed
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        held = self.composed.pop(tuple(sweep_overrides), None)
+        return self.loader.load_sweep_config(master_config, sweep_overrides) if held is None else held
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"loader": self.loader, "composed": {}}
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        return self.loader.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+
+    def get_search_path(self) -> ConfigSearchPath:
+        return self.loader.get_search_path()
+
+    def get_sources(self) -> list[ConfigSource]:
+        return self.loader.get_sources()
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        return self.loader.list_groups(parent_name)
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        return self.loader.get_group_options(group_name, results_filter, config_name, overrides)
+
+    def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
+        return self.loader.compute_defaults_list(config_name, overrides, run_mode)
+
+
+class Combinations(Sweeper):
+    """Every combination of the values that overrides list, in the order of Hydra's basic sweeper; each job is composed once."""
+
+    config: DictConfig
+    launcher: Launcher
+    loader: ComposedOnce
+
+    def __init__(self, max_batch_size: int | None = None, params: Mapping[str, Any] | None = None) -> None:
+        self.max_batch_size = max_batch_size
+        self.params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config, self.loader = config, ComposedOnce(hydra_context.config_loader)
+        self.hydra_context = HydraContext(self.loader, hydra_context.callbacks)
+        self.launcher = Plugins.instance().instantiate_launcher(self.hydra_context, task_function, config)
+
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """Run every combination; returns what the jobs did, by batch.
+
+        Raises:
+            BadInput: for values that cannot be listed, such as an interval.
+        """
+        texts = [f"{name}={value}" for name, value in self.params.items()] + arguments
+        jobs = combinations(OverridesParser.create(config_loader=self.loader).parse_overrides(texts))
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        returned: list[Sequence[JobReturn]] = []
+        for start, batch in self._batches(jobs):
+            self.loader.check(self.config, batch)
+            returned.append(self.launcher.launch(batch, initial_job_idx=start))
+            for job in returned[-1]:
+                _ = job.return_value  # raises what the job raised
+        return returned
+
+    def _batches(self, jobs: Batch) -> Iterator[tuple[int, Batch]]:
+        size = self.max_batch_size or len(jobs)
+        for start in range(0, len(jobs), size):
+            yield start, jobs[start : start + size]
+
+
+def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
+    """The overrides of every job; of two for one setting the later holds.
+
+    Raises:
+        BadInput: for an override that lists no values.
+    """
+    listed: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            listed[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            listed[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            text = override.get_value_element_as_str()
+            raise BadInput(
+                key, text, "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
+            )
+    return list(itertools.product(*listed.values()))
+
+
+class Keeping(Launcher):
+    """The launcher that the user chose; what its jobs return is kept, also where the sweeper drops it."""
+
+    def __init__(self, launcher: DictConfig) -> None:
+        self.chosen = launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Set up the user's launcher.
+
+        Raises:
+            BadInput: if the sweeper wants a figure and none is named, or there is no such figure.
+        """
+        assert isinstance(task_function, Job)
+        needed = config.hydra.sweeper._target_.rpartition(".")[2] not in _NEED_NO_FIGURE
+        refuse_unusable(OmegaConf.select(config, "objective"), task_function.command, needed=needed)
+        with open_dict(config.hydra):
+            config.hydra.launcher = self.chosen
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Batch, initial_job_idx: int) -> Sequence[JobReturn]:
+        returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        for job in returned:
+            keep_returned(job)
+        return returned
+
+
+class KeepReturned(Callback):
+    """Puts `Keeping` before the launcher of every sweep, whatever sweeper there is."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with open_dict(config.hydra):
+            config.hydra.launcher = {"_target_": _KEEPING, "_recursive_": False, "launcher": config.hydra.launcher}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,22 +58,6 @@ def mixed() -> Precision:
     )
 
 
-def directed(text: str) -> Precision:
-    """Every step rounded by one cast, which need not be to nearest."""
-    cast = Cast.parse(text)
-    return Precision(
-        inputs=cast,
-        scores=Dot(cast),
-        exponential=cast,
-        rescale=cast,
-        row_sum=Dot(cast),
-        probabilities=cast,
-        values=Dot(cast),
-        accumulator=cast,
-        output=cast,
-    )
-
-
 POLICIES: dict[str, Callable[[], Precision]] = {
     **{
         f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
@@ -84,10 +67,10 @@ POLICIES: dict[str, Callable[[], Precision]] = {
     "fp32": lambda: Precision.uniform(FP32),
     "golden": Precision.golden,
     "mixed": mixed,
-    "narrow_sum": lambda: replace(Precision.kernel(BF16), row_sum=Dot(Cast(BF16))),
-    "tensor_core": lambda: replace(Precision.kernel(FP16), scores=Dot.parse("e8m13:toward_zero@16")),
-    "toward_zero": lambda: directed("bf16:toward_zero"),
-    "wide operands": lambda: replace(Precision.kernel(FP16), accumulator=Cast(FP16), exponential=Cast(BF16, Rounding.ODD)),
+    "narrow_sum": lambda: Precision.kernel(BF16).with_step(row_sum=Dot(Cast(BF16))),
+    "tensor_core": lambda: Precision.kernel(FP16).with_step(scores=Dot.parse("e8m13:toward_zero@16")),
+    "toward_zero": lambda: Precision.throughout(Cast.parse("bf16:toward_zero")),
+    "wide operands": lambda: Precision.kernel(FP16).with_step(accumulator=Cast(FP16), exponential=Cast(BF16, Rounding.ODD)),
     "fp8": Precision.fp8,
     "int8": Precision.int8,
 }

@@ -145,7 +145,7 @@ def fa3(size: Size) -> Study:
     """FlashAttention-3, Table 3."""
     problem = Problem(Distribution(Kind.OUTLIERS), Shape(queries=size.n, keys=size.n, head_dim=size.dim))
     tiling = Tiling(br=64, bc=64)
-    fp8_naive = replace(Precision.fp8(Scale.TENSOR, hadamard=False), output=Cast(FP16))
+    fp8_naive = Precision.fp8(Scale.TENSOR, hadamard=False).with_step(output=Cast(FP16))
     methods: dict[str, Any] = {
         "fp16_baseline": Naive(Precision.eager(FP16)),
         "fp16_fa2": Tiled(Precision.kernel(FP16), tiling),

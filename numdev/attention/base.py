@@ -11,8 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP32, FP64, Format
+from numdev.attention.cost import CostModel
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
+from numdev.attention.walk import Walk
 from numdev.errors import BadInput
 
 
@@ -25,13 +29,18 @@ class Output:
         lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
             implementation does not return it.
         counters: events of the run, as rates or counts; see `numdev.attention.tiled.Counters`.
-        kernel: name of the compiled kernel that really ran, with its launch settings; empty for tensor operations.
+        ran: the compiled kernel that really ran, with its launch settings; empty for tensor operations.
     """
 
     out: Float[Tensor, "batch heads queries dim"]
     lse: Float[Tensor, "batch heads queries"] | None
     counters: dict[str, float] = field(default_factory=dict)
-    kernel: str = ""
+    ran: Ran = Ran()
+
+    @property
+    def kernel(self) -> str:
+        """What ran, as results show it."""
+        return str(self.ran)
 
     def tensors(self) -> dict[str, Tensor]:
         """The outputs by name, which is what a measurement compares."""
@@ -66,8 +75,26 @@ class Attention(Protocol):
         ...
 
 
+@runtime_checkable
+class Modelled(Attention, Protocol):
+    """An implementation that answers for its own cost."""
+
+    def cost_model(self, ran: Ran) -> CostModel | None:
+        """What the cost model must know of a call that ran as `ran` says; None where no model counts its traffic."""
+        ...
+
+
+@runtime_checkable
+class Emulated(Attention, Protocol):
+    """An implementation that answers for its own emulation."""
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        """How it computes and walks over the keys, as far as it is known, and why the rest is not."""
+        ...
+
+
 class Primary:
-    """`format`, from `formats`."""
+    """What holds of an implementation that says nothing else: `format`, from `formats`; no cost model; an unknown walk."""
 
     @property
     def formats(self) -> dict[str, Format]:
@@ -78,6 +105,14 @@ class Primary:
     def format(self) -> Format:
         """Of the primary output, `out`."""
         return self.formats["out"]
+
+    def cost_model(self, ran: Ran) -> CostModel | None:
+        """See `Modelled`."""
+        return None
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        """See `Emulated`."""
+        return Walk(Precision.kernel(self.format))
 
 
 def kernel_formats(fmt: Format) -> dict[str, Format]:

@@ -15,15 +15,9 @@ from typing import Any
 
 import torch
 
-from numdev.attention.instrumented import Instrumented
+from numdev.arithmetic.formats import Format
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
 from numdev.attention.problem import Problem
-from numdev.attention.tiled import Tiled
-from numdev.attention.triton import Triton
-from numdev.attention.vendor.flex import Flex
-from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
 
 _DEFAULT_CACHE = 1 << 20  # bytes, where the system does not say
 
@@ -35,16 +29,51 @@ class Algorithm(Enum):
     TILED = "tiled"
 
 
-def algorithm(variant: Any) -> Algorithm | None:
-    """Which of the two a variant is; None for one that is neither, or unknown."""
-    if isinstance(variant, (Vanilla, Naive)) or (isinstance(variant, Sdpa) and variant.backend is Backend.MATH):
-        return Algorithm.VANILLA
-    return Algorithm.TILED if isinstance(variant, (Tiled, Instrumented, Triton, Sdpa, Flex)) else None
+@dataclass(frozen=True)
+class Width:
+    """Bytes of one element of q, k, v (and of scores in memory), and of one of the output."""
+
+    input: float
+    output: float
+
+    @staticmethod
+    def of(stored: Format, output: Format) -> Width:
+        """Of elements in these formats."""
+        return Width(stored.bits / 8, output.bits / 8)
 
 
-def holds_scores(variant: Any) -> bool:
-    """Whether S and P are in memory whole; naive attention takes a block of rows at a time."""
-    return isinstance(variant, Vanilla) or (isinstance(variant, Sdpa) and variant.backend is Backend.MATH)
+@dataclass(frozen=True)
+class CostModel:
+    """What the model must know of an implementation, which declares it.
+
+    Attributes:
+        algorithm: which of the two it is.
+        width: of its elements in memory.
+        br: rows of its tile; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1).
+        holds_scores: whether S and P are in memory whole.
+        packs_heads: whether heads that share k and v are rows of one tile where there is one query, and read them once.
+    """
+
+    algorithm: Algorithm
+    width: Width
+    br: int | None = None
+    holds_scores: bool = False
+    packs_heads: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the model says of one call: the algorithm, the bytes it moves, and the rows of its tile, 0 without tiles."""
+
+    algorithm: Algorithm
+    bytes: float
+    br: int
+
+
+def cost_of(problem: Problem, model: CostModel, device: torch.device) -> Cost:
+    """The cost of a problem by the model of an implementation, on a device."""
+    br = rows_of_tile(problem, model, device) if model.algorithm is Algorithm.TILED else 0
+    return Cost(model.algorithm, moved_bytes(as_computed(problem, model), model.algorithm, model.width, br), br)
 
 
 def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
@@ -60,25 +89,9 @@ def operations(problem: Problem) -> int:
     return 4 * shape.head_dim * shape.heads * visible_pairs(problem.mask, shape.batch, shape.queries, shape.keys)
 
 
-@dataclass(frozen=True)
-class Width:
-    """Bytes of one element of q, k, v (and of scores in memory), and of one of the output."""
-
-    input: float
-    output: float
-
-
-def width(variant: Any) -> Width:
-    """In memory; torch's math backend works on FP32 copies of 16-bit inputs."""
-    if isinstance(variant, Sdpa) and variant.backend is Backend.MATH:
-        return Width(max(4.0, variant.fmt.bits / 8), variant.fmt.bits / 8)
-    stored = getattr(variant, "fmt", variant.format)
-    return Width(stored.bits / 8, variant.format.bits / 8)
-
-
-def as_computed(problem: Problem, variant: Any) -> Problem:
-    """The problem as a kernel has it: with one query, heads that share k and v are rows of one tile, and read them once."""
-    if not isinstance(variant, (Triton, Sdpa, Flex)) or problem.shape.queries > 1 or problem.mask.window is not None:
+def as_computed(problem: Problem, model: CostModel) -> Problem:
+    """The problem as a kernel that packs heads has it: with one query, heads that share k and v are its rows."""
+    if not model.packs_heads or problem.shape.queries > 1 or problem.mask.window is not None:
         return problem
     return replace(problem, shape=problem.shape.packed, mask=replace(problem.mask, causal=False))
 
@@ -113,16 +126,11 @@ def _tiled(problem: Problem, each: Width, br: int) -> float:
     return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
 
 
-def rows_of_tile(variant: Any, kernel: str, problem: Problem, device: torch.device) -> int:
-    """Br: the variant's own, that of the kernel which ran, or `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)."""
-    if isinstance(variant, (Tiled, Instrumented)):
-        return variant.tiling.br
-    stated, named = getattr(variant, "br", None), re.search(r"\bbr=(\d+)", kernel)
-    if stated is not None:
-        return int(stated)
-    if named:
-        return int(named[1])
-    elements = on_chip_bytes(device) / width(variant).input
+def rows_of_tile(problem: Problem, model: CostModel, device: torch.device) -> int:
+    """Br: the implementation's own, or `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)."""
+    if model.br is not None:
+        return model.br
+    elements = on_chip_bytes(device) / model.width.input
     return max(1, math.ceil(elements / (4 * problem.shape.head_dim)))
 
 

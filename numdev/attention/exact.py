@@ -14,6 +14,9 @@ from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
 from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.walk import Walk
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
 
@@ -32,6 +35,9 @@ class Exact(Primary):
     @property
     def idle(self) -> dict[str, str]:
         return {}
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        return Walk(Precision.golden(), why="it has no tiles")
 
     @property
     def formats(self) -> dict[str, Format]:

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.quantise import Quantised
-from numdev.attention.base import Attention
+from numdev.attention.base import Emulated, Modelled
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
@@ -47,7 +47,7 @@ class Honours:
 
 
 @runtime_checkable
-class Declares(Attention, Protocol):
+class Declares(Modelled, Emulated, Protocol):
     """An implementation that says what it honours, as every one must that the command line can ask for."""
 
     honours: ClassVar[Honours]

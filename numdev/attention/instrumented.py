@@ -11,13 +11,17 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.attention.kernels.launch import Device, Launch, with_stages
 from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Tiling
+from numdev.attention.walk import Walk
 from numdev.errors import Unsupported
 
 
@@ -44,6 +48,12 @@ class Instrumented(UnderPolicy):
     def idle(self) -> dict[str, str]:
         return super().idle | self.tiling.idle
 
+    def cost_model(self, ran: Ran) -> CostModel:
+        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        return Walk(self.precision, self.softmax, self.tiling)
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, FP32 out. Shapes as in `Output`.
 
@@ -68,9 +78,8 @@ class Instrumented(UnderPolicy):
             self.precision, self.tiling, self.softmax, exactly=True, warps=launch.warps, stages=launch.stages
         )
         out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
-        name = f"numdev instrumented br={br} bc={bc} warps={launch.warps} stages={launch.stages}"
-        name = name if self.tiling.splits == 1 else f"{name} splits={self.tiling.splits} combined=lse"
-        return Output(self.precision.output.apply_(out), lse, kernel=name)
+        ran = Ran("numdev instrumented", br, bc, launch.warps, launch.stages, self.tiling.splits)
+        return Output(self.precision.output.apply_(out), lse, ran=ran)
 
     @property
     def storage(self) -> torch.dtype:

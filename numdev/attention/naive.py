@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, STEPS, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import NEVER, Steps
+from numdev.attention.walk import Walk
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 
@@ -38,6 +42,13 @@ class Naive(UnderPolicy):
         """Where P is divided, the accumulator is not."""
         divided = {} if self.normalise is Normalise.END else {"precision.accumulator": "attention.normalise=end"}
         return super().idle | divided
+
+    def cost_model(self, ran: Ran) -> CostModel:
+        """Vanilla attention's, though a block of rows at a time is in memory."""
+        return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format))
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        return Walk(self.precision, why="it has no tiles")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from numdev.arithmetic.microscale import BlockScale, Microscaled
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.attention.policystep import Step, as_step, casts_of, reseeded
 from numdev.errors import BadInput
 
 
@@ -64,16 +65,30 @@ class Precision:
         return Precision.uniform(FP64)
 
     @staticmethod
+    def throughout(cast: Cast) -> Precision:
+        """Every step rounded by one cast."""
+        return Precision(
+            inputs=cast,
+            scores=Dot(cast),
+            exponential=cast,
+            rescale=cast,
+            row_sum=Dot(cast),
+            probabilities=cast,
+            values=Dot(cast),
+            accumulator=cast,
+            output=cast,
+        )
+
+    @staticmethod
     def uniform(fmt: Format) -> Precision:
         """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
-        cast = Cast(fmt)
-        return Precision(cast, Dot(cast), cast, cast, Dot(cast), cast, Dot(cast), cast, cast)
+        return Precision.throughout(Cast(fmt))
 
     @staticmethod
     def eager(fmt: Format) -> Precision:
         """matmul, softmax, matmul as three tensor operations in `fmt`: softmax works in FP32 inside and rounds once."""
-        low, high = Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
-        return Precision(low, Dot(low), high, high, Dot(high), low, Dot(low), low, low)
+        inside = FP64 if fmt == FP64 else FP32
+        return Precision.uniform(fmt).with_step(exponential=inside, rescale=inside, row_sum=inside)
 
     @staticmethod
     def kernel(fmt: Format) -> Precision:
@@ -81,8 +96,9 @@ class Precision:
 
         Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
         """
-        low, high = saturating(fmt) if fmt.bits <= 8 else Cast(fmt), Cast(FP64 if fmt == FP64 else FP32)
-        return Precision(low, Dot(high), high, high, Dot(high), low, Dot(high), high, low)
+        low = saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
+        inside = Precision.uniform(FP64 if fmt == FP64 else FP32)
+        return inside.with_step(inputs=low, probabilities=low, output=low)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
@@ -93,13 +109,13 @@ class Precision:
         """
         low = saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
-        return replace(Precision.kernel(FP16), inputs=inputs, probabilities=low)
+        return Precision.kernel(FP16).with_step(inputs=inputs, probabilities=low)
 
     @staticmethod
     def int8() -> Precision:
         """INT8 q and k by block with the mean of k taken out, P and V in FP16 (SageAttention, section 4)."""
         inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
-        return replace(Precision.kernel(FP16), inputs=inputs)
+        return Precision.kernel(FP16).with_step(inputs=inputs)
 
     @staticmethod
     def parse(name: str) -> Precision:
@@ -117,12 +133,24 @@ class Precision:
             mend = f"use golden, {shipped}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
             raise BadInput("precision", name, mend) from None
 
+    def with_step(self, **steps: Step | Format | str) -> Precision:
+        """The policy with some steps changed: `policy.with_step(row_sum="bf16@64", output=FP32)`.
+
+        Raises:
+            BadInput: naming the step, for one that the policy does not have, and for a value that it cannot hold.
+        """
+        allowed = _allowed()
+        changed: dict[str, Any] = {}
+        for name, value in steps.items():
+            if name not in allowed:
+                raise BadInput(f"precision.{name}", value, f"there is no such step; give one of {', '.join(allowed)}")
+            changed[name] = as_step(name, allowed[name], value)
+        return replace(self, **changed)
+
     def casts(self) -> Iterator[Cast]:
         """Every cast of the policy, in the order of execution."""
         for field in fields(self):
-            step = getattr(self, field.name)
-            for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
-                yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
+            yield from casts_of(getattr(self, field.name))
 
     @property
     def idle(self) -> dict[str, str]:
@@ -148,7 +176,8 @@ class Precision:
         """The policy of one replicate: stochastic rounding draws anew in each."""
         if not self.is_random:
             return self
-        return replace(self, **{field.name: _reseeded(getattr(self, field.name), seed) for field in fields(self)})
+        steps: dict[str, Any] = {field.name: reseeded(getattr(self, field.name), seed) for field in fields(self)}
+        return replace(self, **steps)
 
     @property
     def format(self) -> Format:
@@ -187,17 +216,10 @@ def saturating(fmt: Format) -> Cast:
     return Cast(fmt, overflow=Overflow.SATURATE)
 
 
-def _reseeded(step: Any, seed: int) -> Any:
-    """A step whose stochastic casts have a seed of the replicate; the casts of a Dot and of quantised inputs too."""
-    if isinstance(step, Cast):
-        return replace(step, seed=step.seed + (seed << 32)) if step.rounding is Rounding.STOCHASTIC else step
-    if isinstance(step, Dot):
-        return replace(step, accumulate=_reseeded(step.accumulate, seed))
-    if isinstance(step, Microscaled):
-        return replace(step, element=_reseeded(step.element, seed))
-    if isinstance(step, Quantised):
-        return replace(step, to=_reseeded(step.to, seed), values=_reseeded(step.values, seed))
-    return step
+@lru_cache(maxsize=1)
+def _allowed() -> dict[str, tuple[type, ...]]:
+    """The kinds of value that each step may hold, by its name."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Precision).items()}
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@ The recurrence and the tile that go with each are `softmax` and `tiling` options
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.dot import Dot
@@ -23,7 +22,7 @@ def fa4_fp8() -> Precision:
     The scales are the caller's, one for each batch entry and head; here there is one for each tensor.
     """
     low = saturating(E4M3FN)
-    return replace(Precision.kernel(BF16), inputs=Quantised(low, scale=Scale.TENSOR), probabilities=low)
+    return Precision.kernel(BF16).with_step(inputs=Quantised(low, scale=Scale.TENSOR), probabilities=low)
 
 
 def sage1() -> Precision:
@@ -35,7 +34,7 @@ def sage1() -> Precision:
     """
     grid = Cast(INT8, Rounding.NEAREST_AWAY)
     inputs = Quantised(grid, Scale.BLOCK, 64, 128, smoothing=Smoothing.K, values=Cast(FP16))
-    return replace(Precision.kernel(FP16), inputs=inputs, values=Dot(Cast(FP16), 16))
+    return Precision.kernel(FP16).with_step(inputs=inputs, values=Dot(Cast(FP16), 16))
 
 
 def sage2() -> Precision:
@@ -47,7 +46,7 @@ def sage2() -> Precision:
     """
     grid, low = Cast(INT8, Rounding.NEAREST_AWAY), saturating(E4M3FN)
     inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)
-    return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=low)
 
 
 def sage2_int4() -> Precision:
@@ -59,7 +58,7 @@ def sage2_int4() -> Precision:
     inputs = Quantised(
         grid, Scale.THREAD, 64, 32, smoothing=Smoothing.QK, smoothing_block=128, values=low, values_scale=Scale.CHANNEL
     )
-    return replace(Precision.kernel(BF16), inputs=inputs, probabilities=low)
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=low)
 
 
 def sage3() -> Precision:
@@ -71,7 +70,7 @@ def sage3() -> Precision:
     """
     fp4 = Microscaled(Cast(E2M1), 16, BlockScale.E4M3)
     inputs = Quantised(fp4, smoothing=Smoothing.QK, smoothing_block=128)
-    return replace(Precision.kernel(BF16), inputs=inputs, probabilities=fp4)
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=fp4)
 
 
 SHIPPED: dict[str, Callable[[], Precision]] = {

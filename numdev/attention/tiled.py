@@ -14,14 +14,18 @@ from torch import Tensor
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.combine import combine
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.recurrence import Rows, Run
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
+from numdev.attention.walk import Walk
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
@@ -53,6 +57,12 @@ class Tiled(UnderPolicy):
     @property
     def idle(self) -> dict[str, str]:
         return super().idle | self.tiling.idle
+
+    def cost_model(self, ran: Ran) -> CostModel:
+        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        return Walk(self.precision, self.softmax, self.tiling)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""

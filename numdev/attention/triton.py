@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
-from numdev.attention.kernels.launch import Device, Launch, choose
+from numdev.attention.kernels.launch import Device, Launch, choose, hopper_bc
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
 from numdev.attention.kernels.splits import ROWS, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Order, Tiling
+from numdev.attention.walk import Walk
 from numdev.errors import BadInput, Unsupported
 
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
@@ -59,7 +62,7 @@ class Triton(Primary):
         splits: split-KV; None is the portable kernel's own rule, `numdev.attention.kernels.splits`.
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
-        kernel: see `Kernel`. `Output.kernel` says which one ran.
+        kernel: see `Kernel`. `Output.ran` says which one ran.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
@@ -84,7 +87,7 @@ class Triton(Primary):
     def precision(self) -> Precision:
         """The policy under which it computes."""
         policy = Precision.kernel(self.fmt)
-        return policy if self.fmt.bits > 8 else replace(policy, output=Cast(FP16))
+        return policy if self.fmt.bits > 8 else policy.with_step(output=FP16)
 
     @property
     def idle(self) -> dict[str, str]:
@@ -94,6 +97,33 @@ class Triton(Primary):
     @property
     def formats(self) -> dict[str, Format]:
         return kernel_formats(self.precision.output.to)
+
+    def cost_model(self, ran: Ran) -> CostModel:
+        """With the rows of the tile that it ran with, where the settings do not say them."""
+        br = ran.br if self.br is None else self.br
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packs_heads=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        """Of the kernel that is asked for.
+
+        Raises:
+            BadInput: for `Kernel.AUTO`, which is one of two kernels, and for splits that the kernel chooses on the GPU.
+        """
+        if self.kernel is Kernel.AUTO:
+            raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
+        splits = self._stated_splits(shape, mask)
+        if self.kernel is Kernel.HOPPER:
+            return Walk(self.precision, self.softmax, bc=hopper_bc(shape.head_dim), order=Order.REVERSE, splits=splits)
+        order, why = self.order or Order.FORWARD, "it depends on the launch"
+        return Walk(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
+
+    def _stated_splits(self, shape: Shape, mask: Mask) -> int:
+        """One, unless more are asked for, or its own rule may find more."""
+        rows = shape.packed.queries if mask.window is None else shape.queries
+        if self.splits is None and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
+            why = "the kernel divides the keys of so few queries by a rule of its own, which depends on the GPU; give a number"
+            raise BadInput("tiling.splits", None, why)
+        return self.splits or 1
 
     @property
     def storage(self) -> torch.dtype:
@@ -132,15 +162,15 @@ class Triton(Primary):
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
         found = self._attend(rows, k, v, replace(mask, causal=False), scale)
         assert found.lse is not None
-        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), kernel=found.kernel)
+        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), ran=found.ran)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
             from numdev.attention.kernels import hopper_host
 
-            out, lse, name = hopper_host.forward(q, k, v, mask, scale, self)
-            return Output(out, lse, kernel=name)
+            out, lse, ran = hopper_host.forward(q, k, v, mask, scale, self)
+            return Output(out, lse, ran=ran)
         if self.kernel is Kernel.HOPPER:
             raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
         return self._portable(q, k, v, mask, scale)
@@ -180,5 +210,5 @@ class Triton(Primary):
         out, lse = portable.run(request, q, k, v, mask, scale, torch.float32 if interpreting() else native)
         if out.dtype != native:
             out = self.precision.output.apply_(out).to(native)
-        name = f"numdev portable br={launch.br} bc={launch.bc} warps={launch.warps} stages={launch.stages}"
-        return Output(out, lse, kernel=name if splits == 1 else f"{name} splits={splits} combined=lse")
+        ran = Ran("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)
+        return Output(out, lse, ran=ran)

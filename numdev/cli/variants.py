@@ -163,7 +163,7 @@ def _order(config: Settings) -> Order | None:
     return None if stated is None else choice("tiling.order", Order, stated)
 
 
-def baseline(config: Settings, variant: Attention, problem: Problem) -> Attention | None:
+def baseline(config: Settings, variant: Declares, problem: Problem) -> Attention | None:
     """Naive attention, in the variant's output format unless a preset is named; or the emulation of a kernel."""
     settings = config["baseline"]
     name, kind = settings["precision"], settings["kind"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -209,7 +208,7 @@ def test_p_of_a_tile_is_microscaled_by_runs_of_keys() -> None:
     scores = torch.tensor([0.0, -1.0, -2.0, -3.0] * 8, dtype=torch.float64)
     q, k = torch.ones(1, 1, 1, 1), scores.reshape(1, 1, 32, 1)
     v = torch.eye(32, dtype=torch.float64).reshape(1, 1, 32, 32)
-    wide = Tiled(replace(Precision.golden(), probabilities=precision.probabilities))
+    wide = Tiled(Precision.golden().with_step(probabilities=precision.probabilities))
     p = torch.exp(scores)
     got = wide(q, k, v, Mask(), 1.0).out.flatten() * p.sum()
     assert isinstance(precision.probabilities, Microscaled)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
@@ -28,7 +26,7 @@ VARIANTS: list[tuple[Attention, Format, Format]] = [
     (Tiled(Precision.kernel(BF16)), BF16, FP32),
     (Tiled(Precision.golden()), FP64, FP64),
     (Tiled(Precision.fp8()), FP16, FP32),
-    (Tiled(replace(Precision.kernel(BF16), output=Cast(FP32))), FP32, FP32),
+    (Tiled(Precision.kernel(BF16).with_step(output=Cast(FP32))), FP32, FP32),
     (Instrumented(Precision.uniform(FP16)), FP16, FP16),
     (Triton(BF16), BF16, FP32),
     (Triton(E4M3FN), FP16, FP32),

@@ -13,22 +13,27 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, E4M3FN
 from numdev.attention import cost
-from numdev.attention.cost import Algorithm, Width
+from numdev.attention.base import Modelled
+from numdev.attention.cost import Algorithm, Cost, CostModel, Width
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
+from numdev.attention.ran import Ran
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
+from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 
 TWO, FOUR = Width(2.0, 2.0), Width(4.0, 4.0)
 CPU = torch.device("cpu")
+UNKNOWN = Ran()
 
 
 def problem(n: int = 256, d: int = 64, mask: Mask | None = None, **sizes: int) -> Problem:
@@ -96,30 +101,51 @@ def test_operations() -> None:
     assert cost.operations(problem(64, 16, Mask(causal=True))) == 4 * 16 * 64 * 65 // 2
 
 
+def model(variant: Modelled, ran: Ran = UNKNOWN) -> CostModel:
+    """Of a variant that has one."""
+    found = variant.cost_model(ran)
+    assert found is not None
+    return found
+
+
 def test_which_algorithm() -> None:
     vanilla = (Vanilla(), Naive(Precision.golden()), Sdpa(Backend.MATH))
-    tiled = (Tiled(Precision.golden()), Triton(), Sdpa(Backend.FLASH), Flex())
-    assert {cost.algorithm(variant) for variant in vanilla} == {Algorithm.VANILLA}
-    assert {cost.algorithm(variant) for variant in tiled} == {Algorithm.TILED}
-    assert cost.algorithm(Exact()) is None
+    tiled = (Tiled(Precision.golden()), Instrumented(Precision.parse("bf16")), Triton(), Sdpa(Backend.FLASH), Flex())
+    assert {model(variant).algorithm for variant in vanilla} == {Algorithm.VANILLA}
+    assert {model(variant).algorithm for variant in tiled} == {Algorithm.TILED}
+    assert Exact().cost_model(Ran()) is None
+    assert Custom("numdev.attention.exact:rounded_once").cost_model(Ran()) is None
+
+
+def test_which_hold_all_scores() -> None:
+    assert [model(variant).holds_scores for variant in (Vanilla(), Sdpa(Backend.MATH))] == [True, True]
+    assert not any(model(variant).holds_scores for variant in (Naive(Precision.golden()), Sdpa(Backend.FLASH), Triton()))
 
 
 def test_the_width_of_an_element() -> None:
-    assert cost.width(Triton(BF16)) == Width(2.0, 2.0)
-    assert cost.width(Triton(E4M3FN)) == Width(1.0, 2.0)  # FP8 in, FP16 out
-    assert cost.width(Sdpa(Backend.MATH, BF16)) == Width(4.0, 2.0)  # torch widens 16 bits
-    assert cost.width(Tiled(Precision.parse("bf16"))) == Width(2.0, 2.0)
+    assert model(Triton(BF16)).width == Width(2.0, 2.0)
+    assert model(Triton(E4M3FN)).width == Width(1.0, 2.0)  # FP8 in, FP16 out
+    assert model(Sdpa(Backend.MATH, BF16)).width == Width(4.0, 2.0)  # torch widens 16 bits
+    assert model(Tiled(Precision.parse("bf16"))).width == Width(2.0, 2.0)
     given = problem(64, 16)
     assert cost.moved_bytes(given, Algorithm.TILED, Width(1.0, 2.0), 64) == 64 * 16 * (1 + 2 + 2)
 
 
 def test_the_rows_of_a_tile() -> None:
     given = problem(d=64)
-    assert cost.rows_of_tile(Tiled(Precision.golden(), Tiling(br=48)), "", given, CPU) == 48
-    assert cost.rows_of_tile(Triton(), "numdev portable br=128 bc=64 warps=4 stages=2", given, CPU) == 128
-    assert cost.rows_of_tile(Flex(br=32), "triton_tem_fused_flex_attention_0", given, CPU) == 32
-    unknown = cost.rows_of_tile(Sdpa(Backend.FLASH), "aten::flash", given, CPU)
-    assert unknown == math.ceil(cost.on_chip_bytes(CPU) / 2 / (4 * 64))
+    ran = Ran("numdev portable", 128, 64, 4, 2)
+    models = (
+        (model(Tiled(Precision.golden(), Tiling(br=48))), 48),
+        (model(Triton(), ran), 128),
+        (model(Triton(br=32), ran), 32),
+        (model(Flex(br=32), Ran("triton_tem_fused_flex_attention_0")), 32),
+        (model(Sdpa(Backend.FLASH), Ran("aten::flash")), math.ceil(cost.on_chip_bytes(CPU) / 2 / (4 * 64))),
+    )
+    for each, rows in models:
+        assert cost.rows_of_tile(given, each, CPU) == rows
+        moved = cost.moved_bytes(given, Algorithm.TILED, each.width, rows)
+        assert cost.cost_of(given, each, CPU) == Cost(Algorithm.TILED, moved, rows)
+    assert cost.cost_of(given, model(Vanilla()), CPU).br == 0
     assert cost.on_chip_bytes(CPU) >= 1 << 14
 
 
@@ -128,8 +154,8 @@ def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> Non
     """Bytes in FP16: q, k and v once, O once; four times as many keys and values for heads that are computed apart."""
     asked = Problem(Distribution(), Shape(2, 8, 2, 1, 100, 16), Mask(causal=True))
     once = 2 * (2 * 8 * 16 + 2 * 2 * 2 * 100 * 16 + 2 * 8 * 16)
-    assert cost.moved_bytes(cost.as_computed(asked, variant), Algorithm.TILED, TWO, 64) == once
+    assert cost.moved_bytes(cost.as_computed(asked, model(variant)), Algorithm.TILED, TWO, 64) == once
     assert cost.moved_bytes(asked, Algorithm.TILED, TWO, 64) == once + 3 * 2 * 2 * 2 * 2 * 100 * 16
     windowed = replace(asked, mask=Mask(window=9))
-    assert cost.as_computed(windowed, variant) is windowed
-    assert cost.as_computed(asked, Tiled(Precision.parse("fp16"))) is asked
+    assert cost.as_computed(windowed, model(variant)) is windowed
+    assert cost.as_computed(asked, model(Tiled(Precision.parse("fp16")))) is asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -57,8 +56,8 @@ def count(events: list[Event], limit: float, rows: int) -> dict[str, float]:
     }
 
 
-FLUSHING = replace(Precision.kernel(BF16), probabilities=Cast(E4M3FN))
-STAGNANT = replace(Precision.uniform(BF16), row_sum=Dot.parse("e5m2"))
+FLUSHING = Precision.kernel(BF16).with_step(probabilities=Cast(E4M3FN))
+STAGNANT = Precision.uniform(BF16).with_step(row_sum=Dot.parse("e5m2"))
 CASES = {
     "plain": (Precision.uniform(BF16), Tiling(16, 16), OnlineSoftmax(), 1.0),
     "each": (Precision.uniform(E5M2), Tiling(16, 8, Order.REVERSE), OnlineSoftmax(Normalise.EACH), 1.0),
@@ -154,7 +153,7 @@ def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:
 def test_a_sum_stagnates_within_a_tile_too() -> None:
     """One tile of 300 keys, added one by one: 1 + 1 + ... stops at 256."""
     q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
-    step = replace(Precision.uniform(BF16), row_sum=Dot.parse("bf16@1"))
+    step = Precision.uniform(BF16).with_step(row_sum=Dot.parse("bf16@1"))
     assert Tiled(step, Tiling(1, 300))(q, k, k, Mask()).counters["stagnated_per_row"] == 300 - 256
 
 

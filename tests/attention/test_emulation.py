@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.base import Attention
+from numdev.attention.base import Emulated
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact, rounded_once
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax
@@ -23,6 +24,7 @@ from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from tests.cases import draw
 
@@ -52,7 +54,7 @@ def of(head_dim: int, heads: int = 64) -> Shape:
         (Custom(OURS), 64, {"bc": 16, "order": FORWARD}, (16, FORWARD)),
     ],
 )
-def test_order_and_tile(variant: Attention, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
+def test_order_and_tile(variant: Emulated, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
     found = emulation_of(variant, of(dim), **stated)
     assert (found.tiling.bc, found.tiling.order) == expected
 
@@ -67,11 +69,20 @@ def test_order_and_tile(variant: Attention, dim: int, stated: dict[str, Any], ex
         (Sdpa(Backend.MATH), 64, "tiling.bc"),
         (Flex(), 64, "tiling.bc"),
         (Custom(OURS), 64, "tiling.bc"),
+        (Exact(), 64, "tiling.bc"),
+        (Naive(Precision.golden()), 64, "tiling.bc"),
+        (Vanilla(), 64, "tiling.bc"),
     ],
 )
-def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str) -> None:
+def test_what_is_not_known_must_be_said(variant: Emulated, dim: int, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}: .*(say what|give)"):
         emulation_of(variant, of(dim))
+
+
+def test_what_has_no_tiles_says_so() -> None:
+    for variant in (Exact(), Naive(Precision.golden()), Vanilla()):
+        with pytest.raises(BadInput, match=f"it has no tiles, for {type(variant).__name__.lower()}"):
+            emulation_of(variant, of(64))
 
 
 def test_an_order_that_is_not_known() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import INT8
 from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.arithmetic.rounding import Cast
@@ -88,7 +85,7 @@ def test_products_between_roundings_of_a_sum(device: str) -> None:
     base = Precision.parse("kernel_bf16")
     steps = {"scores": "bf16@4", "row_sum": "bf16@5", "values": "bf16@8"}
     for field, text in steps.items():
-        policy = Precision(**{**vars(base), field: type(base.scores).parse(text)})
+        policy = base.with_step(**{field: text})
         inputs = on(device, policy.round_inputs(*whole(SIZES)))
         scale = 1.0 / BINARY.log_scale
         got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
@@ -104,7 +101,7 @@ def test_products_between_roundings_of_a_sum(device: str) -> None:
 @pytest.mark.parametrize("maximum", Maximum)
 def test_what_is_not_seen_is_never_rounded(maximum: Maximum, step: str, text: str, device: str) -> None:
     """A format without infinity: masked keys have no part, and no row is NaN."""
-    policy = Precision(**{**vars(Precision.parse("kernel_bf16")), step: Cast.parse(text)})
+    policy = Precision.parse("kernel_bf16").with_step(**{step: text})
     softmax = OnlineSoftmax(exp=Exponential.EXP2, maximum=maximum)
     inputs = on(device, policy.round_inputs(*whole(SIZES)))
     mask, scale = Mask(causal=True, window=30), 1.0 / softmax.log_scale
@@ -122,8 +119,7 @@ def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: st
     Products and exponentials are exact (whole scores, powers of two), so that only the sums and the rescales round.
     """
     base = Precision.parse("kernel_bf16")
-    step = Cast.parse(text) if field == "accumulator" else Dot.parse(f"{text}@3")
-    policy = Precision(**{**vars(base), field: step})
+    policy = base.with_step(**{field: text if field == "accumulator" else f"{text}@3"})
     inputs = on(device, policy.round_inputs(*whole(SIZES)))
     scale = 1.0 / BINARY.log_scale
     got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
@@ -132,7 +128,7 @@ def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: st
 
 
 def test_one_step_toward_zero(device: str) -> None:
-    policy = Precision(**{**vars(Precision.parse("kernel_bf16")), "probabilities": Cast.parse("e4m3fn:toward_zero:saturate")})
+    policy = Precision.parse("kernel_bf16").with_step(probabilities="e4m3fn:toward_zero:saturate")
     inputs = on(device, policy.round_inputs(*draw(SIZES)))
     got = Instrumented(policy, Tiling(16, 16))(*inputs, Mask())
     expected = Tiled(policy, Tiling(16, 16))(*inputs, Mask())
@@ -158,7 +154,7 @@ def test_the_kernel_is_named(device: str) -> None:
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(sum_over=SumOver.PROBABILITIES), "softmax.sum_over"),
         (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
         (
-            replace(Precision.int8(), inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
+            Precision.int8().with_step(inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
             Tiling(),
             OnlineSoftmax(),
             "precision.quantise.smoothing",

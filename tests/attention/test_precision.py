@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -199,9 +200,9 @@ def test_every_preset_has_a_name_that_is_it() -> None:
 
 
 def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
-    assert str(replace(Precision.kernel(BF16), probabilities=MICROSCALED["mxfp4"]).probabilities) == "mxfp4"
+    assert str(Precision.kernel(BF16).with_step(probabilities=MICROSCALED["mxfp4"]).probabilities) == "mxfp4"
     with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
-        replace(Precision.kernel(BF16), probabilities=MICROSCALED["nvfp4"])
+        Precision.kernel(BF16).with_step(probabilities=MICROSCALED["nvfp4"])
 
 
 @pytest.mark.parametrize("name", ["golden", *SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
@@ -220,10 +221,44 @@ def test_unknown_presets_are_refused(name: str) -> None:
 
 def test_one_step_at_a_time() -> None:
     base = Precision.kernel(BF16)
-    ablated = replace(base, probabilities=Cast(FP32))
+    ablated = base.with_step(probabilities=Cast(FP32))
     changed = [f.name for f in fields(base) if getattr(base, f.name) != getattr(ablated, f.name)]
     assert changed == ["probabilities"]
     assert [str(cast) for cast in base.casts()] == list(base.steps().values())
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "becomes"),
+    [
+        ("row_sum", "bf16@64", Dot(Cast(BF16), 64)),
+        ("row_sum", BF16, Dot(Cast(BF16))),
+        ("values", Cast(FP16, Rounding.TOWARD_ZERO), Dot(Cast(FP16, Rounding.TOWARD_ZERO))),
+        ("scores", Dot(Cast(BF16), 4), Dot(Cast(BF16), 4)),
+        ("output", "fp16:toward_zero", Cast(FP16, Rounding.TOWARD_ZERO)),
+        ("inputs", "mxfp4", Quantised(MICROSCALED["mxfp4"])),
+        ("probabilities", "mxfp4", MICROSCALED["mxfp4"]),
+    ],
+)
+def test_a_step_from_what_says_it(step: str, given: Any, becomes: object) -> None:
+    base = Precision.kernel(BF16)
+    assert getattr(base.with_step(**{step: given}), step) == becomes
+    assert base.with_step() == base
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "mend"),
+    [
+        ("row_sums", "bf16", "there is no such step; give one of inputs, scores, "),
+        ("output", Dot(Cast(BF16)), "give a Cast, a format"),
+        ("output", "mxfp4", ""),
+        ("accumulator", MICROSCALED["mxfp4"], "give a Cast"),
+        ("scores", MICROSCALED["mxfp4"], "give a Dot"),
+        ("values", "bf16@x", "after @ comes"),
+    ],
+)
+def test_what_is_no_step_is_refused_by_name(step: str, given: Any, mend: str) -> None:
+    with pytest.raises(BadInput, match=rf"^precision\.{step}: .*{mend}"):
+        Precision.kernel(BF16).with_step(**{step: given})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +272,7 @@ def test_one_step_at_a_time() -> None:
         (Precision.golden(), torch.float64),
         (Precision.uniform(Format(8, 11)), torch.float64),
         (Precision.uniform(Format(11, 7)), torch.float64),
-        (replace(Precision.kernel(BF16), scores=Dot.parse("e8m13:toward_zero@16")), torch.float64),
+        (Precision.kernel(BF16).with_step(scores=Dot.parse("e8m13:toward_zero@16")), torch.float64),
     ],
 )
 def test_the_carrier_leaves_roundings_innocuous(precision: Precision, carrier: torch.dtype) -> None:
@@ -310,7 +345,7 @@ def test_a_long_row_is_summed_alike_alone_and_among_others() -> None:
 @pytest.mark.parametrize("text", ["fp64:toward_zero", "fp64:saturate", "e11m51", "fp64:stochastic"])
 def test_what_fp64_cannot_round_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="^precision: "):
-        replace(Precision.golden(), accumulator=Cast.parse(text))
+        Precision.golden().with_step(accumulator=Cast.parse(text))
 
 
 def test_twelve_bits_would_be_rounded_twice() -> None:

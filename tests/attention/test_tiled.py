@@ -254,7 +254,7 @@ def test_constant_values_come_back_when_l_adds_up_the_rounded_p(name: str, bc: i
     found = {}
     for sum_over in SumOver:
         soft = OnlineSoftmax(p_scale=p_scale, sum_over=sum_over)
-        out = Tiled(replace(precision, output=Cast(FP32)), Tiling(16, bc), soft)(q, k, ones, Mask(), 0.21).out
+        out = Tiled(precision.with_step(output=Cast(FP32)), Tiling(16, bc), soft)(q, k, ones, Mask(), 0.21).out
         found[sum_over] = float((out - 1).abs().max())
     assert found[SumOver.PROBABILITIES] <= 2 * (2 * keys + 4) * FP32.u
     assert found[SumOver.EXPONENTIALS] > 100 * found[SumOver.PROBABILITIES] or found[SumOver.PROBABILITIES] == 0.0
@@ -339,7 +339,7 @@ def test_p_scale_keeps_small_p_above_underflow() -> None:
     exact = Exact()(q, k, v, Mask(), 1.0).out[0, 0, 0, 0].item()
     seen = {}
     for scale in (1.0, 256.0):
-        variant = Tiled(replace(precision, output=Precision.golden().output), Tiling(16, 16), OnlineSoftmax(p_scale=scale))
+        variant = Tiled(precision.with_step(output=Precision.golden().output), Tiling(16, 16), OnlineSoftmax(p_scale=scale))
         seen[scale] = variant(q, k, v, Mask(), 1.0).out[0, 0, 0, 0].item() - exact
     assert abs(seen[256.0]) < abs(seen[1.0]) / 10
 
@@ -441,7 +441,7 @@ def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
     """
     rows = 256
     q, k = torch.zeros(1, 1, rows, 1), torch.ones(1, 1, 1024, 1)
-    policy = replace(Precision.parse("kernel_fp32"), accumulator=Cast.parse(RANDOM))
+    policy = Precision.parse("kernel_fp32").with_step(accumulator=Cast.parse(RANDOM))
     got = Tiled(policy, Tiling(16, 1))(q, k, k, Mask()).out.flatten()
     assert abs(float(got.mean()) - 1) <= 5 * 0.047 / math.sqrt(rows)
     assert 0.02 < float(got.std()) < 0.047
@@ -457,7 +457,7 @@ def test_every_step_rounds_without_bias(step: str) -> None:
     results = []
     for seed in range(60):
         cast = Cast.parse(f"fp16:stochastic:seed={seed}")
-        policy = replace(base, **{step: Dot(cast) if step in ("row_sum", "values", "scores") else cast})  # type: ignore[arg-type]
+        policy = base.with_step(**{step: cast})
         results.append(Tiled(policy, Tiling(16, 16))(*inputs, Mask()).out.double())
     stacked = torch.stack(results)
     error = stacked.std(0) / math.sqrt(len(results))
@@ -469,7 +469,7 @@ def test_every_step_rounds_without_bias(step: str) -> None:
 
 def test_blocks_of_rows_change_no_bit_of_a_random_run(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Cast.parse(RANDOM)
-    policy = Precision(step, Dot(step), step, step, Dot(step, 4), step, Dot(step, 8), step, step)
+    policy = Precision.throughout(step).with_step(row_sum=Dot(step, 4), values=Dot(step, 8))
     inputs = policy.round_inputs(*draw(SIZES))
     x = draw(SIZES)[1]
     assert len({tuple(t.flatten().tolist()) for t in policy.round_inputs(x, x, x)}) == 3, "q, k and v round independently"
@@ -490,7 +490,7 @@ NO_INFINITY = ["e4m3fn", "e2m14finite", "e4m3fn:saturate", "bf16:saturate", "int
 def test_what_is_not_seen_is_never_rounded(mask: str, step: str, text: str) -> None:
     """A format without infinity changes nothing about masked keys: the same as leaving them out, and no NaN."""
     cast = Cast.parse(text)
-    policy = replace(Precision.kernel(BF16), **{step: Dot(cast) if step in ("scores", "row_sum") else cast})  # type: ignore[arg-type]
+    policy = Precision.kernel(BF16).with_step(**{step: cast})
     q, k, v = policy.round_inputs(*draw(SIZES, spread=0.3))
     single = replace(MASKS[mask], key_lengths=None)
     for soft in (OnlineSoftmax(), FA1, OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=1.0)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -292,7 +292,7 @@ def test_a_variant_with_nan_leaves_no_rows_of_the_baseline_behind(bench: Bench) 
 
 def test_random_roundings_differ_between_replicates() -> None:
     """Equal inputs in every replicate: what differs is the rounding, and an interval over replicates shows it."""
-    policy = replace(Precision.parse("kernel_fp32"), accumulator=Cast.parse("bf16:stochastic"))
+    policy = Precision.parse("kernel_fp32").with_step(accumulator=Cast.parse("bf16:stochastic"))
     problem = Problem(Distribution(Kind.CONSTANT), Shape(queries=16, keys=300, head_dim=8))
     for variant in (Tiled(policy, Tiling(16, 1)), Tiled(Precision.parse("kernel_bf16"), Tiling(16, 1))):
         record = Bench(Exact(), "cpu").measure(problem, variant, None, 3)

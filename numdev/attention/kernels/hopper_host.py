@@ -18,6 +18,7 @@ from numdev.attention.kernels.launch import hopper_bc
 from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
+from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Order
 
@@ -101,8 +102,8 @@ def _loads(tensor: Tensor) -> bool:
     return inner and tensor.data_ptr() % 16 == 0 and all(s > 0 and s * tensor.element_size() % 16 == 0 for s in strides[:-1])
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, str]:
-    """`out` in the dtype of q, LSE in FP32, and the name of the kernel with its launch settings."""
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, Ran]:
+    """`out` in the dtype of q, LSE in FP32, and what ran."""
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     br = settings.br or pinned_br(head_dim, mask, queries, keys)
     shape = SHAPES[head_dim, br]
@@ -125,7 +126,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
             bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers,
             num_warps=4,
         )  # fmt: skip
-    return out, lse, f"numdev hopper br={br} bc={bc} stages={shape.stages}"
+    return out, lse, Ran("numdev hopper", br, bc, stages=shape.stages)
 
 
 _TABLES = Tables(64)

@@ -13,9 +13,15 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, SIDES, Honours
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
+from numdev.attention.tiling import Order
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, is_refusal, proven
+from numdev.attention.walk import Walk
 from numdev.errors import BadInput, Unsupported
 
 _FIELD = "attention"
@@ -41,6 +47,16 @@ class Flex(InDtype):
             if side is not None and (side < 16 or side & (side - 1)):
                 raise BadInput(f"tiling.{field}", side, "FlexAttention takes powers of two of at least 16, or null")
 
+    def cost_model(self, ran: Ran) -> CostModel:
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packs_heads=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        """Under a mask it visits the blocks that the mask cuts first, an order that no tiling here has."""
+        policy = Precision.kernel(self.fmt)
+        if mask.is_none:
+            return Walk(policy, bc=self.bc, order=Order.FORWARD, why="it depends on the launch")
+        return Walk(policy, bc=self.bc, why="blocks that the mask cuts come first, an order that no tiling here has")
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`.
 
@@ -63,7 +79,7 @@ class Flex(InDtype):
                 if not is_refusal(error):
                     raise
                 raise Unsupported(_FIELD, f"FlexAttention: {_reason(error)}") from None
-        return Output(out, lse, kernel=kernel)
+        return Output(out, lse, ran=Ran(kernel))
 
 
 def _reason(error: Exception) -> str:

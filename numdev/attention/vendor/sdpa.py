@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from enum import Enum
@@ -13,9 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
+from numdev.attention.tiling import Order
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, is_refusal, proven
+from numdev.attention.walk import Walk
 from numdev.errors import Unsupported
 
 _FIELD = "attention.backend"
@@ -52,6 +59,21 @@ class Sdpa(InDtype):
     backend: Backend = Backend.FLASH
     fmt: Format = BF16
 
+    def cost_model(self, ran: Ran) -> CostModel:
+        """The math backend is vanilla attention, on FP32 copies of 16-bit inputs."""
+        if self.backend is Backend.MATH:
+            width = Width(max(4.0, self.fmt.bits / 8), self.fmt.bits / 8)
+            return CostModel(Algorithm.VANILLA, width, holds_scores=True, packs_heads=True)
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packs_heads=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        policy = Precision.kernel(self.fmt)
+        if self.backend is Backend.FLASH:
+            return _flash(policy, shape)
+        if self.backend is Backend.EFFICIENT:  # the names of its kernels: 64x64, 64x128, 32x128
+            return Walk(policy, bc=64 if shape.head_dim <= 64 else 128, order=Order.FORWARD)
+        return Walk(policy)
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """No LSE: the function does not return it.
 
@@ -79,7 +101,7 @@ class Sdpa(InDtype):
                     raise
                 said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
                 raise Unsupported(_FIELD, f"{self.backend.value}: {str(error).splitlines()[0]} {said}".strip()) from None
-        return Output(out, None, kernel=kernel)
+        return Output(out, None, ran=Ran(kernel))
 
     def _check_device(self, device: torch.device) -> None:
         if device.type != "cuda" and self.backend not in (Backend.FLASH, Backend.MATH):
@@ -89,6 +111,21 @@ class Sdpa(InDtype):
         if mask.is_none:
             return {}
         return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
+
+
+def _flash(policy: Precision, shape: Shape) -> Walk:
+    """The launch templates of FlashAttention-2, whose blocks go from the last to the first: the last may be ragged.
+
+    Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
+    splits the keys (its `num_splits_heuristic`).
+    """
+    rows = shape.packed
+    blocks = rows.batch * rows.heads * math.ceil(rows.queries / 64)
+    if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
+        why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"
+        return Walk(policy, why=why)
+    bc = {64: 128, 128: 64}.get(shape.head_dim)
+    return Walk(policy, bc=bc, order=Order.REVERSE, why="its tile is known at head_dim 64 and 128 alone")
 
 
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:

@@ -10,9 +10,14 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dense, hides_rows
+from numdev.attention.walk import Walk
 from numdev.errors import Unsupported
 
 
@@ -29,6 +34,12 @@ class Vanilla(InDtype):
     honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
 
     fmt: Format = BF16
+
+    def cost_model(self, ran: Ran) -> CostModel:
+        return CostModel(Algorithm.VANILLA, Width.of(self.fmt, self.fmt), holds_scores=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> Walk:
+        return Walk(Precision.kernel(self.fmt), why="it has no tiles")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`, no LSE; rows that see no key are 0.

@@ -16,6 +16,7 @@ from numdev.attention import cost
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
+from numdev.attention.ran import Ran
 from numdev.attention.triton import Products
 from numdev.attention.vendor import dispatch as vendor
 from numdev.cache import LeastRecentlyUsed
@@ -125,7 +126,7 @@ class SpeedBench:
         inputs = prepared(problem, variant, seed, self.device)
         run = bound(problem, variant, inputs)
         first = run()
-        kernel = getattr(first, "kernel", "")
+        ran = first.ran
         deviation = self._deviation(problem, variant, seed, first)
         output_bytes = sum(map(_bytes, first.tensors().values()))
         del first
@@ -145,15 +146,14 @@ class SpeedBench:
             "output_bytes": output_bytes,
         }
         found = {name: deviation.metrics()[name] for name in DEVIATIONS}
-        return figures | self._model(problem, variant, kernel) | found, deviation, kernel
+        return figures | self._model(problem, variant, ran) | found, deviation, str(ran)
 
-    def _model(self, problem: Problem, variant: Any, kernel: str) -> dict[str, Any]:
-        kind = cost.algorithm(variant)
-        if kind is None:
+    def _model(self, problem: Problem, variant: Any, ran: Ran) -> dict[str, Any]:
+        model = variant.cost_model(ran)
+        if model is None:
             return {"algorithm": "", "model_bytes": math.nan, "model_br": 0}
-        br = cost.rows_of_tile(variant, kernel, problem, self.device) if kind is cost.Algorithm.TILED else 0
-        moved = cost.moved_bytes(cost.as_computed(problem, variant), kind, cost.width(variant), br)
-        return {"algorithm": kind.value, "model_bytes": moved, "model_br": br}
+        found = cost.cost_of(problem, model, self.device)
+        return {"algorithm": found.algorithm.value, "model_bytes": found.bytes, "model_br": found.br}
 
     def _deviation(self, problem: Problem, variant: Any, seed: int, output: Any) -> Deviation:
         """Of the result that is timed, in the heads that golden has: all others see the same numbers."""
@@ -169,8 +169,9 @@ class SpeedBench:
         """Raise MemoryError rather than be killed by a system that promises memory which it does not have."""
         shape, size = problem.shape, getattr(variant, "storage", torch.float32).itemsize
         wanted = size * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
-        if cost.holds_scores(variant):
-            wanted += 2 * int(cost.width(variant).input) * shape.batch * shape.heads * shape.queries * shape.keys
+        model = variant.cost_model(Ran())
+        if model is not None and model.holds_scores:
+            wanted += 2 * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
         if wanted > (free := available_bytes(self.device)):
             raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,7 +117,7 @@ def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, d
 @pytest.mark.parametrize("narrow", ["e4m3fn", "e4m3fn:saturate", "e5m2"])
 def test_a_split_without_a_sum_has_no_weight_in_any_format(narrow: str, device: str) -> None:
     """Its minus infinity is never rounded: to a format without one it would be NaN or the least number."""
-    policy = replace(Precision.parse("kernel_bf16"), rescale=Cast.parse(narrow))
+    policy = Precision.parse("kernel_bf16").with_step(rescale=Cast.parse(narrow))
     parts, lse = torch.randn(2, 1, 1, 5, 16), torch.zeros(2, 1, 1, 5)
     parts[0], lse[0] = 0.0, float("-inf")
     request = portable.Request(policy, Tiling(16, 16, splits=2), OnlineSoftmax(), exactly=True)

@@ -253,7 +253,7 @@ def test_one_seed_draws_no_infinite_bar(results: Results) -> None:
 
 
 def test_a_method_that_is_missing_is_said_to_be(results: Results) -> None:
-    rows = results.study("fa3_table3").query("scenario != 'fp8_fa3'")
+    rows = results.study("fa3_table3").query("`scenario.stands_for` != 'FP8 FlashAttention-3'")
     assert texts(FIGURES["fa3_table3"](rows)).count("not measured") == 1
 
 

@@ -20,8 +20,8 @@ from numdev.report.claims.finding import (
     left_out,
     select,
 )
-from numdev.report.claims.published import FA3_NAMES, FA3_RMSE
-from numdev.report.reading.scenarios import SCENARIO
+from numdev.report.claims.published import FA3_RMSE
+from numdev.report.reading.scenarios import STANDS_FOR
 from numdev.report.statistics.estimates import Interval, ratio
 
 FACTOR = 1.5  # between a measured RMSE and the published one, whose N and d are not given
@@ -43,7 +43,7 @@ def fa3_table3(rows: pd.DataFrame) -> Evidence:
     close = sum(region.verdict(times) is Verdict.HOLDS for times in ratios.values())
     ways = [ABOVE.verdict(pair) for pair in pairs]
     counts = [ways.count(way) for way in (Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED)]
-    told = ", ".join(f"{FA3_NAMES[name]} {ratios[name].text()}" for name in FA3_RMSE)
+    told = ", ".join(f"{name} {ratios[name].text()}" for name in FA3_RMSE)
     ordered = f"Of {len(pairs)} pairs the interval of {counts[0]} is in the published order, of {counts[1]} in the other, "
     ordered += f"and of {counts[2]} in neither."
     figure = f"{close} of {len(ratios)} within {FACTOR:g}, {counts[0]} of {len(pairs)} pairs in order"
@@ -57,13 +57,8 @@ def _over_published(found: pd.DataFrame, published: float) -> Interval:
 
 def rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
     """A method's RMSE against golden by replicate; see `per_replicate`."""
-    named = rows.assign(method=methods(rows))
-    return per_replicate(select(named, reference="golden", method=method), EVERY)
-
-
-def methods(rows: pd.DataFrame) -> pd.Series[str]:
-    """The method of each row: the label of that name, or else the scenario."""
-    return rows["label.method"].fillna(rows[SCENARIO]) if "label.method" in rows else rows[SCENARIO]
+    """The RMSE from golden of each replicate of the scenario that stands for one row of the published table."""
+    return per_replicate(select(rows, reference="golden", **{STANDS_FOR: method}), EVERY)
 
 
 def sign(rows: pd.DataFrame) -> Evidence:

@@ -8,16 +8,15 @@ import pandas as pd
 
 from numdev.report.claims.evidence import clustered, over_baseline, per_replicate
 from numdev.report.claims.finding import Evidence, Question, Region, Undecidable, about, select
+from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, significant
+from numdev.results.scenario import EntryRole
 
-KERNEL = "label.kernel"
+KERNEL, ROLE = "label.kernel", f"{ENTRY_ROLE}kernel"
 METRIC = "rmse"  # over all elements: what the order of a sum does to one of them is chance
 LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to zero in one order of summation
 SMALL = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
 SIZE = 1.1  # the size of the error is predicted if it is right within a factor of this
-UNIFORM, INSIDE = "uniform_bf16", "kernel_bf16"  # the emulated policies of the study, by label
-CONTROL = "exact_rounded"  # golden rounded once: it errs as little as can be, and not as any kernel does
-UNFUSED = ("vanilla", "sdpa_math")  # scores in memory: no kernel of which the claim speaks
 NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s
 
 
@@ -51,16 +50,37 @@ class Agreement:
         return f"{', '.join(parts)}, {self.size.text()}"
 
 
-def kernels(rows: pd.DataFrame) -> list[str]:
-    """The kernels that ran, in the order of the study, the control among them.
+def kernels(rows: pd.DataFrame) -> dict[str, EntryRole]:
+    """What was measured along the axis `kernel`, in the order of the study, with the role that the study declares of each."""
+    if KERNEL not in rows:
+        return {}
+    found = rows.reindex(columns=[KERNEL, ROLE]).dropna(subset=KERNEL).drop_duplicates()
+    return {str(name): EntryRole.SUBJECT if pd.isna(role) else EntryRole(role) for name, role in found.itertuples(index=False)}
+
+
+def subjects(rows: pd.DataFrame) -> list[str]:
+    """The kernels of which the claims speak.
 
     Raises:
-        Undecidable: if none did.
+        Undecidable: if none was measured.
     """
-    found = [str(name) for name in rows[KERNEL].dropna().unique()] if KERNEL in rows else []
-    if not set(found) - {CONTROL}:
+    found = [name for name, role in kernels(rows).items() if role is EntryRole.SUBJECT]
+    if not found:
         raise Undecidable("no kernel could be measured here")
     return found
+
+
+def the(rows: pd.DataFrame, role: EntryRole) -> str:
+    """The one entry that the study declares to have a role.
+
+    Raises:
+        Undecidable: if none was measured, or several.
+    """
+    found = [name for name, own in kernels(rows).items() if own is role]
+    if len(found) != 1:
+        told = ", ".join(found) or "none"
+        raise Undecidable(f"the claim needs one kernel with the role {role.value} in the study, and there is {told}")
+    return found[0]
 
 
 def agreement(rows: pd.DataFrame, name: str) -> Agreement:
@@ -82,11 +102,9 @@ def _mean(found: pd.DataFrame) -> Interval:
 
 def validate(rows: pd.DataFrame) -> Evidence:
     """For every kernel most of the arithmetic error is predicted element by element, and the size of the total error is."""
-    names = kernels(rows)
-    if CONTROL not in names:
-        raise Undecidable("without its control, exact attention rounded once, nearness to the emulation says little")
-    control = agreement(rows, CONTROL)
-    found = {name: agreement(rows, name) for name in names if name != CONTROL}
+    names = subjects(rows)
+    control = agreement(rows, the(rows, EntryRole.CONTROL))
+    found = {name: agreement(rows, name) for name in names}
     told = "; ".join(f"{name.replace('_', ' ')} {a.text()}" for name, a in found.items())
     worst = max(found.values(), key=lambda a: a.distance.estimate).distance
     counted = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
@@ -108,15 +126,13 @@ def over_policy(rows: pd.DataFrame, name: str, policy: str) -> Interval:
 
 
 def inside(rows: pd.DataFrame) -> Evidence:
-    """Every fused kernel deviates from golden as much as `kernel(F)` does.
+    """Every fused kernel deviates from golden as much as `kernel(F)`, the expected entry, does.
 
-    That says something of `uniform(F)` only if it deviates more, which is a condition.
+    That says something of `uniform(F)`, the control, only if it deviates more, which is a condition.
     """
-    names = [name for name in kernels(rows) if name not in (UNIFORM, INSIDE, *UNFUSED)]
-    if not names:
-        raise Undecidable("no kernel could be measured here")
-    times = {name: over_policy(rows, name, INSIDE) for name in names}
-    strict = over_policy(rows, UNIFORM, INSIDE)
+    names, like = subjects(rows), the(rows, EntryRole.EXPECTED)
+    times = {name: over_policy(rows, name, like) for name in names}
+    strict = over_policy(rows, the(rows, EntryRole.CONTROL), like)
     near = tuple(Question(t, about(1.0, NEAR)) for t in times.values())
     questions = (*near, Question(strict, Region(low=NEAR), is_condition=True))
     told = ", ".join(f"{name.replace('_', ' ')} {t.text()}" for name, t in times.items())

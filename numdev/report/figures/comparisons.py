@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from numdev.report.claims.fa3 import FACTOR, of_policy, rmse
 from numdev.report.claims.finding import Undecidable
-from numdev.report.claims.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
+from numdev.report.claims.published import FA3_RATIO, FA3_RMSE, FIG4_RATIO
 from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
@@ -46,7 +46,7 @@ def fa3_table3(rows: pd.DataFrame) -> Figure:
     axes.set_xscale("log")
     drawn = axes.dataLim
     axes.set_xlim(drawn.x0 / 1.4, drawn.x1 * 3)  # room for the figures on the right
-    axes.set_yticks(range(len(names)), [FA3_NAMES[name] for name in names])
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.claims.finding import Undecidable, select
-from numdev.report.claims.kernels import CONTROL, INSIDE, KERNEL, METRIC, SMALL, UNFUSED, UNIFORM, agreement, kernels
+from numdev.report.claims.kernels import KERNEL, METRIC, SMALL, agreement, kernels
 from numdev.report.figures.grid import Panel, head, highest, name_steps, replicates, whiskers
 from numdev.report.figures.style import BLUE, GREY, PAGE, VERMILION, colour
 from numdev.report.figures.style import SMALL as TINY
 from numdev.report.reading.scenarios import ROLES, formats, of, ordered
+from numdev.results.scenario import EntryRole
 
-_NAMES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "kernel(BF16), emulated", CONTROL: "control: exact"}
+_SHADES = {EntryRole.CONTROL: VERMILION, EntryRole.EXPECTED: BLUE, EntryRole.SUBJECT: "#000000", EntryRole.ASIDE: GREY}
 
 
 def validate(rows: pd.DataFrame) -> Figure:
@@ -25,15 +26,16 @@ def validate(rows: pd.DataFrame) -> Figure:
     names, found = kernels(rows), formats(rows)
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
-        for place, name in enumerate(names):
+        for place, (name, role) in enumerate(names.items()):
             for i, fmt in enumerate(found):
                 part = own[(own["format"] == fmt) & (own[KERNEL] == name)]
-                shade = GREY if name == CONTROL else colour(fmt)
+                shade = GREY if role is EntryRole.CONTROL else colour(fmt)
                 _agreement(axes, part, name, place + 0.42 * (i - (len(found) - 1) / 2), shade)
         axes.axvline(1, color=GREY, linewidth=0.6)
         axes.axvline(SMALL, color=GREY, linestyle="--", linewidth=0.6)
 
-    figure = _panels(rows, names, draw, "RMSE between kernel and emulation over that of the emulation from golden", 0.36)
+    shown = ["control: exact" if role is EntryRole.CONTROL else _words(name) for name, role in names.items()]
+    figure = _panels(rows, shown, draw, "RMSE between kernel and emulation over that of the emulation from golden", 0.36)
     keys = [Line2D([], [], color=colour(fmt), marker="o", linestyle="") for fmt in found]
     words = [f"{fmt}, with the share of equal elements" for fmt in found]
     figure.legend(keys, words, loc="outside upper right", ncols=2, frameon=False)
@@ -54,23 +56,28 @@ def _agreement(axes: Axes, rows: pd.DataFrame, name: str, place: float, shade: s
 
 def policies(rows: pd.DataFrame) -> Figure:
     """RMSE of each kernel from golden, between the emulated policies `kernel(F)` and `uniform(F)`."""
-    names = kernels(rows)
+    names, fmt = kernels(rows), formats(rows)[0].upper()
+    policy = {EntryRole.CONTROL: f"every step in {fmt}", EntryRole.EXPECTED: f"kernel({fmt}), emulated"}
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
-        for place, name in enumerate(names):
+        for place, (name, role) in enumerate(names.items()):
             try:
                 interval = replicates(select(own, "variant", "golden", **{KERNEL: name}), METRIC)
             except Undecidable:
                 axes.annotate("not measured", (0, place), (3, 0), xycoords=("axes fraction", "data"), **_beside(GREY))
                 continue
             assert interval is not None, "select refuses what holds NaN"
-            emulated, shade = name in _NAMES, {UNIFORM: VERMILION, INSIDE: BLUE}.get(name, "#000000")
-            shade = GREY if name in UNFUSED else shade
+            emulated, shade = role in policy, _SHADES[role]
             axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="D" if emulated else "o")
             if emulated:
                 axes.axvline(interval.estimate, color=shade, linestyle="--", linewidth=0.6, zorder=0)
 
-    return _panels(rows, names, draw, "RMSE of O from golden, absolute")
+    shown = [policy.get(role, _words(name)) for name, role in names.items()]
+    return _panels(rows, shown, draw, "RMSE of O from golden, absolute")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _panels(
@@ -89,7 +96,7 @@ def _panels(
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
     axes = grid[0][0]
-    axes.set_yticks(range(len(names)), [_NAMES.get(name, name.replace("_", " ")) for name in names])
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     figure.supxlabel(text, fontsize=8)
     return figure

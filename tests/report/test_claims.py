@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -8,15 +9,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from numdev.report.claims import verdicts
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.published import FA3_RMSE
-from numdev.report.claims.verdicts import CLAIMS, ClaimResult, judge, note, unknown
+from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import Results, load
+from numdev.report.studies.registry import CLAIMS
 from numdev.results.scenario import Role, Scenario
 from numdev.results.store import Store
 
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 SEEDS = 5
+judge, unknown = partial(verdicts.judge, CLAIMS), partial(verdicts.unknown, CLAIMS)
 FORMATS = {"bf16": 1e-2, "fp16": 1e-3, "fp32": 1e-7, "fp64": 1e-16}
 
 

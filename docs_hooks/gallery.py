@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from docs_hooks.tables import REFERENCE, ROOT, cell, escaped, studies
+from docs_hooks.tables import REFERENCE, cell, escaped, studies
 
 Rows = list[dict[str, str]]
 
@@ -103,9 +103,10 @@ def study_of(stem: str) -> str | None:
 
 
 def _order(stem: str) -> tuple[int, str]:
-    """The order of the report's sections; what has none comes last."""
-    sections = (ROOT / "numdev" / "report" / "sections").glob("*.toml")
-    numbers = {path.stem.partition("_")[2]: int(path.stem.partition("_")[0]) for path in sections}
+    """The order of the report's chapters; what has none comes last."""
+    from numdev.report.studies.registry import CHAPTERS
+
+    numbers = {chapter.study: chapter.place for chapter in CHAPTERS}
     return numbers.get(study_of(stem) or "", 1000), stem
 
 

@@ -136,7 +136,7 @@ def rules() -> Iterator[str]:
 
 def claims() -> Iterator[str]:
     """Every claim, and what the reference results say of it in the first scenario."""
-    from numdev.report.claims.verdicts import CLAIMS
+    from numdev.report.studies.registry import CLAIMS
 
     folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]
     found = {folder.name: _first_findings(folder / "claims.csv") for folder in folders}

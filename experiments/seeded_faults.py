@@ -309,9 +309,9 @@ FAULTS = (
     ),
     Fault(
         "a kernel is predicted without its control",
-        "report/claims/kernels.py",
-        "Question(self.distance, Region(high=SMALL)), nearer, Question",
-        "Question(self.distance, Region(high=SMALL)), Question",
+        "report/studies/validate.py",
+        "Question(self.distance, Region(high=MOST)), nearer, Question",
+        "Question(self.distance, Region(high=MOST)), Question",
         ("report/claims",),
     ),
     Fault(
@@ -397,7 +397,7 @@ FAULTS = (
     ),
     Fault(
         "lines of speed leave their panel",
-        "report/figures/speed.py",
+        "report/studies/speed.py",
         "        axes.margins(y=0.08)\n",
         "        axes.margins(y=0.08)\n        axes.set_ylim(bottom=0)\n",
         ("report/speed",),
@@ -411,7 +411,7 @@ FAULTS = (
     ),
     Fault(
         "long sequences are judged against the baseline",
-        "report/claims/evidence.py",
+        "report/studies/long.py",
         'over_length(rows, metric, "golden") for metric',
         "over_length(rows, metric) for metric",
         ("report/claims",),

@@ -15,7 +15,8 @@
     axes:                               # the grid
       precision: [bf16, fp16]           # a group and its options, or a setting and its values
       tiling.bc: [16, 32, 64]
-      step:                             # or names, each with any settings
+      step:                             # or names, each with any settings, and with what it is to the claims
+        none: {role: control}           # subject, expected, control or aside (`numdev.results.scenario.EntryRole`)
         scores: {precision.scores: bf16}
         values: {precision.values: bf16}
 
@@ -32,22 +33,30 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from numdev.cli import build
 from numdev.cli.library import Library
 from numdev.cli.schema import GROUPS
 from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested, resolved, written
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.scenario import Role, Scenario
+from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
-Axis = list[tuple[Any, Statements]]  # label and what it states
 
-_OF_SCENARIO = ("title", "role")
+
+class Entry(NamedTuple):
+    """One value of an axis: its label, what it states, and what it is to the claims."""
+
+    label: Any
+    statements: Statements
+    role: EntryRole = EntryRole.SUBJECT
+
+
+_OF_SCENARIO = ("title", "role", "stands_for")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
 
 
@@ -102,9 +111,11 @@ class Expander:
         points: dict[str, StudyPoint] = {}
         for scenario, own in scenarios.items():
             try:
-                for labels, request, denied in self._grid(own, fields):
+                for entries, request, denied in self._grid(own, fields):
+                    labels = {axis: entry.label for axis, entry in entries.items()}
+                    roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
                     key = json.dumps([scenario, labels, request.config], sort_keys=True)
-                    points.setdefault(key, _point(request, scenario, labels, denied))
+                    points.setdefault(key, replace(_point(request, scenario, labels, denied), roles=roles))
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
@@ -161,42 +172,42 @@ class Expander:
         folder = ["--config-dir", self.own] if self.own else []
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
-    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Request, NotHonoured | None]]:
-        """Labels of each point of one scenario, what is asked for, and whether the command line denies what a label says."""
+    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
+        """Entries of each point of one scenario by axis, what is asked for, and whether the command line denies a label."""
         merged = fields["axes"] | _mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = _split(self.task)
         axes = {key: self._axis(key, values) for key, values in merged.items()}
         for combination in itertools.product(*axes.values()):
-            labels = dict(zip(axes, (label for label, _ in combination), strict=True))
-            choices, values = _split({key: value for _, statements in combination for key, value in statements.items()})
-            found = (self._denied(axis, *entry) for axis, entry in zip(axes, combination, strict=True))
+            entries = dict(zip(axes, combination, strict=True))
+            choices, values = _split({key: value for entry in combination for key, value in entry.statements.items()})
+            found = (self._denied(axis, entry) for axis, entry in entries.items())
             denied = next((error for error in found if error is not None), None)
-            yield labels, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
+            yield entries, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
 
-    def _denied(self, axis: str, label: Any, statements: Statements) -> NotHonoured | None:
+    def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
-        choices, values = _split(statements)
+        choices, values = _split(entry.statements)
         stands_for = {key: value for group, option in choices.items() for key, value in flat({group: self._leaf(group, option)})}
         stands_for |= choices | dict(flat(values))
         for key, value in self.task.items():
             if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
-                mend = f"the points {axis}={written(label)} stand for {key}={written(stands_for[key])}; leave it out"
+                mend = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
                 return NotHonoured(key, value, mend)
         return None
 
     def _typed(self, key: str, value: Any) -> Any:
         return value if key in GROUPS else self._types.check(key, value)
 
-    def _axis(self, key: str, values: Any) -> Axis:
+    def _axis(self, key: str, values: Any) -> list[Entry]:
         """The values of an axis with what they state; only the command line's where it names the axis."""
         if key in self.task:
             values = [self.task[key]]
         if isinstance(values, Mapping):
-            return [(name, _mapping(f"axes.{key}.{name}", statements)) for name, statements in values.items()]
+            return [_entry(f"axes.{key}.{name}", name, _mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
         if not isinstance(values, list):
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
-        return [(value, {key: value}) for value in values]
+        return [Entry(value, {key: value}) for value in values]
 
     def _leaf(self, group: str, option: Any) -> Statements:
         if isinstance(option, (Mapping, list)):
@@ -229,7 +240,13 @@ def _scenario(name: str, own: Statements) -> Scenario:
     title = own.get("title", name)
     if not isinstance(title, str) or not title.strip():
         raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
-    return Scenario(name, title, build.choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value)))
+    role = build.choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
+    return Scenario(name, title, role, str(own.get("stands_for", "")))
+
+
+def _entry(where: str, name: str, own: Statements) -> Entry:
+    role = build.choice(f"{where}.role", EntryRole, own.get("role", EntryRole.SUBJECT.value))
+    return Entry(name, {key: value for key, value in own.items() if key != "role"}, role)
 
 
 def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,6 +8,15 @@ from enum import Enum
 from typing import Any
 
 
+class EntryRole(Enum):
+    """What an entry of an axis is to the claims that compare the entries."""
+
+    SUBJECT = "subject"  # what the claims speak of
+    EXPECTED = "expected"  # what the claims say the subjects are like
+    CONTROL = "control"  # what the subjects have to differ from for the comparison to mean anything
+    ASIDE = "aside"  # measured beside the others and not judged
+
+
 class Role(Enum):
     """What a scenario is to the source of a study's claims."""
 
@@ -25,15 +34,17 @@ class Scenario:
         name: in the study's file.
         title: what they are, for a reader: "uniform inputs, every step in F, FlashAttention-1".
         role: see `Role`.
+        stands_for: the row of the source's table that this scenario repeats, where the claim is on a table.
     """
 
     name: str
     title: str
     role: Role = Role.BEYOND
+    stands_for: str = ""
 
     def stated(self) -> dict[str, str]:
         """As a study's manifest keeps it."""
-        return {"name": self.name, "title": self.title, "role": self.role.value}
+        return {"name": self.name, "title": self.title, "role": self.role.value, "stands_for": self.stands_for}
 
 
 def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
@@ -47,7 +58,7 @@ def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
         name, title, role = stated["name"], stated["title"], Role(stated["role"])
         if manifest["overrides"]:
             title, role = f"{title}, with overrides: {' '.join(manifest['overrides'])}", Role.BEYOND
-        found[name] = Scenario(name, title, role)
+        found[name] = Scenario(name, title, role, stated.get("stands_for", ""))
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.results.record import Record, Status, describe
-from numdev.results.scenario import Scenario, is_old
+from numdev.results.scenario import EntryRole, Scenario, is_old
 from numdev.results.store import Store
 
 DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
@@ -37,6 +37,7 @@ class StudyPoint:
         scenario: the name of the circumstances; a claim is judged once in each.
         labels: the point's place on the study's axes, for tables and figures.
         refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
+        roles: what the point's entries are to the claims, by axis; an axis that is not listed has a subject there.
     """
 
     problem: Any
@@ -46,6 +47,7 @@ class StudyPoint:
     scenario: str = "default"
     labels: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
+    roles: Mapping[str, EntryRole] = field(default_factory=dict)
 
     def text(self) -> str:
         """Scenario and labels in one line."""
@@ -81,7 +83,12 @@ class Study:
     def manifest(self, keys: list[str]) -> dict[str, Any]:
         """Which points belong to the study: what the report reads."""
         points = [
-            {"key": key, "scenario": point.scenario, "labels": describe(point.labels)}
+            {
+                "key": key,
+                "scenario": point.scenario,
+                "labels": describe(point.labels),
+                "roles": {axis: role.value for axis, role in point.roles.items()},
+            }
             for key, point in zip(keys, self.points, strict=True)
         ]
         known = {scenario.name: scenario for scenario in self.scenarios}

@@ -16,7 +16,8 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.settings import Types, flat, resolved
 from numdev.errors import BadInput
-from numdev.results.scenario import Role, Scenario
+from numdev.report.claims.published import FA3_RMSE
+from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 
 LIBRARY = Library((config_folder(),))
@@ -212,6 +213,7 @@ class TestBadStudies:
             ({"axes": {"step": {"one": 3}}}, r"axes\.step\.one: 3 .*setting: value"),
             ({"scenarios": {"s": ["uniform"]}}, r"study\.scenarios\.s: \['uniform'\]"),
             ({"scenarios": {"s": {"role": "papers"}}}, r"study\.scenarios\.s\.role: 'papers' .*paper"),
+            ({"axes": {"step": {"one": {"role": "star"}}}}, r"axes\.step\.one\.role: 'star' .*control"),
             ({"scenarios": {"s": {"title": " "}}}, r"study\.scenarios\.s\.title: ' ' .*in words"),
             ({"settings": {"s": {}}}, r"study: 'toy' .*'settings'.*a study has .*scenarios"),
             ({"base": {"device": "cpu"}}, r"device: 'cpu' .*command line"),
@@ -294,6 +296,18 @@ def test_a_scenario_has_a_title_and_a_role() -> None:
     assert made.scenarios == (Scenario("one", "as in the book", Role.PAPER), Scenario("two", "two", Role.BEYOND))
     assert [point.problem.source.kind.value for point in made.points] == ["normal", "uniform"]
     assert study().scenarios == (Scenario("default", study().title, Role.BEYOND),)
+
+
+def test_an_entry_of_an_axis_may_state_its_role() -> None:
+    made = study(axes={"step": {"one": {"role": "control", "tiling.bc": 16}, "two": {"tiling.bc": 32}}, "problem.n": [32]})
+    assert [point.roles for point in made.points] == [{"step": EntryRole.CONTROL}, {}]
+    points = made.manifest(["a", "b"])["points"]
+    assert [point["roles"] for point in points] == [{"step": "control"}, {}]
+
+
+def test_the_study_of_table_3_has_all_its_rows() -> None:
+    made = Expander(LIBRARY).study("fa3_table3", LIBRARY.study("fa3_table3"))
+    assert {scenario.stands_for for scenario in made.scenarios} == set(FA3_RMSE)
 
 
 @pytest.mark.parametrize(

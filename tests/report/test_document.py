@@ -23,11 +23,13 @@ from numdev.cli.library import Library, config_folder
 from numdev.measurement.bench import Bench
 from numdev.measurement.speed.bench import SpeedBench
 from numdev.measurement.speed.timing import Budget
-from numdev.report.claims.verdicts import CLAIMS, judge
+from numdev.report.claims.verdicts import judge
 from numdev.report.document.overview import escaped
 from numdev.report.document.paper import make_report
-from numdev.report.document.pdf import Section, command, contents, sections, write_pdf
+from numdev.report.document.pdf import command, contents, write_pdf
 from numdev.report.reading.frames import Results, load
+from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.toy_studies import title_of
@@ -49,7 +51,7 @@ def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(results: Results, out: Path) -> dict[str, Any]:
-    return contents(results, judge(results), {path.name: path for path in (out / "figures").glob("*.svg")})
+    return contents(results, judge(CLAIMS, results), {path.name: path for path in (out / "figures").glob("*.svg")})
 
 
 def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
@@ -60,11 +62,11 @@ def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
 
 
 def test_the_same_results_give_the_same_bytes(results: Results, out: Path) -> None:
-    assert write_pdf(results, judge(results), out / "figures") == (out / "report.pdf").read_bytes()
+    assert write_pdf(results, judge(CLAIMS, results), out / "figures") == (out / "report.pdf").read_bytes()
 
 
-@pytest.mark.parametrize("section", sections(), ids=lambda section: section.study)
-def test_a_section_is_of_a_study_that_there_is(section: Section) -> None:
+@pytest.mark.parametrize("section", CHAPTERS, ids=lambda section: section.study)
+def test_a_section_is_of_a_study_that_there_is(section: Chapter) -> None:
     fields = LIBRARY.study(section.study)
     assert fields["claims"] or section.study.startswith("speed_"), "a section has a verdict, or a table of speed"
     assert set(fields["claims"]) <= set(CLAIMS)
@@ -72,14 +74,14 @@ def test_a_section_is_of_a_study_that_there_is(section: Section) -> None:
 
 
 def test_every_claim_has_a_section() -> None:
-    judged = {claim for section in sections() for claim in LIBRARY.study(section.study)["claims"]}
+    judged = {claim for section in CHAPTERS for claim in LIBRARY.study(section.study)["claims"]}
     assert judged == set(CLAIMS)
 
 
 def test_every_section_has_its_figure_findings_and_command(shown: dict[str, Any], results: Results) -> None:
-    named = [section.study for section in sections() if section.study in results.manifests]
+    named = [section.study for section in CHAPTERS if section.study in results.manifests]
     present = [*named, *(name for name in results.manifests if name not in named)]
-    titles = {section.study: section.title for section in sections()}
+    titles = {section.study: section.title for section in CHAPTERS}
     expected = [titles.get(name, results.manifests[name]["title"]) for name in present]
     assert [section["title"] for section in shown["sections"]] == expected
     for section, study in zip(shown["sections"], present, strict=True):
@@ -96,7 +98,7 @@ def test_the_first_page_has_a_figure_that_its_section_names(shown: dict[str, Any
 
 
 def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any], results: Results) -> None:
-    absent = [section.title for section in sections() if section.study not in results.manifests]
+    absent = [section.title for section in CHAPTERS if section.study not in results.manifests]
     assert absent, "the toy results have Figures 5a and 5b in one study"
     assert shown["absent"] == absent
 
@@ -138,7 +140,7 @@ def test_a_scenario_says_what_it_is(shown: dict[str, Any], results: Results) -> 
 
 
 def test_every_claim_is_in_the_summary(shown: dict[str, Any], results: Results) -> None:
-    judged = judge(results)
+    judged = judge(CLAIMS, results)
     assert [claim["text"] for claim in shown["claims"]] == [result.claim.text for result in judged]
     for claim, result in zip(shown["claims"], judged, strict=True):
         assert [own["title"] for own in claim["chief"]] == [scenario.title for scenario in result.chief]
@@ -183,9 +185,9 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     drawn = {path.name: path for path in (tmp_path / "out" / "figures").glob("*.svg")}
     main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
-    whole = contents(main, judge(main), drawn, speed)
+    whole = contents(main, judge(CLAIMS, main), drawn, speed)
     last = whole["sections"][-1]
-    assert last["title"] == next(section.title for section in sections() if section.study == "speed_cpu")
+    assert last["title"] == next(section.title for section in CHAPTERS if section.study == "speed_cpu")
     assert len(last["figures"]) == 3
     assert len({figure["caption"] for figure in last["figures"]}) == 3
     assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation import METRICS
-from numdev.report.claims.verdicts import CLAIMS
 from numdev.report.document.paper import make_report
 from numdev.report.reading.columns import meaning
+from numdev.report.studies.registry import CLAIMS
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from tests.toy_studies import title_of

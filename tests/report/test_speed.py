@@ -30,10 +30,10 @@ from numdev.measurement.speed.columns import shape_text
 from numdev.measurement.speed.timing import Budget
 from numdev.report.document.paper import make_report
 from numdev.report.document.speed import crossovers, frame, make_speed_report
-from numdev.report.figures.speed import SPEED_FIGURES, look
 from numdev.report.figures.style import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
+from numdev.report.studies.speed import SPEED_FIGURES, look
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 

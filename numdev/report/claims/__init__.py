@@ -1,4 +1,4 @@
-"""What is claimed, the evidence for it in a study, and the rules by which evidence becomes a verdict.
+"""What a claim is, the comparisons that several claims make, and the rules by which evidence becomes a verdict.
 
-Nothing is drawn or written here.
+The claims of studies live in `numdev.report.studies`; nothing here draws or writes.
 """

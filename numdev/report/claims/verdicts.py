@@ -1,159 +1,19 @@
-"""The table of claims, and what the measurements say of each in every scenario."""
+"""What the measurements say of each claim in every scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from numdev.report.claims import evidence
-from numdev.report.claims import fa3 as evidence_fa3
-from numdev.report.claims import kernels as evidence_kernels
-from numdev.report.claims.finding import Evidence, Finding, Undecidable, Verdict, count, judged
+from numdev.report.claims.claim import Claim
+from numdev.report.claims.finding import Finding, Verdict, count, judged
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import by_role, generality, is_sources, of, shown_first
 from numdev.results.scenario import Role, Scenario
 
-GOLDEN = "Golden et al. 2024"
-FA3 = "Shah et al. 2024 (FlashAttention-3)"
-OURS = "Our question"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One sentence that measurements can bear out or not.
-
-    Attributes:
-        name: as a study's manifest lists it.
-        figure: the figure that shows it.
-        text: the claim.
-        source: where it is made, or to which claims of papers it is our question.
-        test: weighs it on the rows of one scenario.
-        across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
-        is_ours: whether no paper makes it, so that there is nothing to reproduce.
-    """
-
-    name: str
-    figure: str
-    text: str
-    source: str
-    test: Callable[[pd.DataFrame], Evidence]
-    across: bool = False
-    is_ours: bool = False
-
-    def weigh(self, rows: pd.DataFrame) -> Evidence:
-        """The evidence of the rows of one scenario; without a question, and with the reason, if they cannot answer."""
-        try:
-            return self.test(rows)
-        except Undecidable as reason:
-            return Evidence("unknown", f"{str(reason)[:1].upper()}{str(reason)[1:]}.")
-
-    def find(self, rows: pd.DataFrame) -> Finding:
-        """The finding on the rows of one scenario alone."""
-        return judged([self.weigh(rows)], [generality(rows)])[0]
-
-
-_CLAIMS = (
-    Claim(
-        "fig3",
-        "fig3",
-        "The deviation between tiled attention and the baseline falls from BF16 over FP16 and FP32 to FP64",
-        f"{GOLDEN}, section IV.A, Figure 3",
-        evidence.fig3,
-    ),
-    Claim(
-        "fig4",
-        "fig4",
-        "At BF16 tiled attention deviates about 10 times as much from golden as the baseline",
-        f"{GOLDEN}, section IV.A, Figure 4",
-        evidence.fig4,
-    ),
-    Claim(
-        "fig4_assumptions",
-        "fig4_assumptions",
-        "The ratio of Figure 4 is about 10 whatever N is",
-        f"{OURS}; {GOLDEN} give neither N nor the inputs of Figure 4",
-        evidence.fig4_assumptions,
-        is_ours=True,
-    ),
-    Claim(
-        "fig5a",
-        "fig5a",
-        "The max difference grows with the sequence length N at a fixed tile",
-        f"{GOLDEN}, section IV.A, Figure 5a",
-        evidence.fig5a,
-    ),
-    Claim(
-        "fig5b",
-        "fig5b",
-        "Mean and standard deviation of the difference grow with N at a fixed tile",
-        f"{GOLDEN}, section IV.A, Figure 5b",
-        evidence.fig5b,
-    ),
-    Claim(
-        "long",
-        "parting",
-        "The max difference from golden is larger the larger N, beyond the lengths of Figure 5a",
-        f"{OURS}: {GOLDEN}, section IV.A, Figure 5a, carried on",
-        evidence.long,
-        is_ours=True,
-    ),
-    Claim(
-        "fig6a",
-        "fig6a",
-        "Swapping Br and Bc makes the difference larger",
-        f"{GOLDEN}, section IV.B, Figure 6a",
-        evidence.fig6a,
-    ),
-    Claim(
-        "fig6b",
-        "fig6b",
-        "Square tiles make no significant difference",
-        f"{GOLDEN}, section IV.B, Figure 6b",
-        evidence.fig6b,
-    ),
-    Claim(
-        "fig6c",
-        "fig6c",
-        "Larger tiles make the difference smaller",
-        f"{GOLDEN}, section IV.B, Figure 6c",
-        evidence.fig6c,
-    ),
-    Claim(
-        "fa3_table3",
-        "fa3_table3",
-        "RMSE of FlashAttention-2 and -3 and of their baselines, in size and order",
-        f"{FA3}, Table 3",
-        evidence_fa3.fa3_table3,
-        across=True,
-    ),
-    Claim(
-        "sign",
-        "sign",
-        "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
-        f"{OURS}: {GOLDEN}, Figure 4, against {FA3}, section 4.3",
-        evidence_fa3.sign,
-        is_ours=True,
-    ),
-    Claim(
-        "validate",
-        "validate",
-        "The microbenchmark, a tiled emulation in pure tensors, agrees with the original kernel",
-        f"{GOLDEN}, section III",
-        evidence_kernels.validate,
-    ),
-    Claim(
-        "kernels",
-        "kernels",
-        "Production kernels deviate as FP32 inside does, kernel(F), not as every step in the format, uniform(F)",
-        f"{OURS}; that their kernels keep S, m, l and O in FP32 is said in {FA3}, section 4.3",
-        evidence_kernels.inside,
-        is_ours=True,
-    ),
-)
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _CLAIMS}
 _REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
 
 
@@ -231,13 +91,13 @@ class ClaimResult:
         return {verdict: scenarios for verdict, scenarios in found.items() if scenarios}
 
 
-def judge(results: Results) -> list[ClaimResult]:
+def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
     """Every claim that a study serves, in the order of the table, once per scenario of the study's manifest.
 
     All of them are one table: p-values are adjusted for the number of questions in it.
     """
     weighed = []
-    for claim in CLAIMS.values():
+    for claim in claims.values():
         for name, manifest in results.manifests.items():
             if claim.name in manifest["claims"]:
                 whole = {_whole(results, name): results.study(name)}
@@ -248,7 +108,7 @@ def judge(results: Results) -> list[ClaimResult]:
     of_claim: dict[tuple[str, str], dict[Scenario, Finding]] = {}
     for (claim, study, scenario, *_), finding in zip(weighed, findings, strict=True):
         of_claim.setdefault((claim.name, study), {})[scenario] = finding
-    return [ClaimResult(CLAIMS[name], study, own, asked) for (name, study), own in of_claim.items()]
+    return [ClaimResult(claims[name], study, own, asked) for (name, study), own in of_claim.items()]
 
 
 def _whole(results: Results, study: str) -> Scenario:
@@ -276,11 +136,11 @@ def note(claims: list[ClaimResult]) -> str:
     )
 
 
-def unknown(manifests: dict[str, dict[str, Any]]) -> list[str]:
-    """Notes on claims that studies list and this table does not have."""
+def unknown(claims: Mapping[str, Claim], manifests: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Notes on claims that studies list and that are not among these."""
     return [
-        f"{study}: there is no claim {name}; there are {', '.join(CLAIMS)}"
+        f"{study}: there is no claim {name}; there are {', '.join(claims)}"
         for study, manifest in manifests.items()
         for name in manifest["claims"]
-        if name not in CLAIMS
+        if name not in claims
     ]

@@ -1,4 +1,4 @@
-"""Files: tables, the PDF and its sections.
+"""Files and the terminal: tables, figures as PNG and SVG, the PDF.
 
 What they say is computed elsewhere in the report.
 """

@@ -13,10 +13,10 @@ from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.export import write_tables
 from numdev.report.document.speed import draw, frame
 from numdev.report.document.tables import claims_table, failures_table, worst_table
-from numdev.report.figures import FIGURES
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, is_timed, load
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.results.store import Store, write_atomically
 
 
@@ -45,10 +45,10 @@ def make_report(
     """
     console = console or Console()
     loaded = load(Store(results), studies, timed=False)
-    claims = judge(loaded)
+    claims = judge(CLAIMS, loaded)
     write_tables(loaded, claims, out, parquet)
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    notes = [*loaded.notes, *unknown(loaded.manifests), *write_figures(loaded, claims, out / "figures")]
+    notes = [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *write_figures(loaded, claims, out / "figures")]
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     if pdf:

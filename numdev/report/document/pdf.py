@@ -1,7 +1,6 @@
 """The report as a PDF, set by Typst from the figures in SVG and tables of the results. The same results give the same bytes.
 
-What is said of a study stands in one small file of `numdev/report/sections`; a file more is a section more. A section whose
-study has no results is left out and listed.
+Each chapter of `numdev.report.studies` is a section. A chapter whose study has no results is left out and listed.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,8 @@ from numdev.report.document.speed import frame, latest
 from numdev.report.document.tables import deviations
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, circumstances, of
+from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.registry import CHAPTERS
 
 HERE = Path(__file__).resolve().parent
 _WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
@@ -35,35 +34,10 @@ _HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands
 _TITLE = "How far fast attention strays from exact attention"
 
 
-@dataclass(frozen=True)
-class Section:
-    """What a report says of one study besides its results; texts are Typst markup.
-
-    Attributes:
-        title: of the section.
-        study: whose results it shows.
-        question: what the study asks.
-        measured: on what.
-        paper: what the source says.
-    """
-
-    title: str
-    study: str
-    question: str
-    measured: str
-    paper: str
-
-
-def _unnamed(results: Results, study: str) -> Section:
-    """The section of a study that has no file: its title and what was measured."""
+def _unnamed(results: Results, study: str) -> Chapter:
+    """The section of a study without a chapter: its title and what was measured."""
     title = overview.escaped(str(results.manifests[study]["title"]))
-    return Section(title, study, "", "", "")
-
-
-def sections(folder: Path = HERE / "sections") -> list[Section]:
-    """Every section, in the order of the numbers in front of the files' names."""
-    files = sorted(folder.glob("*.toml"), key=lambda path: int(path.name.partition("_")[0]))
-    return [Section(**tomllib.loads(path.read_text())) for path in files]
+    return Chapter(0, study, title, "", "", "")
 
 
 def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
@@ -83,7 +57,7 @@ def contents(
     results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
 ) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
-    known, wholes = sections(), [whole for whole in (results, speed) if whole]
+    known, wholes = CHAPTERS, [whole for whole in (results, speed) if whole]
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
@@ -105,7 +79,7 @@ def contents(
 
 
 def _section(
-    section: Section, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
+    section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
 ) -> dict[str, Any]:
     own = [result for result in claims if result.study == section.study]
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")

@@ -16,11 +16,11 @@ from numdev.measurement.deviation import METRICS
 from numdev.measurement.speed.columns import SHAPE, derived, shape_text
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.tables import failures_table
-from numdev.report.figures.speed import SPEED_FIGURES
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.frames import COMPARISON, LABEL, Results, load
 from numdev.report.statistics.estimates import significant
+from numdev.report.studies.speed import SPEED_FIGURES
 from numdev.results.store import Store, write_atomically
 
 SERIES = "series"

@@ -14,10 +14,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from numdev.report.claims.evidence import per_replicate
+from numdev.arithmetic.formats import Format
+from numdev.report.claims.comparisons import per_replicate
+from numdev.report.figures.labels import room_above
 from numdev.report.figures.style import COLUMN, GREY, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.scenarios import ROLES, is_sources, of, ordered
+from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, typical
 from numdev.results.scenario import Scenario
 
@@ -199,3 +201,23 @@ def _plain(value: float) -> str:
     digits, power = f"{value:.0e}".split("e")
     factor = "" if digits == "1" else rf"{digits} \times "
     return f"${factor}10^{{{int(power)}}}$"
+
+
+def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
+    """Rows with absolute metrics divided by the unit roundoff of their format."""
+    scaled = rows.copy()
+    units = {name: Format.parse(name).u for name in formats(rows)}
+    for metric in metrics:
+        scaled[metric] = scaled[metric] / scaled["format"].map(units)
+    return scaled
+
+
+def limits(rows: pd.DataFrame, metrics: tuple[str, ...], *across: str, room: float = 0.0) -> tuple[float, float]:
+    """Below and above every interval at values of `across`; the upper share `room` of the axis stays free for words."""
+    groups = [group for _, group in rows.groupby(["subject", SCENARIO, "format", *across])]
+    found = [replicates(group, metric) for group in groups for metric in metrics]
+    intervals = [interval for interval in found if interval is not None and interval.estimate > 0]
+    if not intervals:
+        return 0.1, 10.0
+    low = min(lowest(interval) for interval in intervals) / 1.4
+    return low, room_above(low, max(highest(interval) for interval in intervals) * 1.1, room)

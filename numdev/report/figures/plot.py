@@ -10,6 +10,12 @@ from matplotlib.figure import Figure
 
 from numdev.report.figures.style import freeze, styled
 
+PANELS = (
+    "One panel per scenario, our assumption about the paper first; geometric means over seeds or captured heads, with their 95 % "
+    "confidence intervals."
+)
+"""The description of a figure that has a panel for each scenario."""
+
 
 @dataclass(frozen=True)
 class Plot:

@@ -24,6 +24,7 @@ FIXED = {
     "scenario.title": "the scenario in words",
     "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption "
     "about what it leaves open; `beyond`, where else we look; `control`",
+    "scenario.stands_for": "the row of the source's table that the scenario repeats",
     "key": "of the point: a hash of its configuration and environment, and the name of its record",
     "series": "what is measured, as the study labels it",
     "phase": "`decode` for one query per sequence, else `prefill`",
@@ -117,6 +118,12 @@ def meaning(column: str) -> tuple[str, str] | None:
         return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
     if column.startswith("label."):
         return "", f"{LABELLED}: `{column.removeprefix('label.')}`"
+    if column.startswith("role."):
+        return (
+            "",
+            f"what the entry of the axis `{column.removeprefix('role.')}` is to the claims: `expected`, what they say the "
+            "subjects are like; `control`; `aside`, not judged; empty for a subject",
+        )
     return setting(column) or _of_ones_own(column)
 
 

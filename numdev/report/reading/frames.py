@@ -13,7 +13,7 @@ import pandas as pd
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation import METRICS, NONFINITE
-from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
+from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import flatten, typed
 from numdev.results.record import Record
 from numdev.results.scenario import Scenario, is_old, scenarios_of
@@ -99,6 +99,8 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
             scenario = scenarios[point["scenario"]]
             place = {"point": len(points), "study": name, SCENARIO: scenario.name, "key": point["key"]}
             place |= {TITLE: scenario.title, ROLE: scenario.role.value}
+            place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
+            place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
             points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
             rows += [{"point": place["point"]} | _row(row) for row in record.rows]
     table = typed(points, ["point", *PLACE, *_ALWAYS])
@@ -218,7 +220,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
     found = typed(rows, ["point", "seed", CLUSTER, *COMPARISON[1:], *METRIC_NAMES, "max_index"])
-    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, "point") or _is_axis(name)]
+    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR, "point") or _is_axis(name)]
     found[CLUSTER] = found[CLUSTER].fillna("")
     merged = points[kept].merge(found, on="point", how="inner", sort=False)
     return merged.drop(columns="point")
@@ -226,6 +228,7 @@ def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
 
 _AXES = (
     LABEL,
+    ENTRY_ROLE,
     "attention",
     "kernel",
     "format",

@@ -8,7 +8,8 @@ import pandas as pd
 
 from numdev.results.scenario import Role, Scenario
 
-SCENARIO, TITLE, ROLE = "scenario", "scenario.title", "scenario.role"
+SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
+ENTRY_ROLE = "role."  # before the name of an axis: what the point's entry there is to the claims
 ROLES = {
     Role.PAPER: "as the source states it",
     Role.ASSUMED: "our assumption",

@@ -28,7 +28,7 @@ def typed(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 def _ordered(names: list[str]) -> list[str]:
     """Labels and configuration by their kind, in the order of first appearance within a kind."""
-    kinds = ("label.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
+    kinds = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
     place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
     place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
     return sorted(names, key=lambda name: place[name])

@@ -19,6 +19,8 @@ from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import stdtr
 
 from numdev.results.record import student_quantile, summary
 
@@ -49,7 +51,7 @@ class Share:
         """
         if self.error == 0 or math.isinf(bound):
             return 0.0
-        return 1.0 if math.isinf(self.error) else min(1.0, 2 * _upper_tail(abs(self.mean - bound) / self.error, self.freedom))
+        return 1.0 if math.isinf(self.error) else min(1.0, 2 * float(stdtr(self.freedom, -abs(self.mean - bound) / self.error)))
 
 
 @dataclass(frozen=True)
@@ -252,9 +254,8 @@ def slope(
 
 
 def _line(x: Floats, y: Floats) -> float:
-    """Slope of the least-squares line."""
-    centred, risen = x - x.mean(), y - y.mean()
-    return 0.0 if float(abs(risen).max()) < _NOISE else float(centred @ risen) / float(centred @ centred)
+    """Slope of the least-squares line; 0 where all y are equal but for noise."""
+    return 0.0 if float(abs(y - y.mean()).max()) < _NOISE else float(stats.linregress(x, y).slope)
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,8 @@ class Signs:
     @property
     def p(self) -> float:
         """Two-sided, of the sign test on the unequal pairs."""
-        n, fewer = self.larger + self.smaller, min(self.larger, self.smaller)
-        return min(1.0, sum(math.comb(n, i) for i in range(fewer + 1)) / 2.0 ** (n - 1))
+        unequal = self.larger + self.smaller
+        return float(stats.binomtest(self.larger, unequal).pvalue) if unequal else 1.0
 
 
 def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
@@ -291,10 +292,3 @@ def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: It
             sums.setdefault(name, []).append(math.log(top / bottom) if top and bottom else math.copysign(math.inf, top - bottom))
     found = [sum(logs) / len(logs) for logs in sums.values()]
     return Signs(sum(v > 0 for v in found), sum(v < 0 for v in found), sum(v == 0 for v in found))
-
-
-def _upper_tail(t: float, freedom: int) -> float:
-    """Probability that Student's t exceeds `t`."""
-    from scipy.special import stdtr  # imported late, as in numdev.results.record
-
-    return float(stdtr(freedom, -t))

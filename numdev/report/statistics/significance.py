@@ -7,11 +7,13 @@ confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from scipy import stats
+from scipy.special import stdtr
 
 from numdev.report.statistics.estimates import NOTHING, Floats, Interval, Signs, ratio
 
@@ -55,8 +57,7 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
         note = f"{found.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
         return Test(found, signs.p, signs.larger > signs.smaller, note)
     logs = np.log(np.divide(b, a, out=np.ones_like(a), where=a != b))
-    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    return Test(found, _p(float(logs.mean()), error, len(logs) - 1.0, tolerance), found.estimate > 1)
+    return Test(found, _p(float(logs.mean()), float(stats.sem(logs)), len(logs) - 1.0, tolerance), found.estimate > 1)
 
 
 def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
@@ -67,14 +68,15 @@ def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
     if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
         return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
     before, after = np.log(a), np.log(b)
-    squares = [float(logs.var(ddof=1)) / len(logs) for logs in (before, after)]
-    error, estimate = math.sqrt(sum(squares)), float(after.mean() - before.mean())
-    parts = sum(square**2 / (len(logs) - 1) for square, logs in zip(squares, (before, after), strict=True))
-    freedom = sum(squares) ** 2 / parts if parts else float(len(a) + len(b) - 2)
-    half = _special("stdtrit")(freedom, 0.975) * error
-    low, high = math.exp(estimate - half), math.exp(min(estimate + half, 700.0))
-    found = Interval(math.exp(estimate), low, high, min(len(a), len(b)))
-    return Test(found, _p(estimate, error, freedom, tolerance), estimate > 0, note)
+    estimate, error = float(after.mean() - before.mean()), math.hypot(stats.sem(before), stats.sem(after))
+    freedom, low, high = 1.0, estimate, estimate
+    if error > 0:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # replicates that are alike to the last bits
+            found = stats.ttest_ind(after, before, equal_var=False)
+        freedom, (low, high) = float(found.df), found.confidence_interval(0.95)
+    interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
+    return Test(interval, _p(estimate, error, freedom, tolerance), estimate > 0, note)
 
 
 def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float:
@@ -82,13 +84,7 @@ def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float
     beyond = abs(estimate) - math.log(tolerance)
     if error == 0:
         return 0.0 if beyond > 0 else 1.0
-    return min(1.0, 2 * float(_special("stdtr")(freedom, -beyond / error)))
-
-
-def _special(name: str) -> Callable[..., Any]:
-    from scipy import special  # imported late, as in numdev.results.record
-
-    return getattr(special, name)
+    return min(1.0, 2 * float(stdtr(freedom, -beyond / error)))
 
 
 def holm(p: Sequence[float]) -> list[float]:

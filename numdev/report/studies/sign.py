@@ -1,4 +1,4 @@
-"""FlashAttention-3's Table 3 beside the published figures; tiled attention better or worse than the baseline."""
+"""Whether tiled attention is better or worse than the baseline, by precision policy."""
 
 from __future__ import annotations
 
@@ -8,71 +8,57 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from numdev.report.claims.fa3 import FACTOR, of_policy, rmse
-from numdev.report.claims.finding import Undecidable
-from numdev.report.claims.published import FA3_NAMES, FA3_RATIO, FA3_RMSE, FIG4_RATIO
+from numdev.report.claims.claim import FA3, GOLDEN, OURS, Claim
+from numdev.report.claims.comparisons import DEVIATION, EVERY, over_baseline
+from numdev.report.claims.finding import LARGER, SMALLER, Evidence, Question, Undecidable, by_format, left_out
+from numdev.report.claims.published import FA3_RATIO, FIG4_RATIO
 from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.plot import Plot
+from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION
 from numdev.report.reading.scenarios import formats, of, ordered
-from numdev.report.statistics.estimates import Interval, significant, typical
+from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.studies.chapter import Chapter
 
 _POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
-_PUBLISHED: dict[str, Any] = {
-    "marker": "D",
-    "markerfacecolor": "white",
-    "color": GREY,
-    "linestyle": "",
-    "markersize": 5,
-}
 
 
-def fa3_table3(rows: pd.DataFrame) -> Figure:
-    """RMSE against FP64 of each method with its 95 % interval, the published figure, and a factor 1.5 around that."""
-    figure = Figure(figsize=(PAGE * 0.75, 2.6), layout="constrained")
-    axes = figure.add_subplot()
-    names = list(FA3_RMSE)
-    for place, name in enumerate(names):
-        published = FA3_RMSE[name]
-        axes.barh(place, published * FACTOR - published / FACTOR, 0.6, left=published / FACTOR, color=PALE, zorder=0)
-        axes.plot(published, place, **_PUBLISHED)
-        _measured(axes, rows, name, place)
-    keys = [Line2D([], [], color=BLUE, marker="o"), Line2D([], [], **_PUBLISHED), Patch(color=PALE)]
-    words = ["measured, 95 % interval", "published", "published ×/÷ 1.5"]
-    figure.legend(keys, words, loc="outside upper right", ncols=3, frameon=False)
-    axes.set_xscale("log")
-    drawn = axes.dataLim
-    axes.set_xlim(drawn.x0 / 1.4, drawn.x1 * 3)  # room for the figures on the right
-    axes.set_yticks(range(len(names)), [FA3_NAMES[name] for name in names])
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("RMSE of O against FP64, absolute")
-    return figure
+def weigh_sign(rows: pd.DataFrame) -> Evidence:
+    """Worse than the baseline with every step in the format, better with FP32 inside."""
+
+    def judge(rows: pd.DataFrame) -> Evidence:
+        own, every = _of_both(rows, DEVIATION), _of_both(rows, EVERY)
+        sentence = (
+            f"deviation from golden over the baseline's is {own[0].text()} with every step in the format and "
+            f"{own[1].text()} with FP32 inside.{left_out(*own)}"
+        )
+        return Evidence(_figure(own), sentence, _worse_and_better(own), Evidence(_figure(every), "", _worse_and_better(every)))
+
+    return by_format(rows, judge)
 
 
-def _beside(shade: str) -> dict[str, Any]:
-    return {"textcoords": "offset points", "va": "center", "fontsize": SMALL, "color": shade}
+def _of_both(rows: pd.DataFrame, metric: str) -> tuple[Interval, Interval]:
+    return of_policy(rows, "uniform", metric), of_policy(rows, "kernel", metric)
 
 
-def _measured(axes: Axes, rows: pd.DataFrame, name: str, place: int) -> None:
-    """One method's point, and how it compares with the published figure."""
-    try:
-        found = rmse(rows, name)
-        interval = typical(found["value"].tolist(), found["cluster"].tolist())
-    except Undecidable:
-        axes.annotate("not measured", (FA3_RMSE[name], place), (8, 0), **_beside(GREY))
-        return
-    low, high = whiskers([interval])
-    axes.errorbar(interval.estimate, place, xerr=[low, high], color=BLUE, marker="o", markersize=4.5)
-    right = max(highest(interval), FA3_RMSE[name] * FACTOR)
-    axes.annotate(significant(interval.estimate), (right, place), (6, 0), **_beside(BLUE))
+def _figure(both: tuple[Interval, Interval]) -> str:
+    return f"every step {both[0].text()}, FP32 inside {both[1].text()}"
 
 
-def sign(rows: pd.DataFrame) -> Figure:
+def _worse_and_better(both: tuple[Interval, Interval]) -> tuple[Question, ...]:
+    return Question(both[0], LARGER), Question(both[1], SMALLER)
+
+
+def of_policy(rows: pd.DataFrame, policy: str, metric: str) -> Interval:
+    """The variant's deviation over the baseline's under one precision policy."""
+    found = rows[rows["policy"] == policy]
+    if found.empty:
+        raise Undecidable(f"nothing was measured under the policy {policy}")
+    return over_baseline(found, metric)
+
+
+def draw_sign(rows: pd.DataFrame) -> Figure:
     """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse."""
     lines = _lines(rows)
     figure = Figure(figsize=(PAGE, 1.1 + 0.26 * max(len(lines), 1)), layout="constrained")
@@ -122,6 +108,10 @@ def _above(shade: str) -> dict[str, Any]:
     return {"textcoords": "offset points", "va": "bottom", "fontsize": SMALL, "color": shade}
 
 
+def _beside(shade: str) -> dict[str, Any]:
+    return {"textcoords": "offset points", "va": "center", "fontsize": SMALL, "color": shade}
+
+
 def _lines(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
     """Label, policy and both ratios of each line of the picture."""
     found = []
@@ -136,3 +126,34 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
                     continue
                 found.append((f"{scenario.title}: {name}, {words}", policy, *pair))
     return found
+
+
+CHAPTERS = (
+    Chapter(
+        place=90,
+        study="sign",
+        title="What decides the sign",
+        question="Golden et al. find tiled attention worse than the baseline, Shah et al. find it better. Which is it?",
+        measured="The same inputs under both precision policies.",
+        paper="Ten times worse at BF16 (Golden et al. 2024, Figure 4); 1.7 times better at FP16 (Shah et al. 2024, section 4.3).",
+        claims=(
+            Claim(
+                "sign",
+                "sign",
+                "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",
+                f"{OURS}: {GOLDEN}, Figure 4, against {FA3}, section 4.3",
+                weigh_sign,
+                is_ours=True,
+            ),
+        ),
+        figures={
+            "sign": Plot(
+                draw_sign,
+                "One line per scenario, number format and precision policy, on a log axis: the deviation of tiled attention "
+                "from golden divided by the baseline's, by max difference (filled) and by RMSE (open). Right of 1 tiled "
+                "attention is worse, left of it better; dashed lines stand at the 10 of Golden et al. and the 1/1.7 of "
+                "FlashAttention-3.",
+            ),
+        },
+    ),
+)

@@ -15,6 +15,7 @@ from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.report.studies.chapter import Chapter
 
 N = "problem.shape.keys"
 _LOOKS: dict[str, tuple[str, str]] = {
@@ -97,14 +98,14 @@ SPEED_FIGURES: dict[str, Plot] = {
     ),
     "memory": Plot(
         memory,
-        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides that go as N and "
-        "N squared.",
+        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides that go as N "
+        "and N squared.",
         title="Peak memory of one sequence over its length",
     ),
     "tradeoff": Plot(
         tradeoff,
-        "One point per attention, with its name: its RMSE from golden on a log axis of a decade or more over its speed, at the "
-        "greatest sequence length.",
+        "One point per attention, with its name: its RMSE from golden on a log axis of a decade or more over its speed, at "
+        "the greatest sequence length.",
         title="Deviation from golden over speed",
     ),
 }
@@ -182,3 +183,35 @@ def _beside(shade: str) -> dict[str, Any]:
 
 def _inside(ha: str, va: str) -> dict[str, Any]:
     return _beside(GREY) | {"xycoords": "axes fraction", "ha": ha, "va": va}
+
+
+CHAPTERS = (
+    Chapter(
+        place=120,
+        study="speed_prefill",
+        title="Speed and memory over the sequence length",
+        question="How fast is each kernel, what memory does it take, and what does its speed cost in accuracy?",
+        measured="The same number of tokens, and of columns of all heads, at every $N$; times by CUDA events with inputs in "
+        "memory, without the host's share.",
+        paper="Tiled attention moves $Theta(N^2 d^2 \\/ M)$ elements where vanilla attention moves $Theta(N d + N^2)$ (Dao et "
+        "al. 2022, Theorem 2).",
+    ),
+    Chapter(
+        place=130,
+        study="speed_decode",
+        title="Speed of one query",
+        question="What bandwidth does each kernel reach with one query per sequence, where reading keys and values is all "
+        "there is?",
+        measured="One query for each sequence; query heads share KV heads. Times by CUDA events with inputs in memory, "
+        "without the host's share.",
+        paper="With few queries parallelism must come from splitting the keys (Dao 2023, section 3.2).",
+    ),
+    Chapter(
+        place=140,
+        study="speed_cpu",
+        title="Vanilla and tiled attention on a CPU",
+        question="What does tiling buy before any kernel is written?",
+        measured="`tiled` is the emulation in pure tensors.",
+        paper="Vanilla attention holds $Theta(N^2)$ scores, tiled attention none of them (Dao et al. 2022).",
+    ),
+)

@@ -16,6 +16,8 @@ from numdev.report.figures.grid import (
     chosen,
     head,
     highest,
+    in_u,
+    limits,
     log_y,
     lowest,
     means,
@@ -25,7 +27,6 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import Name, spread
 from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
-from numdev.report.figures.trends import in_u, limits
 from numdev.report.reading.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
 from numdev.report.statistics.estimates import Interval
 
@@ -36,7 +37,7 @@ _METRIC = "max_difference"
 _STRICT = "(baseline too)"  # how `describe` says that the baseline, too, rounds every operation
 
 
-def parting(rows: pd.DataFrame) -> Figure:
+def draw_parting(rows: pd.DataFrame) -> Figure:
     """Max difference from golden over N of every policy, recurrence and kind of inputs, and of the baseline on the same inputs.
 
     Of the narrowest format that the rows have.
@@ -100,7 +101,7 @@ class _Point(NamedTuple):
     title: str
 
 
-def total(rows: pd.DataFrame) -> Figure:
+def draw_total(rows: pd.DataFrame) -> Figure:
     """Total over arithmetic error, RMSE, of the narrowest format: on the diagonal the algorithm's own share is all.
 
     Numbers of tiled attention stand right of the diagonal, letters of the baselines left of it, and a list says what they are.
@@ -184,7 +185,7 @@ def _along(axes: Axes, side: list[_Point], points: list[_Point], *, right: bool)
         axes.annotate(point.text, (start, level), (2 if right else -2, 0), textcoords="offset points", **place)
 
 
-def rescales(rows: pd.DataFrame) -> Figure:
+def draw_rescales(rows: pd.DataFrame) -> Figure:
     """Max difference from the baseline over the block area, and R = ceil(N / Bc) - 1, the number of rescales, on the right.
 
     Of the narrowest format; all panels have the same vertical axes.

@@ -9,21 +9,42 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.evidence import AROUND, LENGTH, over_baseline
-from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.claim import GOLDEN, OURS, Claim
+from numdev.report.claims.comparisons import AROUND, DEVIATION, LENGTH, beside_baseline, over_baseline
+from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, about, left_out
 from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
+from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 from numdev.report.reading.scenarios import ROLES, of, ordered
-from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.statistics.estimates import Interval, significant, slope
+from numdev.report.studies.chapter import Chapter
 from numdev.results.scenario import Role
 
-METRIC = "max_difference"
 _MARKERS = "os^Dv<>P"
 
 
-def fig4_assumptions(rows: pd.DataFrame) -> Figure:
+def weigh_fig4_assumptions(rows: pd.DataFrame) -> Evidence:
+    """The ratio of Figure 4 is about ten at every N, and has no trend in N."""
+    bf16 = rows[rows["format"] == "bf16"]
+    lengths = sorted(bf16[LENGTH].unique())
+    if len(lengths) < 2:
+        raise Undecidable("only one N was measured")
+    each = {n: over_baseline(bf16[bf16[LENGTH] == n], DEVIATION) for n in lengths}
+    pairs = beside_baseline(bf16, DEVIATION, "golden")
+    times = (pairs[DEVIATION] / pairs[f"{DEVIATION}_baseline"]).where(pairs[f"{DEVIATION}_baseline"] > 0)
+    exponent = slope(pairs[LENGTH].astype(float), times, pairs["seed"], pairs["cluster"])
+    told = ", ".join(f"{one.text()} at {n}" for n, one in each.items())
+    figure = (
+        f"{' to '.join(significant(each[n].estimate) for n in (lengths[0], lengths[-1]))} at N = {lengths[0]} to {lengths[-1]}"
+    )
+    sentence = f"The variant over the baseline, max difference from golden: {told}; it goes as N to the {exponent.text()}."
+    questions = [Question(exponent, FLAT), *(Question(one, about(FIG4_RATIO, AROUND)) for one in each.values())]
+    return Evidence(figure, sentence + left_out(exponent), tuple(questions))
+
+
+def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
     """The ratio at BF16 over N, a line for each scenario, beside the paper's ten times."""
     bf16 = rows[rows["format"] == "bf16"]
     lines = [(scenario, _ratios(of(bf16, scenario))) for scenario in ordered(bf16)]
@@ -59,7 +80,7 @@ def _ratios(rows: pd.DataFrame) -> list[tuple[float, Interval]]:
     found = []
     for n, here in rows.groupby(LENGTH, sort=True):
         try:
-            interval = over_baseline(here, METRIC)
+            interval = over_baseline(here, DEVIATION)
         except Undecidable:
             continue
         if interval.estimate > 0:
@@ -88,3 +109,35 @@ def _label(axes: Axes, names: list[Name]) -> None:
     for (x, _, text, shade), height in zip(names, heights, strict=True):
         level = low * math.exp(height * decades)
         axes.annotate(text, (x, level), (8, 0), textcoords="offset points", va="center", color=shade, fontsize=SMALL)
+
+
+CHAPTERS = (
+    Chapter(
+        place=22,
+        study="fig4_assumptions",
+        title="What Figure 4 owes to our assumptions",
+        question="The paper gives neither $N$ nor the inputs of Figure 4. How far does its ratio depend on them?",
+        measured="The ratio of Figure 4 at BF16, over $N$ and over distributions of the inputs, every step in BF16, "
+        "FlashAttention-1.",
+        paper="Roughly ten times, for _randomly initialized_ query, key and value vectors (section IV).",
+        claims=(
+            Claim(
+                "fig4_assumptions",
+                "fig4_assumptions",
+                "The ratio of Figure 4 is about 10 whatever N is",
+                f"{OURS}; {GOLDEN} give neither N nor the inputs of Figure 4",
+                weigh_fig4_assumptions,
+                is_ours=True,
+            ),
+        ),
+        figures={
+            "fig4_assumptions": Plot(
+                draw_fig4_assumptions,
+                "Lines of the ratio of Figure 4, the max difference of tiled attention from golden over that of the baseline "
+                "at BF16, over the sequence length N, on log axes, one line per distribution of the inputs, each with its "
+                "name and 95 % confidence intervals; a dashed line stands at the paper's ten times, and a band at half and "
+                "twice that.",
+            ),
+        },
+    ),
+)

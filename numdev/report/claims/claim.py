@@ -1,0 +1,49 @@
+"""One claim: a sentence with its source, and what weighs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from numdev.report.claims.finding import Evidence, Finding, Undecidable, judged
+from numdev.report.reading.scenarios import generality
+
+GOLDEN = "Golden et al. 2024"
+FA3 = "Shah et al. 2024 (FlashAttention-3)"
+OURS = "Our question"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that measurements can bear out or not.
+
+    Attributes:
+        name: as a study's manifest lists it.
+        figure: the figure that shows it.
+        text: the claim.
+        source: where it is made, or to which claims of papers it is our question.
+        test: weighs it on the rows of one scenario.
+        across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
+        is_ours: whether no paper makes it, so that there is nothing to reproduce.
+    """
+
+    name: str
+    figure: str
+    text: str
+    source: str
+    test: Callable[[pd.DataFrame], Evidence]
+    across: bool = False
+    is_ours: bool = False
+
+    def weigh(self, rows: pd.DataFrame) -> Evidence:
+        """The evidence of the rows of one scenario; without a question, and with the reason, if they cannot answer."""
+        try:
+            return self.test(rows)
+        except Undecidable as reason:
+            return Evidence("unknown", f"{str(reason)[:1].upper()}{str(reason)[1:]}.")
+
+    def find(self, rows: pd.DataFrame) -> Finding:
+        """The finding on the rows of one scenario alone."""
+        return judged([self.weigh(rows)], [generality(rows)])[0]

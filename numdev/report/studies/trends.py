@@ -1,0 +1,263 @@
+"""Figures 5 and 6c: how the difference goes with the sequence length and with the block area.
+
+A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. In units of each format's u the
+formats stand on one scale, and their slopes can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from numdev.report.claims.claim import GOLDEN, Claim
+from numdev.report.claims.comparisons import DEVIATION, EVERY, over_area, over_length, resolution
+from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
+from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
+from numdev.report.figures.labels import corner, paper_goes, spread
+from numdev.report.figures.plot import PANELS, Plot
+from numdev.report.figures.style import GREY, colour
+from numdev.report.reading.scenarios import formats
+from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.studies.beyond import draw_rescales
+from numdev.report.studies.chapter import Chapter
+
+_ROOM = 0.2  # share of the vertical axis above the data: a line of words
+
+
+def weigh_fig5a(rows: pd.DataFrame) -> Evidence:
+    """The max difference grows with N."""
+
+    def judge(rows: pd.DataFrame) -> Evidence:
+        exponent, every = over_length(rows, DEVIATION), over_length(rows, EVERY)
+        sentence = f"the max difference goes as N to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        beside = Evidence(f"N^{every.text()}", "", (Question(every, GROWS),))
+        return Evidence(f"N^{exponent.text()}", sentence, (Question(exponent, GROWS),), beside)
+
+    return by_format(rows, judge)
+
+
+def weigh_fig5b(rows: pd.DataFrame) -> Evidence:
+    """Mean and standard deviation of the difference grow with N. Both see every element."""
+
+    def judge(rows: pd.DataFrame) -> Evidence:
+        centre, spread = over_length(rows, "mean_absolute"), over_length(rows, "std")
+        sentence = f"the mean of |D| goes as N to the {centre.text()}, the standard deviation to the {spread.text()}."
+        figure = f"mean N^{centre.text()}, std N^{spread.text()}"
+        return Evidence(figure, sentence + left_out(centre, spread), (Question(centre, GROWS), Question(spread, GROWS)))
+
+    return by_format(rows, judge)
+
+
+def weigh_fig6c(rows: pd.DataFrame) -> Evidence:
+    """Larger tiles make the difference smaller."""
+
+    def judge(rows: pd.DataFrame) -> Evidence:
+        exponent, every = over_area(rows, DEVIATION), over_area(rows, EVERY)
+        sentence = f"the max difference goes as the block area to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        beside = Evidence(f"area^{every.text()}", "", (Question(every, SHRINKS),))
+        return Evidence(f"area^{exponent.text()}", sentence, (Question(exponent, SHRINKS),), beside)
+
+    return by_format(rows, judge)
+
+
+@dataclass(frozen=True)
+class _Across:
+    """What a difference is drawn over: its column, symbol and name on the axis, its exponent, and the paper's trend."""
+
+    column: str
+    symbol: str
+    text: str
+    exponent: Callable[[pd.DataFrame, str], Interval]
+    paper: str
+    rises: bool
+
+
+_LENGTH = _Across("problem.shape.keys", "N", "sequence length N, tokens", over_length, "paper: grows with N", True)
+_AREA = _Across("tiling.area", "A", "block area A = Br · Bc, elements", over_area, "paper: falls with the area", False)
+
+
+def draw_fig5a(rows: pd.DataFrame) -> Figure:
+    """Max difference from the baseline over N, one line per format."""
+    return _trend(rows, _LENGTH, ("max_difference",), "max |tiled − baseline|,\nin u of F")
+
+
+def draw_fig5b(rows: pd.DataFrame) -> Figure:
+    """Mean of |D| and standard deviation of D over N, two lines per format."""
+    figure = _trend(rows, _LENGTH, ("mean_absolute", "std"), "D = tiled − baseline,\nin u of F")
+    keys = [Line2D([], [], color=GREY, linestyle="-", marker="o")]
+    keys += [Line2D([], [], color=GREY, linestyle="--", marker="o", markerfacecolor="white")]
+    figure.legend(keys, ["mean of |D|", "standard deviation of D"], loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def draw_fig6c(rows: pd.DataFrame) -> Figure:
+    """Max difference from the baseline over the block area, one line per format."""
+    return _trend(rows, _AREA, ("max_difference",), "max |tiled − baseline|,\nin u of F")
+
+
+def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: str) -> Figure:
+    found = in_u(chosen(rows), metrics)
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        places = panel.rows[across.column].dropna().astype(float).unique().tolist()
+        plain_ticks(axes, places)
+        ends = []
+        for name in formats(panel.rows):
+            own = panel.rows[panel.rows["format"] == name]
+            lines = [_line(axes, means(own, across.column, metric), name, metric == metrics[0]) for metric in metrics]
+            if lines[0] is not None:
+                ends.append((lines[0], f"{name} {_power(own, across, metrics[0])}", colour(name)))
+        _label(axes, ends, panel.large)
+        if panel.large:
+            paper_goes(axes, across.paper, up=across.rises)
+        if places:
+            span = max(max(places) / min(places), 2.0)
+            axes.set_xlim(min(places) / span**0.06, max(places) * span ** (0.45 if panel.large else 0.06))
+
+    def ends_of(own: pd.DataFrame) -> tuple[float, float]:
+        return limits(own, metrics, across.column, room=_ROOM)
+
+    return draw_grid(by_scenario(found), draw, ends_of, axes_text=(across.text, text))
+
+
+def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:
+    """One metric of one format with its intervals; where its last point is."""
+    if not points:
+        return None
+    across, intervals = [x for x, _ in points], [interval for _, interval in points]
+    axes.errorbar(
+        across,
+        [interval.estimate for interval in intervals],
+        whiskers(intervals),
+        color=colour(name),
+        linestyle="-" if first else "--",
+        marker="o",
+        markerfacecolor=colour(name) if first else "white",
+        elinewidth=0.8,
+    )
+    return across[-1], intervals[-1].estimate
+
+
+def _power(rows: pd.DataFrame, across: _Across, metric: str) -> str:
+    """The exponent in the label of a line."""
+    try:
+        value = across.exponent(rows, metric).estimate
+    except Undecidable:
+        return ""
+    return f"$\\propto {across.symbol}^{{{significant(value)}}}$" if math.isfinite(value) else ""
+
+
+def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: bool) -> None:
+    """Labels at the ends of lines, moved apart where they would overlap; alone in a small panel, in its corner."""
+    if not large:
+        for i, (_, text, shade) in enumerate(ends):
+            corner(axes, text, down=3 + 11 * i, color=shade)
+        return
+    low, high = axes.get_ylim()
+    decades = math.log(high / low)
+    free = 1 - _ROOM
+    heights = [free * height for height in spread([math.log(y / low) / decades / free for (_, y), _, _ in ends], 0.085 / free)]
+    for ((x, _), text, shade), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            text,
+            (x, height),
+            (8, 0),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            color=shade,
+            fontsize=7,
+        )
+
+
+CHAPTERS = (
+    Chapter(
+        place=30,
+        study="fig5a",
+        title="The largest difference over the sequence length",
+        question="Does the difference grow with the sequence length at a fixed tile? (Figure 5a)",
+        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
+        paper="The max difference grows with the sequence length, since more tiles mean more rescales (section IV.A).",
+        claims=(
+            Claim(
+                "fig5a",
+                "fig5a",
+                "The max difference grows with the sequence length N at a fixed tile",
+                f"{GOLDEN}, section IV.A, Figure 5a",
+                weigh_fig5a,
+            ),
+        ),
+        figures={
+            "fig5a": Plot(
+                draw_fig5a,
+                "Lines of the max difference between tiled attention and the baseline over the sequence length N, on log "
+                "axes, one per number format, in units of its unit roundoff, each with its exponent of N; an arrow tells the "
+                f"paper's trend. {PANELS}",
+            ),
+        },
+    ),
+    Chapter(
+        place=40,
+        study="fig5b",
+        title="Mean and spread over the sequence length",
+        question="Do mean and standard deviation of the difference follow the same trend? (Figure 5b)",
+        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
+        paper="Mean and standard deviation reflect the trend of the max difference (section IV.A).",
+        claims=(
+            Claim(
+                "fig5b",
+                "fig5b",
+                "Mean and standard deviation of the difference grow with N at a fixed tile",
+                f"{GOLDEN}, section IV.A, Figure 5b",
+                weigh_fig5b,
+            ),
+        ),
+        figures={
+            "fig5b": Plot(
+                draw_fig5b,
+                "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of the standard "
+                "deviation of the difference (dashed) over the sequence length N, on log axes, one pair per number format, in "
+                f"units of its unit roundoff; an arrow tells the paper's trend. {PANELS}",
+            ),
+        },
+    ),
+    Chapter(
+        place=70,
+        study="fig6c",
+        title="Larger tiles",
+        question="Do larger tiles make the difference smaller? (Figure 6c)",
+        measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, over $M$.",
+        paper="Larger tiles lead to a smaller deviation, because fewer rescales are needed to cover the $N times N$ matrix "
+        "(section IV.B).",
+        claims=(
+            Claim(
+                "fig6c",
+                "fig6c",
+                "Larger tiles make the difference smaller",
+                f"{GOLDEN}, section IV.B, Figure 6c",
+                weigh_fig6c,
+            ),
+        ),
+        figures={
+            "fig6c": Plot(
+                draw_fig6c,
+                "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, on log "
+                "axes, one per number format, in units of its unit roundoff, each with its exponent; an arrow tells the "
+                f"paper's trend. {PANELS}",
+            ),
+            "rescales": Plot(
+                draw_rescales,
+                "One panel per scenario, all with the same axes: the max difference between tiled attention and the baseline "
+                "of the narrowest format over the block area, and on the right axis the number of rescales R, which falls "
+                "with it.",
+                title="The deviation over the block area, beside the number of rescales",
+            ),
+        },
+    ),
+)

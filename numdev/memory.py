@@ -9,6 +9,6 @@ import torch
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device, without swapping on a CPU."""
     if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by the allocator, for nobody
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what the allocator caches is free
         return int(torch.cuda.mem_get_info(device)[0]) + held
     return psutil.virtual_memory().available

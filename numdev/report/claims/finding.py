@@ -21,6 +21,7 @@ import pandas as pd
 
 from numdev.errors import NumdevError
 from numdev.report.reading.frames import is_broken
+from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import FORMATS, formats
 from numdev.report.statistics.estimates import Interval
 from numdev.report.statistics.significance import holm
@@ -201,12 +202,13 @@ class Undecidable(NumdevError):
 
 
 def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline", **where: object) -> pd.DataFrame:
-    """The replicates of `out` for one comparison; `where` are values of columns.
+    """The replicates of the primary output for one comparison; `where` are values of columns.
 
     Raises:
         Undecidable: if there are none, or if some hold NaN or Inf, which no mean may hide.
     """
-    found = rows[(rows["subject"] == subject) & (rows["reference"] == reference) & (rows["output"] == "out")]
+    found = primary(rows)
+    found = found[(found["subject"] == subject) & (found["reference"] == reference)]
     for column, value in where.items():
         found = found[found[column] == value] if column in found else found.iloc[:0]
     if found.empty:

@@ -1,4 +1,4 @@
-"""Tables for the terminal: what was claimed and found, what went wrong, and where the deviation is worst."""
+"""Tables for a reader: claims with their verdicts, points that failed, and points that deviate most."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _verdict(result: ClaimResult) -> Text:
 
 
 def failures_table(results: Results) -> Table | None:
-    """The points that did not end well, or None."""
+    """The points whose status is not ok; None if there are none."""
     failed = results.points[results.points["status"] != "ok"]
     if failed.empty:
         return None

@@ -22,7 +22,7 @@ from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
 from numdev.cli.settings import Request, flat
 from numdev.cli.studies import stated
-from numdev.report.comparison.changes import Question
+from numdev.report.comparison.changes import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -77,7 +77,7 @@ def check_numdev(words: list[str], folder: Path) -> None:
         assert rest == []
     elif command == "compare":
         given = compare.parser().read(rest)
-        Question(given.metric, given.reference, compare.tolerance(given.tolerance))
+        Criterion(given.metric, given.reference, compare.tolerance(given.tolerance))
     elif command == "tune":
         tune.parser().read(rest)
     else:

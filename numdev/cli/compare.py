@@ -55,13 +55,13 @@ def _two(folders: list[str]) -> list[str]:
 
 def _compare(given: Namespace) -> int:
     from numdev.cli.console import output
-    from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Question, compare
+    from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Criterion, compare
     from numdev.report.comparison.tables import show, write
 
-    folders, question = _two(given.folders), Question(given.metric, given.reference, tolerance(given.tolerance))
+    folders, criterion = _two(given.folders), Criterion(given.metric, given.reference, tolerance(given.tolerance))
     studies = given.study.split(",") if given.study else None
     a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
-    changes, console = compare(a, b, question), output()
+    changes, console = compare(a, b, criterion), output()
     for side, results in (("A", a), ("B", b)):
         for note in results.notes:
             console.print(f"note: {side}: {note}", markup=False)
@@ -71,7 +71,7 @@ def _compare(given: Namespace) -> int:
         console.print(f"report: {given.out}/compare.csv", markup=False)
     found = int(changes["change"].isin(REGRESSIONS).sum())
     tests = int(changes["p"].notna().sum())
-    judged = f"{tests} tested by {question.metric}, adjusted p < {SIGNIFICANT}, tolerance {question.tolerance:g}"
+    judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
     console.print(f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparisons ({judged})", markup=False)
     return 1 if found else 0
 

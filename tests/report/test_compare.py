@@ -25,7 +25,7 @@ from numdev.measurement.bench import Bench
 from numdev.measurement.deviation import METRICS, NONFINITE
 from numdev.measurement.speed.bench import SpeedBench
 from numdev.measurement.speed.timing import Budget
-from numdev.report.comparison.changes import COLUMNS, COMPARABLE, Question, compare
+from numdev.report.comparison.changes import COLUMNS, COMPARABLE, Criterion, compare
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics.estimates import ratio
@@ -81,7 +81,7 @@ def store_of(path: Path, *points: Point, study: str = "s") -> Store:
 
 
 def changes(path: Path, a: Sequence[Point], b: Sequence[Point], **question: Any) -> pd.DataFrame:
-    return compare(load(store_of(path / "a", *a)), load(store_of(path / "b", *b)), Question(**question))
+    return compare(load(store_of(path / "a", *a)), load(store_of(path / "b", *b)), Criterion(**question))
 
 
 def scaled(factors: Sequence[float] | float) -> list[float]:

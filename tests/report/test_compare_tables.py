@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from numdev.report.comparison.changes import Question, compare
+from numdev.report.comparison.changes import Criterion, compare
 from numdev.report.comparison.tables import show
 from numdev.report.reading.frames import load
 from numdev.results.record import Status
@@ -22,7 +22,7 @@ LARGER = (1.2, 1.21, 1.19, 1.2, 1.22)
 def shown(path: Path, a: Sequence[Point], b: Sequence[Point], tolerance: float = 1.0) -> str:
     before, after = load(store_of(path / "a", *a)), load(store_of(path / "b", *b))
     console = Console(file=io.StringIO(), width=200)
-    show(compare(before, after, Question(tolerance=tolerance)), before, after, console)
+    show(compare(before, after, Criterion(tolerance=tolerance)), before, after, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -38,7 +38,7 @@ class Claim:
     is_ours: bool = False
 
     def weigh(self, rows: pd.DataFrame) -> Evidence:
-        """The evidence of the rows of one scenario; without a question, and with the reason, if they cannot answer."""
+        """Weighs the rows of one scenario. If they cannot answer, the evidence has no question and gives the reason."""
         try:
             return self.test(rows)
         except Undecidable as reason:

@@ -29,7 +29,7 @@ def over(above: pd.DataFrame, below: pd.DataFrame) -> Interval:
 
 
 def clustered(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows that name a cluster, the same for all where they name none."""
+    """Rows with a column `cluster`; where they name none, all are of one cluster."""
     return rows.assign(cluster=rows["cluster"].fillna("") if "cluster" in rows else "")
 
 
@@ -67,7 +67,7 @@ def exponent_of(rows: pd.DataFrame, x: str, metric: str, name: str, reference: s
 
 
 def resolution(rows: pd.DataFrame) -> str:
-    """A sentence on what the maximum cannot see: it is a multiple of an ulp of the output.
+    """A sentence on the resolution of the maximum, which is a multiple of an ulp of the output.
 
     Two numbers of one format that differ by at most `2 u max |r|` are neighbours where the outputs are largest, since an ulp of
     `r` is above `u |r|`. Such a maximum can halve or vanish, and take no value between.

@@ -1,4 +1,4 @@
-"""A verdict and the figure behind it, and how an interval becomes one: every rule of a verdict stands here.
+"""Verdicts, and every rule by which an interval becomes one.
 
 A claim says that a value lies in a region: that an exponent is above 0.1, that a ratio is within 10 % of 1. It *holds* if the
 whole interval of the value lies inside the region, *fails* if the whole interval lies outside it, and is *undecided* else. So one
@@ -21,6 +21,7 @@ import pandas as pd
 
 from numdev.errors import NumdevError
 from numdev.report.reading.frames import is_broken
+from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import FORMATS, formats
 from numdev.report.statistics.estimates import Interval
 from numdev.report.statistics.significance import holm
@@ -116,7 +117,7 @@ class Question:
         return self.region.p(self.value)
 
     def verdict(self, adjusted: float) -> Verdict:
-        """What an adjusted p-value leaves of the verdict; it is never below `p`."""
+        """The verdict by an adjusted p-value, which is never below `p`."""
         found = self.region.verdict(self.value) if adjusted < ALPHA else Verdict.UNDECIDED
         return Verdict.UNDECIDED if self.is_condition and found is Verdict.FAILS else found
 
@@ -192,21 +193,22 @@ def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Findi
 
 
 def count(evidence: Iterable[Evidence]) -> int:
-    """How many questions a table asks, of those that can be tested."""
+    """The number of questions of a table that can be tested."""
     return sum(not math.isnan(question.p) for one in evidence for question in one.all_questions())
 
 
 class Undecidable(NumdevError):
-    """The rows at hold cannot answer the question; the message says what they lack."""
+    """The rows cannot answer the question; the message says what they lack."""
 
 
 def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline", **where: object) -> pd.DataFrame:
-    """The replicates of `out` for one comparison; `where` are values of columns.
+    """The replicates of the primary output for one comparison; `where` are values of columns.
 
     Raises:
         Undecidable: if there are none, or if some hold NaN or Inf, which no mean may hide.
     """
-    found = rows[(rows["subject"] == subject) & (rows["reference"] == reference) & (rows["output"] == "out")]
+    found = primary(rows)
+    found = found[(found["subject"] == subject) & (found["reference"] == reference)]
     for column, value in where.items():
         found = found[found[column] == value] if column in found else found.iloc[:0]
     if found.empty:
@@ -233,7 +235,7 @@ def left_out(*intervals: Interval) -> str:
 
 
 def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], main: str = "bf16") -> Evidence:
-    """Judge at BF16, or at the narrowest format there is, and tell the figures of the other formats."""
+    """Judges at BF16, or at the narrowest format of the rows, and adds the figures of the other formats to the sentence."""
     names = formats(rows)
     if not names:
         raise Undecidable("nothing was measured")

@@ -1,4 +1,4 @@
-"""Figures of the papers that ours stand beside."""
+"""Published figures that ours are compared with."""
 
 from __future__ import annotations
 

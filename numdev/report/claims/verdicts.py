@@ -59,7 +59,7 @@ class ClaimResult:
 
     @property
     def where(self) -> str:
-        """Of what `word` speaks, if not of what the source states."""
+        """The circumstances that `word` is about, if the source does not state them."""
         roles = {scenario.role for scenario in self.chief}
         return " under our assumption about the source's circumstances" if Role.ASSUMED in roles else ""
 
@@ -70,7 +70,7 @@ class ClaimResult:
 
     @property
     def overall(self) -> str:
-        """`word`, and where the scenarios differ, what each of them says, with the figures."""
+        """`word`, and where scenarios differ, the verdict and figure of each."""
         parts = [self.word + self.where]
         for verdict, scenarios in self._rest().items():
             told = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
@@ -79,12 +79,12 @@ class ClaimResult:
 
     @property
     def brief(self) -> str:
-        """`word`, and where the scenarios differ, how many of the others have which verdict."""
+        """`word`, and where scenarios differ, the number of the others with each verdict."""
         counts = [f"{verdict.value} in {len(scenarios)}" for verdict, scenarios in self._rest().items()]
         return self.word + self.where + (f"; other scenarios: {', '.join(counts)}" if counts else "")
 
     def _rest(self) -> dict[Verdict, list[Scenario]]:
-        """The scenarios of which `word` does not speak, by verdict; none where all say the same."""
+        """The scenarios that `word` does not cover, by verdict; none where all agree."""
         agree = len({self.findings[own].verdict for own in self.chief}) == 1
         told = [] if self.everywhere else [scenario for scenario in self.findings if not agree or scenario not in self.chief]
         found = {verdict: [scenario for scenario in told if self.findings[scenario].verdict is verdict] for verdict in Verdict}
@@ -112,7 +112,7 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
 
 
 def _whole(results: Results, study: str) -> Scenario:
-    """All scenarios of a study as one: what the most cautious of them says of its role."""
+    """All scenarios of a study as one, with the most cautious of their roles."""
     own = list(results.scenarios(study).values())
     role = max((scenario.role for scenario in own), key=list(Role).index, default=Role.BEYOND)
     title = str(results.manifests[study]["title"])
@@ -127,7 +127,7 @@ def by_scenario(results: Results, study: str) -> dict[Scenario, pd.DataFrame]:
 
 
 def note(claims: list[ClaimResult]) -> str:
-    """What the reader of a table of claims has to know of its intervals and verdicts."""
+    """How to read the intervals and verdicts of a table of claims."""
     asked = max((result.questions for result in claims), default=0)
     return (
         "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "

@@ -58,7 +58,7 @@ _TEXTS = ("output", "note", *COLUMNS[-6:])
 
 
 @dataclass(frozen=True)
-class Question:
+class Criterion:
     """What is compared.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Point:
         return {"ok": 0, "nonfinite": 1}.get(self.facts["status"], 2)
 
 
-def compare(a: Results, b: Results, question: Question) -> pd.DataFrame:
+def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
     """One row per point and output, with the columns `COLUMNS`; see `Change`. A point without a result has no output.
 
     Comparisons of equal bits are not tested and do not count in the adjustment: there is nothing random about them.
@@ -104,12 +104,12 @@ def compare(a: Results, b: Results, question: Question) -> pd.DataFrame:
     Raises:
         BadInput: if A and B share no point, or one of them has results but not this metric or reference.
     """
-    before, after = _measured(a, question), _measured(b, question)
+    before, after = _measured(a, criterion), _measured(b, criterion)
     if not before.keys() & after.keys():
         mend = f"no point of it is one of A, which holds {', '.join(a.manifests)}; measure the same study in both"
         raise BadInput("B", ", ".join(b.manifests), mend)
     places = dict.fromkeys([*before, *after])
-    found = [row for place in places for row in _compared(place, before.get(place), after.get(place), question)]
+    found = [row for place in places for row in _compared(place, before.get(place), after.get(place), criterion)]
     tests = [row["p"] for row in found if "p" in row]
     adjusted = iter(holm(tests))
     judged = [row | _judged(row, next(adjusted), len(tests)) if "p" in row else row for row in found]
@@ -117,16 +117,16 @@ def compare(a: Results, b: Results, question: Question) -> pd.DataFrame:
     return table.astype({"replicates": "Int64", "paired": "boolean"})
 
 
-def _measured(results: Results, question: Question) -> dict[Place, _Point]:
+def _measured(results: Results, criterion: Criterion) -> dict[Place, _Point]:
     """The points of one side. Rows of speed, which name no comparison, are of the variant's output against golden."""
     rows = results.rows.fillna({"subject": "variant", "output": "out", "reference": "golden"})
     rows = rows[rows["subject"] == "variant"]
-    chosen = rows[rows["reference"] == question.reference]
+    chosen = rows[rows["reference"] == criterion.reference]
     if chosen.empty and not rows.empty:
-        raise BadInput("reference", question.reference, f"both must have it; one has {', '.join(rows['reference'].unique())}")
-    if not chosen.empty and (question.metric not in chosen or chosen[question.metric].isna().all()):
+        raise BadInput("reference", criterion.reference, f"both must have it; one has {', '.join(rows['reference'].unique())}")
+    if not chosen.empty and (criterion.metric not in chosen or chosen[criterion.metric].isna().all()):
         held = ", ".join(name for name in COMPARABLE if name in chosen and chosen[name].notna().any())
-        raise BadInput("metric", question.metric, f"both must have it; one has {held}")
+        raise BadInput("metric", criterion.metric, f"both must have it; one has {held}")
     outputs: dict[tuple[str, ...], dict[str, pd.DataFrame]] = {}
     for names, group in chosen.assign(point=_labels(chosen)).groupby(["study", "scenario", "point", "key", "output"], sort=False):
         *where, output = map(str, names)
@@ -149,8 +149,8 @@ def _labels(table: pd.DataFrame) -> list[str]:
     return [" ".join(f"{name.removeprefix(LABEL)}={value}" for name, value in row) for row in rows]
 
 
-def _compared(place: Place, a: _Point | None, b: _Point | None, question: Question) -> Iterator[dict[str, Any]]:
-    row: dict[str, Any] = {"metric": question.metric, "reference": question.reference}
+def _compared(place: Place, a: _Point | None, b: _Point | None, criterion: Criterion) -> Iterator[dict[str, Any]]:
+    row: dict[str, Any] = {"metric": criterion.metric, "reference": criterion.reference}
     row["study"], row["scenario"], row["point"], _ = place
     for side, point in (("a", a), ("b", b)):
         if point is not None:
@@ -162,24 +162,24 @@ def _compared(place: Place, a: _Point | None, b: _Point | None, question: Questi
         yield row | {"change": change.value, "note": b.facts["reason"] or a.facts["reason"]}
     else:
         for output in dict.fromkeys([*a.outputs, *b.outputs]) or [""]:
-            yield row | {"output": output} | _replicates(a, b, output, question)
+            yield row | {"output": output} | _replicates(a, b, output, criterion)
 
 
-def _replicates(a: _Point, b: _Point, output: str, question: Question) -> dict[str, Any]:
+def _replicates(a: _Point, b: _Point, output: str, criterion: Criterion) -> dict[str, Any]:
     """What the replicates of one output say: a test that is yet to be adjusted, or a change that needs none."""
     if output not in a.outputs or output not in b.outputs:
-        return {"change": Change.UNKNOWN.value, "note": f"no figure against {question.reference} on one side or both"}
+        return {"change": Change.UNKNOWN.value, "note": f"no figure against {criterion.reference} on one side or both"}
     first, second = a.outputs[output], b.outputs[output]
     seeds = first.index.intersection(second.index)
     pairs = a.facts["pairing"] == b.facts["pairing"] and len(seeds) > 0
     if pairs:
         first, second = first.loc[seeds], second.loc[seeds]
-    x, y = (rows[question.metric].to_numpy(dtype=float) for rows in (first, second))
+    x, y = (rows[criterion.metric].to_numpy(dtype=float) for rows in (first, second))
     row = {"paired": pairs, "replicates": min(len(x), len(y))}
     row |= {"a": typical(x.tolist()).estimate, "b": typical(y.tolist()).estimate}
-    if pairs and _is_equal(first, second, [*METRIC_NAMES, question.metric]):
+    if pairs and _is_equal(first, second, [*METRIC_NAMES, criterion.metric]):
         return row | {"ratio": 1.0, "change": Change.EQUAL_BITS.value}
-    test = (paired if pairs else unpaired)(x, y, question.tolerance)
+    test = (paired if pairs else unpaired)(x, y, criterion.tolerance)
     row |= {"ratio": test.ratio.estimate, "note": test.note}
     if math.isnan(test.p):
         return row | {"change": Change.UNKNOWN.value}

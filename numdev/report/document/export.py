@@ -25,7 +25,7 @@ _TOLD = (
     *("problem.source.type", "problem.source.kind", "problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
     *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise", "seeds"),
 )
-"""What a summary tells of every point, be it the same for all."""
+"""Columns that a summary has for every point, even where all points agree."""
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
 
 
@@ -56,7 +56,7 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
-    """Numbers with nine significant digits, which keep what a metric of a rounded result means."""
+    """Writes numbers with nine significant digits, more than a metric of a rounded result has."""
     return table.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
 
 
@@ -110,7 +110,7 @@ def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _varies(name: str, points: pd.DataFrame) -> bool:
-    """Whether points differ in a setting; that classes differ in which settings they have does not count."""
+    """Whether points of one class differ in a setting. That classes have different settings does not count."""
     kind = "problem.source.type" if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
     if name == kind or kind not in points:
         return points[name].nunique(dropna=False) > 1

@@ -1,4 +1,4 @@
-"""What a report says of all its results together: the first page and the last ones, as plain data."""
+"""The parts of a report that cover all of its results, as plain data: the first page and the last ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _device(environment: Mapping[str, str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text with what Typst's markup gives a meaning to taken literally."""
+    """Text with the characters of Typst's markup escaped."""
     return re.sub(r"([\\#*_`$<>@\[\]~])", r"\\\1", text)
 
 
@@ -65,7 +65,7 @@ def claim(result: ClaimResult) -> dict[str, Any]:
 
 
 def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
-    """Each once with the number of its points, those of the first results under the numbers that their tables give them."""
+    """Each environment once with the number of its points; those of the first results keep the numbers of their tables."""
     counts: dict[tuple[tuple[str, str], ...], int] = {}
     for whole in wholes:
         points = whole.points.drop_duplicates("key")

@@ -63,7 +63,7 @@ def make_report(
 
 
 def _speed(path: Path, folder: Path) -> Results | None:
-    """What `numdev speed` has left in its folder of the results, its figures drawn; None where it has not been run."""
+    """Loads the results of `numdev speed` and draws their figures; None if there are none."""
     store = Store(path)
     if not any(is_timed(store, manifest) for manifest in store.studies().values()):
         return None
@@ -73,7 +73,7 @@ def _speed(path: Path, folder: Path) -> Results | None:
 
 
 def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> list[str]:
-    """Draw the figures of every study as PNG and SVG; what could not be drawn, as notes."""
+    """Draws the figures of every study as PNG and SVG; returns a note on each that could not be drawn."""
     notes = []
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
@@ -104,7 +104,7 @@ def _figures(manifest: dict[str, Any]) -> list[str]:
 
 
 def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[str]:
-    """What a figure shows, in numbers, for its description."""
+    """The findings that a figure shows, for its description."""
     for result in claims:
         if result.study == study and result.claim.figure == figure:
             yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())

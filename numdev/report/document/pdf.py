@@ -110,7 +110,7 @@ def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str
 
 
 def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
-    """Of a study without a claim: speed at the greatest length, or the deviation of every point."""
+    """Tables of a study without a claim: speed at the greatest length, or the deviation of every point."""
     timed = frame(results)
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
@@ -121,13 +121,13 @@ def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
 
 
 def _headline(shown: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The figure of the first page, which its section names too: the most telling one, or the first."""
+    """The figure of the first page: the first of `_HEADLINES` that is drawn, or else the first figure."""
     figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
     return next((figures[name] for name in (*_HEADLINES, *figures) if name in figures), None)
 
 
 def _figure(path: Path) -> dict[str, Any]:
-    """A picture with its width and the words that it brings: its title is its caption."""
+    """An SVG with its width, its description, and its title as the caption."""
     text = path.read_text()
     width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
@@ -137,7 +137,7 @@ def _figure(path: Path) -> dict[str, Any]:
 
 
 def command(results: Results, study: str) -> str:
-    """What measures a study again, on the kind of device on which it was measured."""
+    """The command that measures a study again on the same kind of device."""
     own = results.points[results.points["study"] == study]
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}

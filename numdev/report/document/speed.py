@@ -102,7 +102,7 @@ def _times(rows: pd.DataFrame) -> dict[int, float]:
 
 
 def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """From (N, how many times as fast) in ascending order of N."""
+    """Finds the crossover in pairs (N, speed-up) in ascending order of N."""
     longest, times = pairs[-1]
     found = {"longest": longest, "times_at_longest": times, "from_the_start": False}
     slower = [i for i, (_, ratio) in enumerate(pairs) if ratio <= 1]

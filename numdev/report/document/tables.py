@@ -1,4 +1,4 @@
-"""Tables for the terminal: what was claimed and found, what went wrong, and where the deviation is worst."""
+"""Tables for a reader: claims with their verdicts, points that failed, and points that deviate most."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.text import Text
 from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import LABEL, Results, is_broken
+from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import significant, typical
 
@@ -37,7 +38,7 @@ def _verdict(result: ClaimResult) -> Text:
 
 
 def failures_table(results: Results) -> Table | None:
-    """The points that did not end well, or None."""
+    """The points whose status is not ok; None if there are none."""
     failed = results.points[results.points["status"] != "ok"]
     if failed.empty:
         return None
@@ -49,8 +50,8 @@ def failures_table(results: Results) -> Table | None:
 
 def worst_table(results: Results, count: int = 5) -> Table | None:
     """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
-    rows = results.rows
-    found = rows[(rows["subject"] == "variant") & (rows["output"] == "out") & (rows["reference"] == "golden")]
+    rows = primary(results.rows)
+    found = rows[(rows["subject"] == "variant") & (rows["reference"] == "golden")]
     if found.empty:
         return None
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
@@ -65,7 +66,8 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
 def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
     """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
     found: list[tuple[str, ...]] = []
-    own = rows[(rows["subject"] == "variant") & (rows["output"] == "out")]
+    own = primary(rows)
+    own = own[own["subject"] == "variant"]
     for _, point in own.groupby("key", sort=False):
         cells = [place(point.iloc[0])]
         for reference, metric in _SHOWN:

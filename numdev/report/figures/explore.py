@@ -91,7 +91,7 @@ def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
 
 
 def _words(error: NDArray[np.float64], end: float) -> list[str]:
-    """What the histogram leaves out or cannot show."""
+    """Words on the elements that the histogram leaves out or cannot show."""
     finite = np.abs(error[np.isfinite(error)])
     beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
     words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]

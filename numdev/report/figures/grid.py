@@ -17,8 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.comparisons import per_replicate
 from numdev.report.figures.labels import room_above
-from numdev.report.figures.style import COLUMN, GREY, PAGE, SMALL
+from numdev.report.figures.style import GREY, HALF_PAGE, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
+from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, typical
 from numdev.results.scenario import Scenario
@@ -80,7 +81,7 @@ def draw_grid(
     """
     single = len(panels) == 1 and len(panels[0]) == 1
     tall = [heights[0] if row[0].large else heights[1] for row in panels]
-    figure = Figure(figsize=(COLUMN if single else PAGE, sum(tall) + 0.35), layout="constrained")
+    figure = Figure(figsize=(HALF_PAGE if single else PAGE, sum(tall) + 0.35), layout="constrained")
     groups = {large: [row for row in panels if row[0].large == large] for large in (True, False)}
     across = {large: max(map(len, rows), default=1) for large, rows in groups.items()}
     spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=tall)
@@ -102,7 +103,7 @@ def draw_grid(
 
 
 def head(axes: Axes, panel: Panel, beside: int) -> None:
-    """The title of a panel, of which `beside` share the width of the page, and a note below it."""
+    """Writes the title of a panel and a note below it; `beside` panels share the width of the page."""
     size = 8 if panel.large else 7
     title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
     axes.set_title(title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
@@ -118,7 +119,7 @@ def head(axes: Axes, panel: Panel, beside: int) -> None:
 
 
 def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval]]:
-    """`replicates` at each x, in ascending order, but for those with NaN or Inf and those that are zero."""
+    """`replicates` at each x in ascending order, without those that hold NaN or Inf and those that are zero."""
     found = []
     for place, group in rows.groupby(x, sort=True):
         interval = replicates(group, metric)
@@ -136,8 +137,9 @@ def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
 
 
 def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:
-    """The replicates of `out` for one comparison."""
-    return rows[(rows["output"] == "out") & (rows["subject"] == subject) & (rows["reference"] == reference)]
+    """The replicates of the primary output for one comparison."""
+    found = primary(rows)
+    return found[(found["subject"] == subject) & (found["reference"] == reference)]
 
 
 def whiskers(intervals: list[Interval]) -> list[list[float]]:
@@ -166,7 +168,7 @@ def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> No
 
 
 def short(value: float) -> str:
-    """256, 1k, 16k, 1M: powers of two as one says them."""
+    """A power of two in short: 256, 1k, 16k, 1M."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit:
             return f"{value / unit:.3g}{letter}"
@@ -182,7 +184,7 @@ def log_y(axes: Axes, low: float, high: float) -> None:
 
 
 def at_least_a_decade(low: float, high: float) -> tuple[float, float]:
-    """Both ends moved apart alike to a factor of ten, so that a few percent do not fill a log axis."""
+    """Moves both ends apart by the same factor until they span a decade, so that a few percent do not fill a log axis."""
     missing = math.sqrt(max(1.0, 10 * low / high))
     return low / missing, high * missing
 

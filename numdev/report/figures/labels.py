@@ -1,4 +1,4 @@
-"""Where words stand: apart from one another and off the data, and what the paper says in its corner."""
+"""Places words in a figure so that they overlap neither one another nor the data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACES = [
 
 
 def room_above(low: float, high: float, share: float) -> float:
-    """Where a log axis from `low` has to end for its upper `share` to be free of what goes up to `high`."""
+    """The upper end of a log axis from `low` at which its upper `share` stays free above `high`."""
     return low * (high / low) ** (1 / (1 - share))
 
 
@@ -52,7 +52,7 @@ def paper_goes(axes: Axes, words: str, *, up: bool) -> None:
 
 
 def name_points(axes: Axes, names: list[Name]) -> None:
-    """The name of each point in the nearest place around it where it meets no other words and no marker.
+    """Writes the name of each point in the nearest place around it that overlaps no other words and no marker.
 
     A name that stands farther off has a hair line to its point. The figure must be laid out: places are in pixels.
     """
@@ -83,7 +83,7 @@ def _inside(box: BboxBase, outer: BboxBase) -> bool:
 
 
 def spread(places: list[float], gap: float) -> list[float]:
-    """Places near to where they are but `gap` apart, in the same order, and half a gap within 0 and 1 if they fit."""
+    """Moves places until they are `gap` apart, in the same order, and at least half a gap inside 0 and 1 if they fit."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What a figure is: how it is drawn, and what it says to those who cannot see it."""
+"""A kind of figure: the function that draws it, and its description for those who cannot see it."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Plot:
             return freeze(self.draw(rows))
 
     def lacks(self, rows: pd.DataFrame) -> list[str]:
-        """The labels that it needs and the rows have not."""
+        """The labels that the figure needs and the rows lack."""
         return [name for name in self.needs if f"label.{name}" not in rows or rows[f"label.{name}"].isna().all()]

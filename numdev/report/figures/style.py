@@ -1,4 +1,4 @@
-"""One look for every figure, and how a figure becomes bytes: the same figure, the same bytes."""
+"""The style of all figures, and their bytes: the same figure gives the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDIGO = "#332288"
 GREY, PALE = "#595959", "#D9D9D9"
 FORMAT_COLOURS = {"bf16": VERMILION, "fp16": BLUE, "fp32": GREEN, "fp64": PURPLE, "tf32": ORANGE, "e4m3fn": SKY}
 
-COLUMN, PAGE = 3.5, 7.2  # inches: one column and the full width of a two-column page
+HALF_PAGE, PAGE = 3.5, 7.2  # inches: one column and the full width of a two-column page
 SMALL = 6.5  # points
 
 _STYLE: Any = {
@@ -66,7 +66,7 @@ def colour(fmt: str) -> str:
 
 
 def freeze(figure: Figure) -> Figure:
-    """Lay the figure out once, so that PNG and SVG have the same places."""
+    """Lays the figure out once, so that PNG and SVG agree."""
     with styled():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")

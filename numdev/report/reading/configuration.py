@@ -1,4 +1,4 @@
-"""The data dictionary of a point's configuration: unit and meaning of every setting, by its name without the part it is of."""
+"""The data dictionary of a point's configuration: unit and meaning of every setting, by its name within its part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenarios of a study: their order, what they are in words, and what a verdict on one generalises over."""
+"""The scenarios of a study: their order, their descriptions, and what a verdict on one generalises over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = {
     Role.BEYOND: "",
     Role.CONTROL: "control",
 }
-"""What a reader is told of a scenario's role."""
+"""Words for the role of a scenario."""
 FORMATS = ("e5m2", "e4m3fn", "bf16", "fp16", "tf32", "fp32", "fp64")  # from few mantissa bits to many
 
 _INPUTS = {
@@ -41,25 +41,25 @@ _RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
 def ordered(rows: pd.DataFrame) -> list[Scenario]:
-    """The scenarios of some rows, the source's own first, otherwise as they come."""
+    """The scenarios of some rows by role, in the order of the rows within a role."""
     columns = [SCENARIO, TITLE, ROLE]
     found = rows[columns].drop_duplicates().itertuples(index=False)
     return by_role(Scenario(str(name), str(title), Role(role)) for name, title, role in found)
 
 
 def by_role(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """The source's own first, then those beyond it, controls last; otherwise as they come."""
+    """Sorts scenarios: first those that stand for the source, then those beyond it, then controls; the sort is stable."""
     places = {role: place for place, role in enumerate(Role)}
     return sorted(scenarios, key=lambda scenario: places[scenario.role])
 
 
 def is_sources(scenario: Scenario) -> bool:
-    """Whether it stands for what the source of a claim measured: by its own statement, or by our assumption about it."""
+    """Whether a scenario stands for what the source of a claim measured: as the source states it, or as we assume."""
     return scenario.role in (Role.PAPER, Role.ASSUMED)
 
 
 def shown_first(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """The source's own; every one, where none is."""
+    """The scenarios that stand for the source; all of them, where none does."""
     found = list(scenarios)
     return [scenario for scenario in found if is_sources(scenario)] or found
 
@@ -100,7 +100,7 @@ def describe(rows: pd.DataFrame) -> str:
 
 
 def circumstances(rows: pd.DataFrame) -> str:
-    """Of one scenario in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64, Bc = 64`, and its replicates."""
+    """Describes one scenario in full: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64`, and its replicates."""
     own = rows[rows["subject"] == "variant"]
     if own.empty:
         return ""
@@ -118,7 +118,7 @@ def _span(values: pd.Series[float]) -> str:
 
 
 def inputs(rows: pd.DataFrame) -> str:
-    """Where q, k, v come from, if all rows have it in common."""
+    """The source of q, k, v, if it is the same in all rows."""
     return _only(rows, "problem.source.kind", _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"})
 
 
@@ -130,6 +130,6 @@ def _is_strict(rows: pd.DataFrame) -> bool:
 
 
 def _only(rows: pd.DataFrame, column: str, words: dict[str, str]) -> str:
-    """The word for a column's value if it has just one."""
+    """The word for the value of a column, if the column has one value only."""
     values = [str(value) for value in rows[column].dropna().unique()] if column in rows else []
     return words.get(values[0], "") if len(values) == 1 else ""

@@ -21,13 +21,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def typed(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    """Dictionaries as a table with at least these columns, first; each column of one type."""
+    """Makes a table of dictionaries. It has at least these columns, and they come first; each column has one type."""
     names = list(dict.fromkeys([*columns, *(name for record in records for name in record)]))
     return pd.DataFrame({name: _column([record.get(name) for record in records]) for name in _ordered(names)})
 
 
 def _ordered(names: list[str]) -> list[str]:
-    """Labels and configuration by their kind, in the order of first appearance within a kind."""
+    """Sorts column names by kind: place, labels, roles, configuration, counters; within a kind by first appearance."""
     kinds = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
     place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
     place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
@@ -35,7 +35,7 @@ def _ordered(names: list[str]) -> list[str]:
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:
-    """Numbers as numbers, whole ones with gaps as nullable integers, anything mixed as text."""
+    """Makes a column: numbers stay numbers, integers with gaps become nullable integers, mixed values become text."""
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, bool) for value in present):
         return pd.Series(values, dtype="boolean")

@@ -3,11 +3,11 @@
 A replicate is a seed, or a head of captured tensors. Everything that is compared was measured on the same inputs, so comparisons
 are paired by replicate; several measurements of one replicate are not independent and count once, by their mean.
 
-Replicates of one *cluster*, such as the heads of a layer, are alike: to take all heads of a model for independent would count a
-layer's own share once for every head. So each cluster has an interval of its own, over its replicates, and the interval of the
-whole is the least that holds them all. What it decides, it decides in every cluster, and nothing is said about other clusters:
-"over the heads of these 2 layers". An interval over layers as the replicates would speak of the whole model, but two layers leave
-it one degree of freedom, and its 95 % interval is 12.7 standard errors wide to each side.
+Replicates of one *cluster*, such as the heads of a layer, are alike. If all heads of a model counted as independent, what is
+common to a layer would count once for every head. So each cluster has an interval of its own, over its replicates, and the
+interval of the whole is the smallest that contains them all. A decision by it is a decision in every cluster, and says nothing
+about other clusters: "over the heads of these 2 layers". An interval with layers as replicates would speak about the whole
+model, but two layers leave one degree of freedom, and the 95 % interval then extends 12.7 standard errors to each side.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Share:
         return student_quantile(confidence, self.freedom) * self.error if 0 < self.error < math.inf else self.error
 
     def beyond(self, bound: float) -> float:
-        """Two-sided p-value of the mean's being `bound`: the least 1 - confidence at which the interval leaves it out.
+        """Two-sided p-value of the hypothesis that the mean is `bound`: the least 1 - confidence whose interval excludes it.
 
-        Where all replicates are equal there is no doubt of which side they lie on.
+        It is 0 where all replicates are equal: then there is no doubt on which side of the bound they lie.
         """
         if self.error == 0 or math.isinf(bound):
             return 0.0
@@ -76,7 +76,7 @@ class Interval:
 
     @staticmethod
     def of(shares: Sequence[Share], count: int, excluded: int = 0, *, logarithmic: bool = False) -> Interval:
-        """From the shares of all clusters, which weigh alike; its ends are those of the cluster that reaches farthest."""
+        """Combines the shares of all clusters with equal weight; each end is that of the cluster that reaches farthest."""
         ends = [(share.mean - share.half(0.95), share.mean + share.half(0.95)) for share in shares]
         estimate, low, high = math.fsum(s.mean for s in shares) / len(shares), min(ends)[0], max(high for _, high in ends)
         if logarithmic:
@@ -92,7 +92,7 @@ class Interval:
         return (math.log(bound) if bound > 0 else -math.inf) if self.logarithmic else bound
 
     def text(self) -> str:
-        """Such as `9.1 [8.7, 9.5]`: as many decimals as the width of the interval gives a meaning to."""
+        """Text such as `9.1 [8.7, 9.5]`, with as many decimals as the width of the interval justifies."""
         if math.isnan(self.estimate):
             return "unknown"
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
@@ -109,7 +109,7 @@ class Interval:
         return f"{estimate} [{low}, {high}]"
 
     def _decimals(self) -> int:
-        """Down to the first digit of half the width, or the second behind a 1; 2 to 4 digits of the estimate."""
+        """Down to the first digit of half the width, or to the second if the first is 1; the estimate has 2 to 4 digits."""
         first = math.floor(math.log10(abs(self.estimate))) if self.estimate else 0
         half = (self.high - self.low) / 2
         wanted = -math.floor(math.log10(half / 2))
@@ -120,7 +120,7 @@ NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def significant(value: float, digits: int = 2) -> str:
-    """A number in as many significant digits: 9.1, 0.053, 120, 3.2e-5."""
+    """A number with `digits` significant digits: 9.1, 0.053, 120, 3.2e-5."""
     if not math.isfinite(value):
         return "unknown" if math.isnan(value) else f"{value:g}"
     if value != 0 and not 1e-3 <= abs(value) < 1e4:
@@ -278,7 +278,7 @@ class Signs:
 
 
 def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
-    """The signs of `log a/b` by replicate, of which several pairs are averaged: their number is no number of trials.
+    """The signs of `log a/b` by replicate. Pairs of one replicate are averaged and are one trial.
 
     Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
     """

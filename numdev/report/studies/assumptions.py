@@ -1,4 +1,4 @@
-"""What Figure 4's ratio owes to circumstances that the paper leaves open: N, and the inputs."""
+"""How the ratio of Figure 4 depends on what the paper leaves open: N and the inputs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
 
 
 def _ratios(rows: pd.DataFrame) -> list[tuple[float, Interval]]:
-    """The ratio at each N at which it can be told."""
+    """The ratio at each N that has one."""
     found = []
     for n, here in rows.groupby(LENGTH, sort=True):
         try:
@@ -89,7 +89,7 @@ def _ratios(rows: pd.DataFrame) -> list[tuple[float, Interval]]:
 
 
 def _say(axes: Axes, across: list[float], heights: list[float]) -> None:
-    """Each ratio in figures above its marker."""
+    """Writes each ratio above its marker."""
     for x, y in zip(across, heights, strict=True):
         axes.annotate(significant(y), (x, y), (0, 5), textcoords="offset points", ha="center", fontsize=SMALL, bbox=WHITE)
 

@@ -147,7 +147,7 @@ def _baselines(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _point(rows: pd.DataFrame, subject: str, text: str, title: str) -> _Point | None:
-    """Of tiled attention or of its baseline in one scenario."""
+    """The point of tiled attention or of its baseline in one scenario."""
     x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
     if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
         return None
@@ -156,7 +156,7 @@ def _point(rows: pd.DataFrame, subject: str, text: str, title: str) -> _Point | 
 
 
 def _square(axes: Axes, values: list[float]) -> None:
-    """A decade is as long across as up; room for names on both sides of the diagonal."""
+    """Sets axes of equal aspect, with room for names on both sides of the diagonal."""
     low, high = at_least_a_decade(min(values) / 2, max(values) * 2)
     axes.set_ylim(low, high)
     axes.set_xlim(low / (high / low) ** 0.1, high * (high / low) ** 0.1)

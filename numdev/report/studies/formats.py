@@ -19,6 +19,7 @@ from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, hi
 from numdev.report.figures.labels import WHITE, room_above
 from numdev.report.figures.plot import PANELS, Plot
 from numdev.report.figures.style import BLUE, GREY, SMALL, VERMILION, colour
+from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import SCENARIO, formats
 from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.report.studies.beyond import draw_total
@@ -71,7 +72,8 @@ def draw_fig3(rows: pd.DataFrame) -> Figure:
 
 def draw_fig4(rows: pd.DataFrame) -> Figure:
     """Max difference of tiled attention and of the baseline from golden; the ratio at BF16 beside the paper's."""
-    found = rows[(rows["output"] == "out") & (rows["reference"] == "golden")]
+    found = primary(rows)
+    found = found[found["reference"] == "golden"]
 
     def draw(axes: Axes, panel: Panel) -> None:
         names = formats(panel.rows)

@@ -81,7 +81,7 @@ def draw_sign(rows: pd.DataFrame) -> Figure:
 
 
 def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None:
-    """The line of no difference, what the papers found, and which side is which."""
+    """Draws the axes, the line of no difference, the ratios of the papers, and which side is better."""
     values = [value for _, _, *pair in lines for i in pair for value in _ends(i)] + [FIG4_RATIO, FA3_RATIO]
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 1.3, max(values) * 1.8)
@@ -99,7 +99,7 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
 
 
 def _ends(interval: Interval) -> tuple[float, float]:
-    """How far an interval is shown: at most five times to either side, so that an uncertain one does not dwarf the rest."""
+    """The drawn ends of an interval: at most a factor 5 to each side, so that a wide one does not dwarf the others."""
     low, high = (value if math.isfinite(value) else interval.estimate for value in (interval.low, interval.high))
     return max(low, interval.estimate / 5), min(high, interval.estimate * 5)
 

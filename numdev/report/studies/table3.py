@@ -61,7 +61,6 @@ def _over_published(found: pd.DataFrame, published: float) -> Interval:
 
 
 def rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
-    """A method's RMSE against golden by replicate; see `per_replicate`."""
     """The RMSE from golden of each replicate of the scenario that stands for one row of the published table."""
     return per_replicate(select(rows, reference="golden", **{STANDS_FOR: method}), EVERY)
 

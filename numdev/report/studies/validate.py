@@ -57,7 +57,7 @@ class Agreement:
 
 
 def agreement(rows: pd.DataFrame, name: str) -> Agreement:
-    """Of one kernel, over everything else that the rows vary, paired by point and seed."""
+    """The agreement of one kernel, over all of its points, paired by point and seed."""
     own = rows[rows[KERNEL] == name]
     columns = ["key", "seed", "cluster", METRIC, LARGEST, "equal_share"]
     apart = clustered(select(own))[columns]

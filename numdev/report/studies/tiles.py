@@ -22,7 +22,7 @@ from numdev.report.studies.chapter import Chapter
 
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words
-SHAPE, SRAM = "label.tiling.shape", "label.tiling.sram"
+TILE, SRAM = "label.tiling.shape", "label.tiling.sram"
 _SHAPES = (
     "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
 )
@@ -92,7 +92,7 @@ def against_as_is(rows: pd.DataFrame, shape: str, metric: str = DEVIATION) -> tu
 
 
 class _Look(NamedTuple):
-    """How a shape of the tile is drawn: the paper's in front and small, so that what lies under it shows."""
+    """The style of one shape of the tile. The paper's is small and in front, so that the others stay visible behind it."""
 
     line: str
     marker: str
@@ -121,12 +121,12 @@ def draw_fig6b(rows: pd.DataFrame) -> Figure:
 def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
     found = in_u(chosen(rows), METRICS)
     found = found.merge(_areas(found), on=[SCENARIO, SRAM])
-    present = [name for name in _LINES if (found[SHAPE] == name).any()]
+    present = [name for name in _LINES if (found[TILE] == name).any()]
 
     def draw(axes: Axes, panel: Panel) -> None:
         fmt = formats(panel.rows)[0]
         for shape in present:
-            _line(axes, panel.rows[panel.rows[SHAPE] == shape], shape, colour(fmt))
+            _line(axes, panel.rows[panel.rows[TILE] == shape], shape, colour(fmt))
         plain_ticks(axes, panel.rows["area"].tolist(), turned=True)
         corner(axes, _ratio(panel.rows, other), fontweight="bold")
         if panel.large:
@@ -135,7 +135,7 @@ def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
     figure = draw_grid(
         _panels(found),
         draw,
-        lambda own: limits(own, METRICS, "area", SHAPE, room=_ROOM),
+        lambda own: limits(own, METRICS, "area", TILE, room=_ROOM),
         axes_text=("block area Br · Bc, elements", "max |tiled − baseline|,\nin u of F"),
         heights=(1.9, 1.75),
     )
@@ -145,8 +145,8 @@ def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
 
 
 def _areas(rows: pd.DataFrame) -> pd.DataFrame:
-    """The block area of the paper's tile by scenario and SRAM size: where every shape of that size stands."""
-    as_is = rows[rows[SHAPE] == "as_is"].drop_duplicates([SCENARIO, SRAM])
+    """The block area of the paper's tile by scenario and SRAM size; all shapes of one size are drawn there."""
+    as_is = rows[rows[TILE] == "as_is"].drop_duplicates([SCENARIO, SRAM])
     return as_is[[SCENARIO, SRAM]].assign(area=as_is["tiling.area"].astype(float))
 
 

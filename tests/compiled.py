@@ -41,8 +41,11 @@ HOPPER = (
 )
 
 
-def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, str], capability: int, options: dict[str, Any]) -> Any:
-    """A kernel for a GPU that is not there: constants by name, types of the other arguments, all divisible by 16."""
+def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capability: int, options: dict[str, Any]) -> Any:
+    """A kernel for a GPU that is not there: constants by name, types of the other arguments, all divisible by 16.
+
+    An argument with named fields has a type for each; a field that is `1` is that constant.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -52,8 +55,16 @@ def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, str], capa
         from triton.compiler import ASTSource as Source
     names = kernel.arg_names
     signature = {name: "constexpr" if name in values else types.get(name, "i32") for name in names}
-    constants = {(names.index(name),): value for name, value in values.items()}
-    divisible = [(i,) for i, name in enumerate(names) if signature[name][0] in "*i"]
+    constants: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in values.items()}
+    divisible: list[tuple[int, ...]] = []
+    for i, name in enumerate(names):
+        kind = signature[name]
+        if isinstance(kind, tuple):
+            constants |= {(i, j): 1 for j, part in enumerate(kind) if part == "1"}
+            divisible += [(i, j) for j, part in enumerate(kind) if part[0] in "*i"]
+            signature[name] = type(kind)(*("constexpr" if part == "1" else part for part in kind))  # type: ignore[call-arg]
+        elif kind[0] in "*i":
+            divisible.append((i,))
     made = Source(kernel, signature, constants, {place: [["tt.divisibility", 16]] for place in divisible})
     return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -62,6 +73,7 @@ def portable() -> list[dict[str, Any]]:
     from numdev.arithmetic.formats import Format
     from numdev.attention.kernels import forward, launch
     from numdev.attention.kernels import portable as host
+    from numdev.attention.kernels.arguments import Factors, Sizes, View
     from numdev.attention.mask import Mask
     from numdev.attention.tiling import Tiling
     from numdev.attention.triton import Triton
@@ -74,14 +86,10 @@ def portable() -> list[dict[str, Any]]:
         chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
         tiling = Tiling(chosen.br, chosen.bc)
         request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
-        values = {
-            "DIM": dim, "PAD": dim, "BR": chosen.br, "BC": chosen.bc, "REVERSE": False, "LENGTHS": False, "RAGGED": False,
-            "POLICY": request.policy(dim**-0.5), "EVERY": request.every, "PRODUCTS": request.products,
-            "OPTIONS": (False, False, *request.options), "q_dim": 1, "k_dim": 1, "v_dim": 1,
-        }  # fmt: skip
-        types = dict.fromkeys(("q", "k", "v"), dtypes[name]) | dict.fromkeys(("lengths", "bounds"), "*i32")
-        types |= {"out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
-        types |= dict.fromkeys(("factor", "log_scale", "threshold", "p_scale"), "fp32")
+        view = View(dtypes[name], "i32", "i32", "i32", "1")
+        types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
+        types |= {"lengths": "*i32", "bounds": "*i32", "factors": Factors(*["fp32"] * 4), "sizes": Sizes(*["i32"] * 7)}
+        values = {"CODE": request.code(Mask(), dim, dim**-0.5)}
         options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
         kernel = compile_for(forward.attention, values, types, capability, options)
         bound = launch.shared_bytes(chosen, attend.fmt, dim)
@@ -100,6 +108,7 @@ def hopper() -> list[dict[str, Any]]:
 
     from numdev.attention.kernels import hopper as device
     from numdev.attention.kernels.hopper_host import SHAPES
+    from numdev.attention.kernels.hopper_parts import Code
 
     def descriptor(rows: int, columns: int) -> str:
         layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], gl.bfloat16)
@@ -108,10 +117,8 @@ def hopper() -> list[dict[str, Any]]:
     found = []
     for dim, br, causal, unaligned, masked, padded in HOPPER:
         shape = SHAPES[dim, br]
-        values = {
-            "BC": shape.bc, "DIM": dim, "GROUPS": shape.groups, "STAGES": shape.stages, "DTYPE": gl.bfloat16, "CAUSAL": causal,
-            "UNALIGNED": unaligned, "MASKED": masked, "PADDED": padded, "REGISTERS": shape.registers,
-        }  # fmt: skip
+        sizes = (shape.bc, dim, shape.groups, shape.stages)
+        values = {"CODE": Code(*sizes, gl.bfloat16, causal, unaligned, masked, padded, shape.registers)}
         keys, rows = descriptor(shape.bc, dim), descriptor(64, dim)
         out = descriptor(64, dim // 2 if dim > 128 else dim)
         types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}

@@ -18,12 +18,15 @@ def weight(value, reference, RESCALE: tl.constexpr):
 def combine(
     parts, part_lse, out, lse, splits, rows,
     DIM: tl.constexpr, PAD: tl.constexpr, BR: tl.constexpr, SPLITS: tl.constexpr,
-    RESCALE: tl.constexpr, ROW_SUM: tl.constexpr, ACCUMULATOR: tl.constexpr,
+    POLICY: tl.constexpr,
 ):  # fmt: skip
     """`O = sum_s w_s O_s`, `w_s = exp(LSE_s - LSE)`, the splits in their order.
 
     parts are `[splits, rows, DIM]`, part_lse `[splits, rows]`; SPLITS is the power of two from splits on.
     """
+    RESCALE: tl.constexpr = POLICY.rescale
+    ROW_SUM: tl.constexpr = POLICY.row_sum
+    ACCUMULATOR: tl.constexpr = POLICY.accumulator
     row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
     inner = tl.arange(0, PAD)  # [PAD]
     is_row = row < rows

@@ -107,14 +107,17 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
 
 @gluon.jit
 def step(c: gl.constexpr, setting, shared, q, i, i_v, p, acc, m, row_sum, scale, key, limit, MASK: gl.constexpr):
-    """`P V` of block i_v, whose P is at hand, together with `Q K^T` and softmax of block i."""
+    """`P V` of block i_v, whose P is at hand, together with `Q K^T` and softmax of block i.
+
+    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum and limit are `[ROWS]`.
+    """
     at = i % setting.stages
     at_v = i_v % setting.stages
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
     take_turn(c, shared, i)
-    s = scores(setting, shared, q, i)
+    s = scores(setting, shared, q, i)  # [ROWS, bc]
     mbarrier.wait(shared.v_full.index(at_v), (i_v // setting.stages) & 1)
-    product = warpgroup_mma(p, shared.v.index(at_v).reshape((setting.bc, setting.dim)), acc, is_async=True)
+    product = warpgroup_mma(p, shared.v.index(at_v).reshape((setting.bc, setting.dim)), acc, is_async=True)  # [ROWS, dim]
     pass_turn(c, setting, shared, i)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(shared.k_empty.index(at), count=1)
@@ -150,7 +153,7 @@ def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, m, row_sum, sca
 
 @gluon.jit
 def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
-    """Columns of O from `column` on, through the group's buffer."""
+    """Columns of O from `column` on, out `[ROWS, dim / parts]`, through the group's buffer."""
     buffer = shared.o.index(c)
     tma.store_wait(0)
     buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(setting.dtype))
@@ -160,7 +163,10 @@ def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.con
 
 @gluon.jit
 def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum):
-    """`O / l` through shared memory and the copy engine, which leaves out rows beyond the last; `(m + log2 l) ln 2`."""
+    """`O / l` through shared memory and the copy engine, which leaves out rows beyond the last; `(m + log2 l) ln 2`.
+
+    acc is `[ROWS, dim]`; m and row_sum are `[ROWS]`.
+    """
     rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
     empty = row_sum == 0.0  # sees no key: of those it sees the largest adds 1
     value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum)) * LN2)
@@ -184,9 +190,9 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     row0, b, h, n, keys = tile(work, 0)
     row0_next, b_next, h_next, n_next, keys_next = tile(work, 1)
     skip, whole = own(c, setting, work, row0, n)
-    limit = limits(c, setting, work, row0, keys)
-    m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)
-    row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)
+    limit = limits(c, setting, work, row0, keys)  # [ROWS]
+    m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)  # [ROWS]
+    row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)  # [ROWS]
     acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
     i = 0  # blocks of the stream so far
     if setting.causal:
@@ -196,10 +202,10 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     at = i % setting.stages
     mbarrier.wait(shared.q_full.index(c), 0)
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
-    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, c, i),))
+    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, c, i),))  # [ROWS, bc]
     mbarrier.arrive(shared.k_empty.index(at), count=1)
     p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, scale, (n - 1 - skip) * setting.bc, limit, setting.masked)
-    p = as_operand(setting, p_next)
+    p = as_operand(setting, p_next)  # [ROWS, bc]
     i += 1
     j = 0  # tiles so far
     while n > 0:
@@ -233,21 +239,24 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "shift"])
-def attention(
-    d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shift,
-    BC: gl.constexpr, DIM: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-    CAUSAL: gl.constexpr, UNALIGNED: gl.constexpr, MASKED: gl.constexpr, PADDED: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """One program: a loading warp group and GROUPS computing ones, over the program's list of tiles."""
+def attention(d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shift, CODE: gl.constexpr):
+    """One program: a loading warp group and `CODE.groups` computing ones, over the program's list of tiles.
+
+    d_q, d_k, d_v and d_o describe `[batch, heads, tokens, dim]` to the copy engine; lse is `[batch, heads, queries]`, tiles
+    `[round, program, 5]`.
+    """
     # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group holds.
-    gl.static_assert((GROUPS - 1) * ROWS <= BC)
-    setting = Setting(BC, DIM, GROUPS, STAGES, DTYPE, CAUSAL, UNALIGNED, MASKED, PADDED)
+    gl.static_assert((CODE.groups - 1) * ROWS <= CODE.bc)
+    GROUPS: gl.constexpr = CODE.groups
+    STAGES: gl.constexpr = CODE.stages
+    REGISTERS: gl.constexpr = CODE.registers
+    setting = Setting(CODE)
     work = Work(tiles, heads, group, queries, shift)
     shared = Shared(
-        gl.allocate_shared_memory(DTYPE, [setting.sets * GROUPS, 1, 1, ROWS, DIM], d_q.layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_k.layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BC, DIM], d_v.layout),
-        gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, DIM // setting.parts], d_o.layout),
+        gl.allocate_shared_memory(CODE.dtype, [setting.sets * GROUPS, 1, 1, ROWS, CODE.dim], d_q.layout),
+        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.bc, CODE.dim], d_k.layout),
+        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.bc, CODE.dim], d_v.layout),
+        gl.allocate_shared_memory(CODE.dtype, [GROUPS, 1, 1, ROWS, CODE.dim // setting.parts], d_o.layout),
         barriers(setting.sets * GROUPS, 1),
         barriers(setting.sets * GROUPS, 1),
         barriers(STAGES, 1),

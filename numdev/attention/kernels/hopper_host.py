@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from numdev.attention.kernels import hopper
+from numdev.attention.kernels.hopper_parts import Code
 from numdev.attention.kernels.launch import hopper_bc
 from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
@@ -117,15 +118,24 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
     masked = mask.causal or bool(ragged)
     padded = any(length < keys for length in ragged)
     unaligned = mask.causal and is_unaligned(queries, keys)
+    code = Code(
+        bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers
+    )
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
     sides = ((q, _ROWS, head_dim), (k, bc, head_dim), (v, bc, head_dim), (out, _ROWS, columns))
     with torch.cuda.device(q.device):
         hopper.attention[(tiles.shape[1],)](
             *(_descriptor(*side) for side in sides),
-            lse, tiles, scale * math.log2(math.e), heads, group, queries, keys - queries,
-            bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers,
+            lse,
+            tiles,
+            scale * math.log2(math.e),
+            heads,
+            group,
+            queries,
+            keys - queries,
+            code,
             num_warps=4,
-        )  # fmt: skip
+        )
     return out, lse, Ran("numdev hopper", br, bc, stages=shape.stages)
 
 

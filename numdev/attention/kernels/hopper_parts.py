@@ -1,5 +1,7 @@
 """What the warp groups of the Hopper kernel share: settings, buffers, barriers, the list of tiles; and the one that loads."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -8,9 +10,37 @@ from triton.language.core import _aggregate as aggregate
 ROWS = gl.constexpr(64)  # of a warp group: one wgmma instruction is 64 rows
 
 
+class Code(NamedTuple):
+    """The constants of one compiled kernel.
+
+    Attributes:
+        bc: keys of a block.
+        dim: head_dim.
+        groups: computing warp groups.
+        stages: buffers for K, and for V.
+        dtype: of q, k, v and out.
+        causal: whether a row sees no key behind its own place.
+        unaligned: whether a causal limit can cross more than one block of a warp group's rows.
+        masked: whether the first block of a tile can hold keys that are not seen.
+        padded: whether v exists beyond a batch entry's last key, and may hold anything there.
+        registers: of a computing thread.
+    """
+
+    bc: int
+    dim: int
+    groups: int
+    stages: int
+    dtype: Any
+    causal: bool
+    unaligned: bool
+    masked: bool
+    padded: bool
+    registers: int
+
+
 @aggregate
 class Setting:
-    """What is fixed at compile time, with the layouts that follow from it."""
+    """What the warp groups read of `Code`, with the layouts that follow from it."""
 
     bc: gl.constexpr
     dim: gl.constexpr
@@ -18,9 +48,9 @@ class Setting:
     stages: gl.constexpr
     dtype: gl.constexpr
     causal: gl.constexpr
-    unaligned: gl.constexpr  # whether a causal limit can cross more than one block of a warp group's rows
-    masked: gl.constexpr  # whether the first block of a tile can hold keys that are not seen
-    padded: gl.constexpr  # whether v exists beyond a batch entry's last key, and may hold anything there
+    unaligned: gl.constexpr
+    masked: gl.constexpr
+    padded: gl.constexpr
     sets: gl.constexpr  # of buffers for Q: two where they fit, so that the next tile's Q is loaded early
     parts: gl.constexpr  # in which O leaves: its columns pass through a buffer of dim / parts of them
     s: gl.constexpr
@@ -30,20 +60,20 @@ class Setting:
     o_row: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, bc, dim, groups, stages, dtype, causal, unaligned, masked, padded):
-        self.bc = gl.constexpr(bc)
-        self.dim = gl.constexpr(dim)
-        self.groups = gl.constexpr(groups)
-        self.stages = gl.constexpr(stages)
-        self.dtype = gl.constexpr(dtype)
-        self.causal = gl.constexpr(causal)
-        self.unaligned = gl.constexpr(unaligned)
-        self.masked = gl.constexpr(masked)
-        self.padded = gl.constexpr(padded)
-        self.sets = gl.constexpr(1 if dim > 128 else 2)
-        self.parts = gl.constexpr(2 if dim > 128 else 1)
-        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bc, 16])
-        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dim, 16])
+    def __init__(self, code):
+        self.bc = gl.constexpr(code.bc)
+        self.dim = gl.constexpr(code.dim)
+        self.groups = gl.constexpr(code.groups)
+        self.stages = gl.constexpr(code.stages)
+        self.dtype = gl.constexpr(code.dtype)
+        self.causal = gl.constexpr(code.causal)
+        self.unaligned = gl.constexpr(code.unaligned)
+        self.masked = gl.constexpr(code.masked)
+        self.padded = gl.constexpr(code.padded)
+        self.sets = gl.constexpr(1 if code.dim > 128 else 2)
+        self.parts = gl.constexpr(2 if code.dim > 128 else 1)
+        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.bc, 16])
+        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 16])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))

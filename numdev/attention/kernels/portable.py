@@ -17,19 +17,19 @@ from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.kernels import combine, forward
-from numdev.attention.kernels.casts import Spec, spec
+from numdev.attention.kernels.arguments import Code, Every, Factors, Policy, Products, Recurrence, Sight, Sizes, Tile, View
+from numdev.attention.kernels.casts import spec
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
+from numdev.attention.operations import is_harmless
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, SumOver
-from numdev.attention.steps import Steps
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
 _COMBINED_ROWS = 4  # of a program, one for each of its warps
-_STEPS = ("scores", "exponential", "rescale", "row_sum", "probabilities", "values", "accumulator")
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Request:
     """What is compiled.
 
     Attributes:
-        precision: the policy; inputs and output are the caller's affair.
+        precision: the policy; the caller rounds inputs and output.
         tiling: Br, Bc, order (forward or reverse) and splits.
         softmax: the recurrence.
         tf32: whether FP32 operands are multiplied as TF32.
-        exactly: every operation is rounded for itself; else the compiler may fuse a product with the sum that follows, by which
-            `S - m` of the largest score is not always 0.
+        exactly: rounds every operation by itself; else the compiler may fuse a product with the sum that follows, and `S - m`
+            of the largest score is not always 0.
         warps, stages: of the launch.
     """
 
@@ -74,37 +74,51 @@ class Request:
         if tiling.br > _MOST_KEYS:
             raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
 
-    def policy(self, factor: float) -> tuple[Spec, ...]:
-        """One cast per step, in the order of `numdev.attention.kernels.forward`; `factor` is that of the scores."""
+    def code(self, mask: Mask, dim: int, factor: float) -> Code:
+        """The constants of the kernel that is compiled; `factor` is that of the scores."""
+        br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (self.tiling.br, self.tiling.bc, dim))
+        tile = Tile(br, bc, pad, dim, self.tiling.order is Order.REVERSE, bc != self.tiling.bc)
+        sight = Sight(mask.causal, mask.window is not None, mask.key_lengths is not None)
+        return Code(tile, sight, self.policy(factor), self.every, self.products, self.recurrence)
+
+    def policy(self, factor: float) -> Policy:
+        """The casts of the steps; `factor` is that of the scores."""
         soft = self.softmax
         return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
 
     @property
-    def every(self) -> tuple[int, int, int]:
-        """Products between roundings of the running sums of scores, row sums and values; 0 for once per tile."""
+    def every(self) -> Every:
+        """Products between roundings of the running sums; 0 for one rounding in each tile."""
         step = self.precision
-        return tuple(dot.every or 0 for dot in (step.scores, step.row_sum, step.values))  # type: ignore[return-value]
+        return Every(step.scores.every or 0, step.row_sum.every or 0, step.values.every or 0)
 
     @property
-    def products(self) -> tuple[str, str]:
+    def products(self) -> Products:
         """How the operands of `Q K^T` and of `P V` are multiplied."""
         if interpreting():
-            return "ieee", "ieee"
+            return Products("ieee", "ieee")
         inputs = formats_of(self.precision)
         if self.tf32:
-            return "tf32", "tf32"
+            return Products("tf32", "tf32")
         probabilities = self.precision.probabilities
         assert isinstance(probabilities, Cast), "refused otherwise"
-        return operand(*inputs), operand(*inputs, probabilities.to)
+        return Products(operand(*inputs), operand(*inputs, probabilities.to))
 
     @property
-    def options(self) -> tuple[bool, bool, bool, bool, bool, bool]:
-        """Binary exponential, lazy rescale, division each time, one accumulation of `alpha O + P V`, scaled P, local maximum."""
+    def recurrence(self) -> Recurrence:
+        """The form of the online softmax; `alpha O + P V` is one accumulation where nothing is rounded between the two."""
         soft, step = self.softmax, self.precision
         each = soft.normalise is Normalise.EACH
         plain = all(cast == Cast(FP32) for cast in (step.values.accumulate, step.accumulator)) and step.values == Dot(Cast(FP32))
         scaled, local = soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
-        return soft.exp.is_binary, soft.threshold > 0, each, plain and not (each or scaled or local), scaled, local
+        return Recurrence(
+            binary=soft.exp.is_binary,
+            lazy=soft.threshold > 0,
+            each=each,
+            fused=plain and not (each or scaled or local),
+            scaled=scaled,
+            local=local,
+        )
 
 
 def formats_of(precision: Precision) -> tuple[Format, ...]:
@@ -127,14 +141,13 @@ def storage(precision: Precision) -> torch.dtype:
 
 
 @lru_cache(maxsize=256)
-def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
-    steps = Steps(precision, torch.float32)
+def _policy(precision: Precision, constants: tuple[float, ...]) -> Policy:
     found = []
-    for name in _STEPS:
+    for name in Policy._fields:
         step = getattr(precision, name)
         cast = step.accumulate if isinstance(step, Dot) else step
-        found.append(spec(cast, f"precision.{name}", not steps.is_harmless(name, constants)))
-    return tuple(found)
+        found.append(spec(cast, f"precision.{name}", not is_harmless(precision, torch.float32, name, constants)))
+    return Policy(*found)
 
 
 _TABLES = Tables(64)
@@ -177,20 +190,25 @@ def _attend(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale
     """Each split's `O` and LSE: out `[splits, batch, heads, queries, dim]`, lse without the last."""
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     tiling, soft = request.tiling, request.softmax
+    factor = float(scale * soft.log_scale)
     lengths = _numbers(mask.key_lengths or (0,), q.device)
     bounds = _numbers(tuple(tiling.split_bounds(keys)), q.device)
-    br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (tiling.br, tiling.bc, dim))
-    factor = float(scale * soft.log_scale)
-    options = (mask.causal, mask.window is not None, *request.options)
     grid = (triton.cdiv(queries, tiling.br), batch * heads, tiling.splits)
     forward.attention[grid](
-        q, k, v, out, lse, lengths, bounds, factor, soft.log_scale, soft.threshold, soft.p_scale,
-        heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc,
-        *q.stride(), *k.stride(), *v.stride(),
-        dim, pad, br, bc, tiling.order is Order.REVERSE, mask.key_lengths is not None, bc != tiling.bc,
-        request.policy(factor), request.every, request.products, options,
-        num_warps=request.warps, num_stages=request.stages, enable_fp_fusion=not request.exactly,
-    )  # fmt: skip
+        View(q, *q.stride()),
+        View(k, *k.stride()),
+        View(v, *v.stride()),
+        out,
+        lse,
+        lengths,
+        bounds,
+        Factors(factor, soft.log_scale, soft.threshold, soft.p_scale),
+        Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, tiling.br, tiling.bc),
+        request.code(mask, dim, factor),
+        num_warps=request.warps,
+        num_stages=request.stages,
+        enable_fp_fusion=not request.exactly,
+    )
 
 
 def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -198,11 +216,11 @@ def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dty
     splits, *shape, dim = parts.shape
     out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
     lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
-    steps = dict(zip(_STEPS, request.policy(1.0), strict=True))
+    policy = request.policy(1.0)
     combine.combine[(triton.cdiv(lse.numel(), _COMBINED_ROWS),)](
         parts, part_lse, out, lse, splits, lse.numel(),
         dim, max(16, triton.next_power_of_2(dim)), _COMBINED_ROWS, triton.next_power_of_2(splits),
-        steps["rescale"], steps["row_sum"], steps["accumulator"],
+        policy,
         num_warps=_COMBINED_ROWS, enable_fp_fusion=not request.exactly,
     )  # fmt: skip
     return out, lse

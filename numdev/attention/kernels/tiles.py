@@ -40,9 +40,9 @@ def visible(rows, columns, end, keys, shift, window, CAUSAL: tl.constexpr, WINDO
 
 
 @triton.jit
-def load(base, index, stride, inner, inner_stride, count, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """Rows `index` of `inner` numbers each, 0 beyond `count` rows and beyond DIM; offsets are 64 bits wide."""
-    pointers = base + index.to(tl.int64)[:, None] * stride + inner.to(tl.int64)[None, :] * inner_stride
+def load(view, index, inner, count, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """Rows `index` of one head, `inner` numbers of each, 0 beyond `count` rows and beyond DIM; offsets are 64 bits wide."""
+    pointers = view.at + index.to(tl.int64)[:, None] * view.row + inner.to(tl.int64)[None, :] * view.dim  # [rows, PAD]
     if MASKED:
         return tl.load(pointers, mask=(index < count)[:, None] & (inner < DIM)[None, :], other=0.0)
     return tl.load(pointers)

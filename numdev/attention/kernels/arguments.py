@@ -1,0 +1,133 @@
+"""What the portable kernel is called with, by name: constants of the compiler in `Code`, the rest at each launch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numdev.attention.kernels.casts import Spec
+
+
+class Policy(NamedTuple):
+    """One cast for each step; see `numdev.attention.precision.Precision`."""
+
+    scores: Spec
+    exponential: Spec
+    rescale: Spec
+    row_sum: Spec
+    probabilities: Spec
+    values: Spec
+    accumulator: Spec
+
+
+class Every(NamedTuple):
+    """Products between roundings of the running sum of a `Dot`; 0 for one rounding of the whole sum."""
+
+    scores: int
+    row_sum: int
+    values: int
+
+
+class Products(NamedTuple):
+    """The types in which a tensor core multiplies: `fp16`, `bf16`, `tf32`, or `ieee` for FP32 itself."""
+
+    scores: str
+    values: str
+
+
+class Recurrence(NamedTuple):
+    """Which form of the online softmax is compiled.
+
+    Attributes:
+        binary: exponentials are `2^x`.
+        lazy: the maximum moves only beyond a threshold.
+        each: O is divided at each tile, not once at the end.
+        fused: `alpha O + P V` is one accumulation.
+        scaled: P is scaled before its cast, and `P V` scaled back.
+        local: P is relative to the tile's own maximum.
+    """
+
+    binary: bool
+    lazy: bool
+    each: bool
+    fused: bool
+    scaled: bool
+    local: bool
+
+
+class Tile(NamedTuple):
+    """Sides of a block in registers, powers of two of at least 16, and the head_dim of which PAD numbers are loaded."""
+
+    br: int
+    bc: int
+    pad: int
+    dim: int
+    reverse: bool
+    ragged: bool  # whether tiles of keys are shorter than `bc`, so that none goes without a mask
+
+
+class Sight(NamedTuple):
+    """Which limits there are on the keys that a row sees."""
+
+    causal: bool
+    window: bool
+    lengths: bool
+
+
+class Code(NamedTuple):
+    """Everything that is constant in one compiled kernel."""
+
+    tile: Tile
+    sight: Sight
+    policy: Policy
+    every: Every
+    products: Products
+    recurrence: Recurrence
+
+
+class View(NamedTuple):
+    """A tensor `[batch, heads, tokens, dim]` in memory: a pointer, and its strides in elements."""
+
+    at: Any
+    batch: Any
+    head: Any
+    row: Any
+    dim: Any
+
+
+class Factors(NamedTuple):
+    """Numbers of the recurrence: the factor of the scores, `log_scale`, the threshold of the lazy maximum, the scale of P."""
+
+    scores: Any
+    log: Any
+    threshold: Any
+    p: Any
+
+
+class Sizes(NamedTuple):
+    """Of the problem: heads, query heads that share a KV head, queries, keys, window; and the sides of a tile."""
+
+    heads: Any
+    group: Any
+    queries: Any
+    keys: Any
+    window: Any
+    br: Any
+    bc: Any
+
+
+class Rows(NamedTuple):
+    """A block of query rows: `q [BR, PAD]`, their places `[BR]`, and what limits the keys that they see."""
+
+    q: Any
+    places: Any
+    keys: Any
+    shift: Any
+    window: Any
+
+
+class State(NamedTuple):
+    """The recurrence of a block of rows: `m [BR]`, `l [BR]` and `O [BR, PAD]`."""
+
+    m: Any
+    row_sum: Any
+    o: Any

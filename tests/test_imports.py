@@ -21,7 +21,7 @@ ARROWS = {
 }
 FOR_ALL = ("errors", "version", "cache", "memory", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
+SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
 IMPLEMENTATIONS = (
     "exact",
     "naive",
@@ -90,16 +90,16 @@ def inside(*parts: str) -> list[str]:
     return [f"numdev.{part}" for part in parts]
 
 
+def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention") -> list[str]:
+    """Imports from `within` of anything that is not allowed."""
+    imported = [each for name in importers for each in imports(name) if each.imported.startswith(f"{within}.")]
+    assert imported
+    return [str(each) for each in imported if not each.is_of(*inside(*allowed))]
+
+
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    allowed = inside(folder, *ARROWS[folder], *FOR_ALL)
-    wrong = [
-        str(each)
-        for name in of(folder)
-        for each in imports(name)
-        if each.imported.startswith("numdev.") and not each.is_of(*allowed)
-    ]
-    assert not wrong
+    assert not beyond(of(folder), folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
 def test_every_folder_has_arrows() -> None:
@@ -148,6 +148,18 @@ def test_triton_nowhere_but_in_kernels() -> None:
     assert not found([name for name in MODULES if name not in KERNELS], "triton")
 
 
+# What the kernels may know of attention: value objects, and nothing that computes attention.
+VALUES = ("mask", "operations", "policystep", "precision", "ran", "shipped", "softmax", "tiling")
+
+
+def test_kernels_know_value_objects_alone() -> None:
+    assert not beyond(of("attention.kernels"), "attention.kernels", *(f"attention.{name}" for name in VALUES))
+
+
+def test_value_objects_know_value_objects_alone() -> None:
+    assert not beyond(of(*(f"attention.{name}" for name in VALUES)), *(f"attention.{name}" for name in VALUES))
+
+
 def test_kernels_are_imported_only_where_one_is_launched() -> None:
     elsewhere = [name for name in MODULES if name not in of("attention.kernels", "tuning")]
     assert not found(elsewhere, *KERNELS, late_too=False)
@@ -181,4 +193,5 @@ def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
     assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.paper"]
     assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
+    assert len(beyond(["numdev.fake"], "report", within="numdev")) == 2
     assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)

@@ -32,7 +32,7 @@ Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, a
 
 
 class Traffic:
-    """Counts the traffic of points in child processes, of a point asked for and of those announced behind it at a time."""
+    """Counts the traffic of points in child processes; one process takes the requested point and those announced after it."""
 
     def __init__(self, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
         """`tell` gets a sentence, once for each reason why something was not counted.
@@ -47,12 +47,12 @@ class Traffic:
         self._tell = tell
         self._told: set[str] = set()
         self._ahead: list[Point] = []
-        self._found: dict[Point, dict[str, float] | str] = {}  # figures, or why there are none
-        self._alone: set[Point] = set()  # not counted in a chunk with others, whose fault it may have been
+        self._found: dict[Point, dict[str, float] | str] = {}  # figures, or the reason why there are none
+        self._alone: set[Point] = set()  # to be counted alone: a chunk with others failed, perhaps through one of those
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
-        """What will be asked for, in this order."""
+        """Take note of the points that will be requested, in this order."""
         self._ahead = list(dict.fromkeys(points))
 
     def of(self, problem: Any, variant: Any) -> dict[str, float | str]:
@@ -71,7 +71,7 @@ class Traffic:
         return dict.fromkeys(METRICS, math.nan) | {"not_counted": found}
 
     def _chunk(self, point: Point) -> list[Point]:
-        """The point, and the next ones; those before it have failed, or they would have been asked for."""
+        """The point and the announced ones after it; those before it have failed, or were requested earlier."""
         if point in self._alone:
             return [point]
         behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
@@ -102,8 +102,8 @@ class Traffic:
 
     def _profile(self, packed: list[bytes]) -> nsight.Reading:
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what torch holds for nobody, the child process may need
-        path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # so that it finds whatever was found here
+            torch.cuda.empty_cache()  # release unused blocks for the child process
+        path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # so that the child process imports what this one can
         with TemporaryDirectory(prefix="numdev_") as folder:
             file = Path(folder, "points")
             file.write_bytes(pickle.dumps(packed))

@@ -121,7 +121,7 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ende
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    objective.refuse_unusable(cfg.objective, program, needed=False)
+    objective.refuse_unusable(cfg.objective, program)
     hydra, config = HydraConfig.get(), _plain(cfg, resolve=True)
     expander = studies.expander(hydra, cfg)
     point = build.point(Request(config, expander.said(dict(flat(config)), expander.task)))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from numdev.results.canonical import key_of
 from numdev.results.environment import environment
-from numdev.results.record import key_of
 from numdev.sources import KEEPS_OR_SHOWS, PACKAGE, computing, digest, digest_of
 from tests.test_imports import MODULES, imports, of
 

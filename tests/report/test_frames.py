@@ -96,7 +96,7 @@ def test_the_order_is_that_of_the_manifest(results: Results) -> None:
 
 def test_points_have_counters_as_means(tmp_path: Path) -> None:
     counters = [{"seed": 0, "tied_rows": 0.25}, {"seed": 1, "tied_rows": 0.75}]
-    found = load(store_of(tmp_path, record("a", counters=counters)))
+    found = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters})))
     assert found.points["counter.tied_rows"].tolist() == [0.5]
 
 
@@ -211,7 +211,7 @@ def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -
 
 def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     rows = [record("a").rows[0] | {"seed": seed, "nan_count": seed} for seed in range(3)]
-    found = load(store_of(tmp_path, record("a", rows=rows)))
+    found = load(store_of(tmp_path, record("a", tables={"deviation": rows, "counters": []})))
     summaries = summarise(found.rows, found.points)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
 

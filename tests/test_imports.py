@@ -13,13 +13,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "numdev"
 # Section 4: what each folder may import, apart from itself and the modules of the root that all may import.
 ARROWS = {
     "arithmetic": (),
+    "results": (),
+    "measurement": ("results", "arithmetic"),
     "attention": ("arithmetic",),
-    "results": ("attention", "arithmetic"),
-    "measurement": ("results", "attention", "arithmetic"),
-    "report": ("results", "measurement", "attention", "arithmetic"),
+    "report": ("results", "measurement", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "version", "cache", "memory", "sources", "usersource")
+# Where an operation declares what the others must know of it.
+DECLARES = ("attention.operation", "attention.workload")
+FOR_ALL = ("errors", "version", "cache", "memory", "profiler", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
 IMPLEMENTATIONS = (
@@ -99,7 +101,8 @@ def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention"
 
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    assert not beyond(of(folder), folder, *ARROWS[folder], *FOR_ALL, within="numdev")
+    importers = [name for name in of(folder) if name not in of(*DECLARES)]
+    assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
 def test_every_folder_has_arrows() -> None:
@@ -118,14 +121,25 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-@pytest.mark.parametrize("module", ["deviation", "scaled", "bench"])
-def test_the_deviation_knows_no_attention(module: str) -> None:
-    assert not found([f"numdev.measurement.{module}"], *inside("attention"))
+@pytest.mark.parametrize("folder", ["measurement", "results", "report"])
+def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
+    assert not found(of(folder), *inside("attention"))
+
+
+def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
+    allowed = inside("attention", "arithmetic", "measurement", "results.columns")
+    declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
+    assert declared
+    assert not [str(each) for each in declared if not each.is_of(*allowed)]
+
+
+def test_the_metrics_of_a_difference_need_no_measurement() -> None:
+    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample", "scaled", "wasserstein")]
+    assert not found(metrics, *inside("measurement.runner", "measurement.protocol", "measurement.operation", "results"))
 
 
 def test_report_reads_results_and_nothing_else() -> None:
-    readers = [name for name in of("report") if name != "numdev.report.reading.columns"]  # the words of the counters
-    assert not found(readers, *inside("attention", "measurement.bench", "measurement.speed.bench", "results.study"))
+    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
 
 
 @pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
@@ -133,7 +147,12 @@ def test_hydra_only_in_the_command_line(framework: str) -> None:
     assert not found([name for name in MODULES if name not in of("cli")], framework)
 
 
-@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst", "pyarrow"])
+def test_parquet_only_where_tables_are_kept_or_exported() -> None:
+    assert not found([name for name in MODULES if name not in of("report", "results.tables")], "pyarrow")
+    assert not found(of("results.tables"), "pyarrow", late_too=False)
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst"])
 def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], heavy)
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)

@@ -68,16 +68,16 @@ def _gathered(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _metrics() -> list[str]:
-    from numdev.measurement.deviation import METRICS
+    from numdev.measurement.deviation.metrics import METRICS
 
     return list(METRICS)
 
 
 def _columns() -> list[str]:
     """The figures of `numdev speed`, among them those of the deviation beside the time."""
-    from numdev.measurement.speed.columns import COLUMNS
+    from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 
-    return [*COLUMNS, *_metrics()]
+    return [*MEASURED, *COUNTED, *FOLLOWING, *_metrics()]
 
 
 _EXAMPLES = {"measure": "out.max_difference", "speed": "latency"}

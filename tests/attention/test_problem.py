@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.api import baseline_for
+from numdev.api import Bench, baseline_for
 from numdev.arithmetic.formats import FP64
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
@@ -19,8 +19,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.deviation import Sample
+from numdev.measurement.deviation.sample import Sample
 
 NORMAL = Distribution(Kind.NORMAL)
 SIZES = st.integers(1, 5)

@@ -326,7 +326,7 @@ def test_the_study_of_table_3_has_all_its_rows() -> None:
 def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overrides: tuple[str, ...]) -> None:
     made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
     assert made.overrides == overrides
-    assert made.manifest(["k"] * len(made.points))["overrides"] == list(overrides)
+    assert made.manifest(["k"] * len(made.points), "deviation")["overrides"] == list(overrides)
 
 
 def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:

@@ -301,7 +301,7 @@ def test_a_scenario_has_a_title_and_a_role() -> None:
 def test_an_entry_of_an_axis_may_state_its_role() -> None:
     made = study(axes={"step": {"one": {"role": "control", "tiling.bc": 16}, "two": {"tiling.bc": 32}}, "problem.n": [32]})
     assert [point.roles for point in made.points] == [{"step": EntryRole.CONTROL}, {}]
-    points = made.manifest(["a", "b"])["points"]
+    points = made.manifest(["a", "b"], "deviation")["points"]
     assert [point["roles"] for point in points] == [{"step": "control"}, {}]
 
 

@@ -117,7 +117,8 @@ def test_two_dirty_states_of_a_checkout_have_two_keys_and_a_commit_of_documentat
 
     def key() -> tuple[str, str]:
         command = "import torch; from numdev.results.canonical import key_of; "
-        command += "from numdev.results.environment import environment; e = environment(torch.device('cpu')); print(e['revision'], key_of({}, e))"
+        command += "from numdev.results.environment import environment; "
+        command += "e = environment(torch.device('cpu')); print(e['revision'], key_of({}, e))"
         ran = subprocess.run(
             [sys.executable, "-c", command], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, check=True
         )

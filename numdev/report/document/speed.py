@@ -66,7 +66,7 @@ def frame(results: Results) -> pd.DataFrame:
     Derived figures are those of `numdev.measurement.speed.columns.derived`, and `phase`: `decode` for one query, else `prefill`.
     """
     rows = results.rows.drop(columns=[name for name in results.rows if name in _NOT_HERE])
-    if "latency" not in rows:
+    if rows.empty:
         return rows.iloc[:0].assign(phase="", series="")
     derive = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]
     found = pd.DataFrame(derive).astype(rows.dtypes.to_dict())

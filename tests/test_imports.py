@@ -19,7 +19,7 @@ ARROWS = {
     "report": ("results", "measurement", "attention", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "version", "cache", "memory", "sources", "usersource")
+FOR_ALL = ("errors", "settings", "version", "cache", "memory", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
 IMPLEMENTATIONS = (
@@ -123,8 +123,12 @@ def test_the_deviation_knows_no_attention(module: str) -> None:
     assert not found([f"numdev.measurement.{module}"], *inside("attention"))
 
 
+# Of the counters and of the settings, which their own modules declare.
+WORDS = inside("report.reading.columns", "report.reading.configuration")
+
+
 def test_report_reads_results_and_nothing_else() -> None:
-    readers = [name for name in of("report") if name != "numdev.report.reading.columns"]  # the words of the counters
+    readers = [name for name in of("report") if name not in WORDS]
     assert not found(readers, *inside("attention", "measurement.bench", "measurement.speed.bench", "results.study"))
 
 

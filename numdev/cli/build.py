@@ -12,7 +12,7 @@ from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.distributions import Distribution, Drawn, Kind
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
@@ -77,7 +77,7 @@ def problem(settings: Settings) -> Problem:
     return Problem(source(settings["source"]), shape, mask, settings["scale"])
 
 
-def source(settings: Settings) -> Distribution | Captured:
+def source(settings: Settings) -> Drawn | Captured:
     """A distribution, or the file of captured tensors; a setting of the one refuses the other."""
     kind, field = settings["kind"], "problem.source"
     if kind == CAPTURED:
@@ -90,7 +90,11 @@ def source(settings: Settings) -> Distribution | Captured:
     known = [*(member.value for member in Kind), CAPTURED]
     if kind not in known:
         raise BadInput(f"{field}.kind", kind, one_of(kind, known))
-    return Distribution(Kind(kind), settings["parameter"])
+    parameter = settings["parameter"]
+    if parameter is None:
+        return Distribution(Kind(kind))
+    name = next((each.name for each in fields(Distribution(Kind(kind))) if each.init), "parameter")
+    return Distribution(Kind(kind), **{name: int(parameter) if name == "copies" else parameter})
 
 
 def precision(settings: Settings) -> Precision:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numdev.attention.distributions import DISTRIBUTIONS
+from numdev.settings import declared
+
 PARTS = {
     "problem": "",
     "variant": "",
@@ -14,15 +17,12 @@ _SUM = "; behind `@`, after how many products the running sum is rounded to it; 
 
 PROBLEM = {
     "type": ("", "class of numdev that states the problem"),
-    "source.type": ("", "where q, k and v are from: `Distribution`, drawn, or `Captured`, from a file"),
+    "source.type": ("", "where q, k and v are from: the class of a distribution, drawn, or `Captured`, from a file"),
     "source.kind": (
         "",
         "distribution of the entries of q, k and v: uniform in [0, 1), normal, outliers, ...; empty where captured",
     ),
-    "source.parameter": (
-        "",
-        "the distribution's parameter: std of scores, share of outliers, degrees of freedom, number of ties, raise or constant",
-    ),
+    **{f"source.{each.name}": (each.unit, each.text) for kind in DISTRIBUTIONS for each in declared(kind)},
     "source.path": ("", "file of captured tensors; `minilm` ships with numdev"),
     "source.layer": ("", "layer of a captured model; empty for all of them in turn"),
     "source.digest": ("", "SHA-256 of the file of captured tensors"),

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Attention
+from numdev.attention.baseline import baseline_for
 from numdev.attention.exact import Exact
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
 from numdev.measurement.bench import Bench
 from numdev.results.record import Record
-
-
-def baseline_for(fmt: Format) -> Naive:
-    """The baseline of a variant whose output is in `fmt`: matmul, softmax, matmul as tensor operations in that format.
-
-    A format narrower than 16 bits has no such operations in torch; its baseline is in FP32.
-    """
-    return Naive(Precision.eager(fmt if fmt.bits >= 16 else FP32))
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ ARROWS = {
     "report": ("results", "measurement", "attention", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "settings", "version", "cache", "memory", "sources", "usersource")
+FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
 IMPLEMENTATIONS = (
@@ -37,7 +38,7 @@ IMPLEMENTATIONS = (
 
 @dataclass(frozen=True)
 class Import:
-    """One module that a module imports; `late` where a function does it."""
+    """One module that a module imports; `late` where a function does it, or a type checker alone."""
 
     importer: str
     imported: str
@@ -62,7 +63,7 @@ def imports(name: str) -> Iterator[Import]:
     late = {
         id(node)
         for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_the_type_checker(function)
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):
@@ -73,6 +74,10 @@ def imports(name: str) -> Iterator[Import]:
             assert node.module
             yield Import(name, node.module, id(node) in late)
             yield from (Import(name, f"{node.module}.{alias.name}", id(node) in late) for alias in node.names)
+
+
+def _is_for_the_type_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def of(*parts: str) -> list[str]:
@@ -166,7 +171,21 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.settings", "cli.schema")
-    heavy = inside("api", "attention", "arithmetic", "measurement", "results", "cli.build", "cli.expand", "cli.show")
+    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax")]
+    quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
+    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.attention\.(?!settings)", name)]
+    heavy = inside(
+        "api",
+        *others,
+        "attention.settings.baseline",
+        "attention.settings.kernels",
+        "arithmetic",
+        "measurement",
+        "results",
+        "cli.build",
+        "cli.expand",
+        "cli.show",
+    )
     assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 

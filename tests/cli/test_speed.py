@@ -79,7 +79,7 @@ def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
         (("counters=true",), "counters: True cannot be used; a GPU counts its traffic, and the device is cpu"),
         (("counters=2",), "counters"),
         (("study=speed_gpu",), "study"),
-        (("attention.kind=fast",), "attention.kind: 'fast' cannot be used"),
+        (("attention=sdpa", "attention.backend=fast"), "attention.backend: 'fast' cannot be used"),
         (("device=cuda",), "device: 'cuda' cannot be used"),
     ],
 )

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.api import baseline_for
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact

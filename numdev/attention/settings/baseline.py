@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from numdev.attention.base import Attention
 from numdev.attention.baseline import baseline_for
 from numdev.attention.emulation import emulation_of
+from numdev.attention.honours import Declares
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
@@ -48,7 +49,7 @@ class EmulationBaseline:
     order: Order | None
     splits: int | None
 
-    def of(self, variant: Attention, problem: Problem) -> Tiled:
+    def of(self, variant: Declares, problem: Problem) -> Tiled:
         """The emulation of a variant on a problem."""
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
 

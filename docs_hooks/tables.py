@@ -141,22 +141,24 @@ def meanings() -> Iterator[str]:
 
 def columns() -> Iterator[str]:
     """The data dictionary, by kind of column."""
-    from numdev.attention.events import COUNTERS
-    from numdev.measurement.deviation import METRICS
-    from numdev.measurement.speed.columns import COLUMNS as SPEED
+    from numdev.attention.operation import ATTENTION
+    from numdev.measurement.deviation.measurement import COMPARISON
+    from numdev.measurement.deviation.metrics import METRICS
+    from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.report.reading import configuration
 
     tables = {
-        "Of a row, a point or a comparison": [*known.FIXED],
+        "Of a row, a point or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
         "Metrics": [*METRICS],
-        "Counters": [f"counter.{name}" for name in COUNTERS],
-        "Speed": [*SPEED],
+        "Counters": [f"counter.{column.name}" for column in ATTENTION.counters],
+        "Speed": [*MEASURED, *COUNTED, *FOLLOWING],
         "Problem": [f"problem.{name}" for name in configuration.PROBLEM],
         "What is measured, and the baseline": [f"variant.{name}" for name in configuration.ATTENTION],
         "How speed is timed": [f"timing.{name}" for name in configuration.TIMING],
     }
-    text = known.dictionary(tables)
+    counters = {f"counter.{column.name}": column for column in ATTENTION.counters}
+    text = known.dictionary(tables, known.SHIPPED | counters)
     yield text[text.index("\n## ") :]
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
     yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())

@@ -1,5 +1,6 @@
 """Every public name, and where it is defined; `numdev` imports a name when it is first asked for."""
 
+from .api import Bench as Bench
 from .api import measure as measure
 from .arithmetic.bits import Rounding as Rounding
 from .arithmetic.dot import Dot as Dot
@@ -54,9 +55,8 @@ from .attention.vendor.vanilla import Vanilla as Vanilla
 from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
-from .measurement.bench import Bench as Bench
-from .measurement.deviation import Deviation as Deviation
-from .measurement.deviation import wasserstein as wasserstein
+from .measurement.deviation.metrics import Deviation as Deviation
+from .measurement.deviation.wasserstein import wasserstein as wasserstein
 from .results.record import Record as Record
 from .results.record import Status as Status
 from .results.store import Store as Store

@@ -27,7 +27,7 @@ from numdev.report.comparison.changes import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # packages that numdev does not depend on
+_PLUGINS = ("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.")  # packages that numdev does not depend on
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def check_numdev(words: list[str], folder: Path) -> None:
 
 
 def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
-    kept = [text for text in launch.ordered(command, arguments) if not text.startswith(_LAUNCHER)]
+    kept = [text for text in launch.ordered(command, arguments) if not text.startswith(_PLUGINS)]
     folders = [config_folder()]
     if "--config-dir" in kept:
         at = kept.index("--config-dir")

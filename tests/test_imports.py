@@ -14,15 +14,17 @@ PACKAGE = Path(__file__).resolve().parent.parent / "numdev"
 # Section 4: what each folder may import, apart from itself and the modules of the root that all may import.
 ARROWS = {
     "arithmetic": (),
+    "results": (),
+    "measurement": ("results", "arithmetic"),
     "attention": ("arithmetic",),
-    "results": ("attention", "arithmetic"),
-    "measurement": ("results", "attention", "arithmetic"),
-    "report": ("results", "measurement", "attention", "arithmetic"),
+    "report": ("results", "measurement", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "sources", "usersource")
+# Where an operation declares what the others must know of it.
+DECLARES = ("attention.operation", "attention.workload")
+FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "profiler", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED = ("base", "combine", "counters", "steps", "honours", "recurrence", "vendor.dispatch")
+SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
 IMPLEMENTATIONS = (
     "exact",
     "naive",
@@ -95,16 +97,17 @@ def inside(*parts: str) -> list[str]:
     return [f"numdev.{part}" for part in parts]
 
 
+def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention") -> list[str]:
+    """Imports from `within` of anything that is not allowed."""
+    imported = [each for name in importers for each in imports(name) if each.imported.startswith(f"{within}.")]
+    assert imported
+    return [str(each) for each in imported if not each.is_of(*inside(*allowed))]
+
+
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    allowed = inside(folder, *ARROWS[folder], *FOR_ALL)
-    wrong = [
-        str(each)
-        for name in of(folder)
-        for each in imports(name)
-        if each.imported.startswith("numdev.") and not each.is_of(*allowed)
-    ]
-    assert not wrong
+    importers = [name for name in of(folder) if name not in (*of(*DECLARES), WORDS)]
+    assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
 def test_every_folder_has_arrows() -> None:
@@ -123,18 +126,29 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-@pytest.mark.parametrize("module", ["deviation", "scaled", "bench"])
-def test_the_deviation_knows_no_attention(module: str) -> None:
-    assert not found([f"numdev.measurement.{module}"], *inside("attention"))
+WORDS = "numdev.report.reading.configuration"
 
 
-# Of the counters and of the settings, which their own modules declare.
-WORDS = inside("report.reading.columns", "report.reading.configuration")
+@pytest.mark.parametrize("folder", ["measurement", "results", "report"])
+def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
+    """But for the module that says what the settings of a configuration mean, which their declarations say."""
+    assert not found([name for name in of(folder) if name != WORDS], *inside("attention"))
+
+
+def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
+    allowed = inside("attention", "arithmetic", "measurement", "results.columns")
+    declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
+    assert declared
+    assert not [str(each) for each in declared if not each.is_of(*allowed)]
+
+
+def test_the_metrics_of_a_difference_need_no_measurement() -> None:
+    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample", "scaled", "wasserstein")]
+    assert not found(metrics, *inside("measurement.runner", "measurement.protocol", "measurement.operation", "results"))
 
 
 def test_report_reads_results_and_nothing_else() -> None:
-    readers = [name for name in of("report") if name not in WORDS]
-    assert not found(readers, *inside("attention", "measurement.bench", "measurement.speed.bench", "results.study"))
+    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
 
 
 @pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
@@ -142,7 +156,12 @@ def test_hydra_only_in_the_command_line(framework: str) -> None:
     assert not found([name for name in MODULES if name not in of("cli")], framework)
 
 
-@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst", "pyarrow"])
+def test_parquet_only_where_tables_are_kept_or_exported() -> None:
+    assert not found([name for name in MODULES if name not in of("report", "results.tables")], "pyarrow")
+    assert not found(of("results.tables"), "pyarrow", late_too=False)
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst"])
 def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], heavy)
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
@@ -155,6 +174,18 @@ KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] n
 def test_triton_nowhere_but_in_kernels() -> None:
     assert len(KERNELS) >= 5
     assert not found([name for name in MODULES if name not in KERNELS], "triton")
+
+
+# What the kernels may know of attention: value objects, and nothing that computes attention.
+VALUES = ("mask", "operations", "policystep", "precision", "ran", "shipped", "softmax", "tiling")
+
+
+def test_kernels_know_value_objects_alone() -> None:
+    assert not beyond(of("attention.kernels"), "attention.kernels", *(f"attention.{name}" for name in VALUES))
+
+
+def test_value_objects_know_value_objects_alone() -> None:
+    assert not beyond(of(*(f"attention.{name}" for name in VALUES)), *(f"attention.{name}" for name in VALUES))
 
 
 def test_kernels_are_imported_only_where_one_is_launched() -> None:
@@ -204,4 +235,5 @@ def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
     assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.paper"]
     assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
+    assert len(beyond(["numdev.fake"], "report", within="numdev")) == 2
     assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)

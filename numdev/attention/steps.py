@@ -13,40 +13,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.dot import Dot, Watch
-from numdev.arithmetic.elementary import Operand, Operation, RoundedOnce
+from numdev.arithmetic.dot import Watch
+from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.operations import operation
 from numdev.attention.precision import Precision
 
 NEVER = float("-inf")
 Function = Callable[[Tensor], Tensor]
-
-_CONSTANT = ""
-# The step whose cast rounds an operation, what is done, and the steps in whose formats its operands are.
-_OPERATIONS = {
-    "scale scores": ("scores", Operation.MULTIPLY, "scores", _CONSTANT),
-    "shift ties": ("scores", Operation.MULTIPLY, "scores", _CONSTANT),
-    "shift scores": ("exponential", Operation.SUBTRACT, "scores", "scores"),
-    "share": ("exponential", Operation.DIVIDE, "exponential", "row_sum"),
-    "fall of the maximum": ("rescale", Operation.SUBTRACT, "scores", "scores"),
-    "weigh sum": ("row_sum", Operation.MULTIPLY, "row_sum", "rescale"),
-    "add sums": ("row_sum", Operation.ADD, "row_sum", "row_sum"),
-    "unscale sum": ("row_sum", Operation.DIVIDE, "row_sum", _CONSTANT),
-    "scale probabilities": ("probabilities", Operation.MULTIPLY, "exponential", _CONSTANT),
-    "unscale values": ("values", Operation.DIVIDE, "values", _CONSTANT),
-    "rescale output": ("accumulator", Operation.MULTIPLY, "accumulator", "rescale"),
-    "weigh output": ("accumulator", Operation.MULTIPLY, "accumulator", "row_sum"),
-    "weigh values": ("accumulator", Operation.MULTIPLY, "values", "rescale"),
-    "accumulate": ("accumulator", Operation.ADD, "accumulator", "values"),
-    "accumulate weighed": ("accumulator", Operation.ADD, "accumulator", "accumulator"),
-    "normalise": ("accumulator", Operation.DIVIDE, "accumulator", "row_sum"),
-    "unscale maximum": ("row_sum", Operation.DIVIDE, "scores", _CONSTANT),
-    "log sum": ("row_sum", Operation.ADD, "scores", "row_sum"),
-    "distance of splits": ("rescale", Operation.SUBTRACT, "row_sum", "row_sum"),
-    "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
-}
 
 
 @dataclass(frozen=True)
@@ -72,17 +48,6 @@ class Steps:
         """Begin the rounding events of a tile, on a block of rows; see `Noise.at`."""
         if self.noise is not None:
             self.noise.at(split, tile, rows)
-
-    def is_harmless(self, step: str, constants: tuple[float, ...]) -> bool:
-        """Whether the carrier's own operations, then the cast, round every operation of a step as if once.
-
-        `constants` are those that its operations meet.
-        """
-        dot = getattr(self.precision, step)
-        if isinstance(dot, Dot) and dot.every is not None and not dot.accumulate.is_identity_on(self.carrier):
-            return False
-        names = [name for name, (own, *_) in _OPERATIONS.items() if own == step]
-        return all(self.operation(name, constant).is_harmless for name in names for constant in (1.0, *constants))
 
     def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
         """`S = factor Q K^T`."""
@@ -208,32 +173,18 @@ class Steps:
         return self.precision.rescale.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
 
     def _do(self, name: str, x: Tensor, y: Tensor | float) -> Tensor:
-        return self.operation(name, y if isinstance(y, float) else 1.0)(x, y, self.noise)
+        return self._operation(name, y if isinstance(y, float) else 1.0)(x, y, self.noise)
 
-    def operation(self, name: str, constant: float) -> RoundedOnce:
+    def _operation(self, name: str, constant: float) -> RoundedOnce:
         """An operation, made when it is first asked for: it is done at every tile."""
         key = name, constant
         if key not in self._known:
-            step, operation, left, right = _OPERATIONS[name]
-            cast = _cast(self.precision, step)
-            assert isinstance(cast, Cast), "a microscaled P is not rounded number by number"
-            operands: tuple[Operand, Operand] = (self._format(left), self._format(right) if right else constant)
-            self._known[key] = RoundedOnce(operation, cast, *operands, self.carrier)
+            self._known[key] = operation(self.precision, self.carrier, name, constant)
         return self._known[key]
-
-    def _format(self, step: str) -> Operand:
-        cast = _cast(self.precision, step)
-        assert isinstance(cast, Cast), "no operand is microscaled"
-        return cast.to
 
     @cached_property
     def _known(self) -> dict[tuple[str, float], RoundedOnce]:
         return {}
-
-
-def _cast(precision: Precision, step: str) -> object:
-    own = getattr(precision, step)
-    return own.accumulate if isinstance(own, Dot) else own
 
 
 def divisor(row_sum: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP64
 from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
@@ -19,8 +20,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.deviation import Sample
+from numdev.measurement.deviation.sample import Sample
 
 NORMAL = Distribution(Kind.NORMAL)
 SIZES = st.integers(1, 5)

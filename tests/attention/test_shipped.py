@@ -36,7 +36,7 @@ def variant_row(record: Record, name: str = "out") -> dict[str, Any]:
 
 
 def counter(record: Record, name: str) -> float:
-    return float(record.counters[0][name])
+    return float(record.table("counters")[0][name])
 
 
 OVERFLOWING = ("softmax=fa3_fp8", "softmax.rescale_threshold=4", "problem=normal", "problem.n=512", "problem.head_dim=128")

@@ -20,7 +20,7 @@ from numdev.cli import launch, schema
 from numdev.cli.composed import composer
 from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.results.record import Status
 from numdev.results.store import Store
 
@@ -490,15 +490,15 @@ class TestStudy:
             assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from numdev.measurement.bench import Bench
+        from numdev.api import Bench
 
         original, calls = Bench.measure, []
 
-        def interrupted(*arguments: object) -> object:
+        def interrupted(*arguments: object, **named: object) -> object:
             calls.append(1)
             if len(calls) == 4:
                 raise KeyboardInterrupt
-            return original(*arguments)  # type: ignore[arg-type]
+            return original(*arguments, **named)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Bench, "measure", interrupted)
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")

@@ -306,7 +306,7 @@ def test_a_scenario_has_a_title_and_a_role() -> None:
 def test_an_entry_of_an_axis_may_state_its_role() -> None:
     made = study(axes={"step": {"one": {"role": "control", "tiling.bc": 16}, "two": {"tiling.bc": 32}}, "problem.n": [32]})
     assert [point.roles for point in made.points] == [{"step": EntryRole.CONTROL}, {}]
-    points = made.manifest(["a", "b"])["points"]
+    points = made.manifest(["a", "b"], "deviation")["points"]
     assert [point["roles"] for point in points] == [{"step": "control"}, {}]
 
 
@@ -331,7 +331,7 @@ def test_the_study_of_table_3_has_all_its_rows() -> None:
 def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overrides: tuple[str, ...]) -> None:
     made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
     assert made.overrides == overrides
-    assert made.manifest(["k"] * len(made.points))["overrides"] == list(overrides)
+    assert made.manifest(["k"] * len(made.points), "deviation")["overrides"] == list(overrides)
 
 
 def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -22,9 +22,11 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.settings import Flat, Request, Statement, flat
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.record import Record, Status, describe
+from numdev.measurement.deviation.measurement import COLUMNS
+from numdev.results.canonical import describe, key_of
+from numdev.results.record import Record, Status
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import Study, run
 
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
@@ -306,7 +308,7 @@ class Measuring:
 
     def __init__(self) -> None:
         self.measured: list[Any] = []
-        self.announced: list[StudyPoint] = []
+        self.announced: list[tuple[Any, Any]] = []
 
     def environment(self) -> dict[str, str]:
         return {"numdev": "1"}
@@ -316,16 +318,22 @@ class Measuring:
         return {name: describe(part) for name, part in parts.items()}
 
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
-        from numdev.results.record import key_of
-
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record:
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record:
         self.measured.append(variant)
-        parts = problem, variant, baseline, seeds
-        return Record(self.key(*parts), self.config(*parts), self.environment(), Status.OK)
+        return self.without_figures((problem, variant, baseline, seeds), Status.OK, "")
 
-    def announce(self, points: Iterator[StudyPoint]) -> None:
+    def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record:
+        columns = {"deviation": COLUMNS}
+        stated = self.kind_name, "attention", ("out", "lse"), columns, self.config(*point), self.environment()
+        return Record(self.key(*point), *stated, status, reason)
+
+    @property
+    def kind_name(self) -> str:
+        return "deviation"
+
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         self.announced = list(points)
 
 

@@ -29,7 +29,7 @@ from numdev.report.reading.columns import meaning
 from numdev.report.reading.configuration import setting
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.typed import flatten
-from numdev.results.record import describe
+from numdev.results.canonical import describe
 from numdev.results.store import Store
 from numdev.results.study import Refused
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
-from numdev.measurement.deviation import Deviation
+from numdev.measurement.deviation.metrics import Deviation
 from numdev.report.figures.explore import NO_STEP, blame, error_histogram, error_map, total_and_arithmetic
 from numdev.report.figures.style import to_png
 from numdev.report.reading.elements import element_errors

@@ -21,9 +21,9 @@ from numdev.attention.kernels.casts import Spec, spec
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
+from numdev.attention.operations import is_harmless
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, SumOver
-from numdev.attention.steps import Steps
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 
@@ -37,7 +37,7 @@ class Request:
     """What is compiled.
 
     Attributes:
-        precision: the policy; inputs and output are the caller's affair.
+        precision: the policy; the caller rounds inputs and output.
         tiling: Br, Bc, order (forward or reverse) and splits.
         softmax: the recurrence.
         tf32: whether FP32 operands are multiplied as TF32.
@@ -128,12 +128,11 @@ def storage(precision: Precision) -> torch.dtype:
 
 @lru_cache(maxsize=256)
 def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
-    steps = Steps(precision, torch.float32)
     found = []
     for name in _STEPS:
         step = getattr(precision, name)
         cast = step.accumulate if isinstance(step, Dot) else step
-        found.append(spec(cast, f"precision.{name}", not steps.is_harmless(name, constants)))
+        found.append(spec(cast, f"precision.{name}", not is_harmless(precision, torch.float32, name, constants)))
     return tuple(found)
 
 

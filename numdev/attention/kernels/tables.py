@@ -1,4 +1,4 @@
-"""Small tables that launches read on the GPU, kept for as long as anything may read them."""
+"""Small tables on the GPU for launches to read, kept for as long as a launch may read them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numdev.errors import Unsupported
 
 
 class Tables:
-    """The same tensor for the same key: no copy to the GPU at each launch, and none while a CUDA graph is captured.
+    """Returns the same tensor for the same key, so that no launch copies to the GPU, and no capture of a CUDA graph does.
 
-    A captured graph reads its tables at every replay, and tells nobody when it ends. So a table that a capture has used stays. Of
-    the others the least recently used goes once there are more than `capacity`, after the device has finished every launch.
+    A captured graph reads its tables at every replay, and gives no notice of its end: tables that a capture has used are kept for
+    good. Of the others, the least recently used is evicted beyond `capacity`, after the device has finished every launch.
     """
 
     def __init__(self, capacity: int) -> None:

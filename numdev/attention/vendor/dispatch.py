@@ -65,7 +65,7 @@ def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Ten
 
 @lru_cache(maxsize=64)
 def hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
-    """`Mask.hides_rows`, asked once for a request."""
+    """`Mask.hides_rows`, computed once for a request."""
     return mask.hides_rows(batch, queries, keys)
 
 
@@ -75,18 +75,18 @@ def forget_masks() -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error says that a request cannot be honoured, and not that memory or the device has failed."""
+    """Whether an error refuses a request, rather than reporting that memory or the device has failed."""
     failed = ("can't allocate memory", "out of memory", "CUDA error")
     return not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in failed)
 
 
-_RAN: dict[Hashable, str] = {}  # the kernel of each request, asked of the profiler once per process
+_RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler is asked once in a process
 _PROVING = ContextVar("proving", default=True)
 
 
 @contextmanager
 def unproven() -> Iterator[None]:
-    """Within, nobody asks which kernel runs: for a process whose GPU another profiler has, of what another process has proven."""
+    """Skip the proof of which kernel runs while another profiler owns the GPU; another process has proven it."""
     token = _PROVING.set(False)
     try:
         yield
@@ -95,7 +95,7 @@ def unproven() -> Iterator[None]:
 
 
 def proven(run: Callable[[], Result], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[Result, str]:
-    """The result of `run`, and the kernel that it runs, which must be one of the family `wanted`; no name where `unproven`.
+    """Run, and return the result with the name of the kernel, which must be of the family `wanted`; no name where `unproven`.
 
     Raises:
         Unsupported: naming `field`, if another ran.

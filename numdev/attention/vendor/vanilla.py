@@ -1,4 +1,4 @@
-"""Attention as everyone writes it first: three tensor operations of torch, with all scores in memory."""
+"""Attention as three tensor operations of torch, with all scores in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes that a call really moves, as the GPU's own counters have them; `numdev.attention.cost` has those of a model."""
+"""The bytes that a call really moves, as the GPU's own counters have them; those of a model are the operation's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from numdev.errors import BadInput
+from numdev.measurement.operation import Operation
 from numdev.measurement.speed import nsight
 
 METRICS = {
@@ -32,9 +33,9 @@ Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, a
 
 
 class Traffic:
-    """Counts the traffic of points in child processes, of a point asked for and of those announced behind it at a time."""
+    """Counts the traffic of points in child processes; one process takes the requested point and those announced after it."""
 
-    def __init__(self, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
+    def __init__(self, operation: Operation, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
         """`tell` gets a sentence, once for each reason why something was not counted.
 
         Raises:
@@ -43,16 +44,17 @@ class Traffic:
         if device.type != "cuda":
             mend = f"a GPU counts its traffic, and the device is {device.type}; use counters=false"
             raise BadInput("counters", True, mend)
+        self._operation = operation
         self._ncu = nsight.find()
         self._tell = tell
         self._told: set[str] = set()
         self._ahead: list[Point] = []
-        self._found: dict[Point, dict[str, float] | str] = {}  # figures, or why there are none
-        self._alone: set[Point] = set()  # not counted in a chunk with others, whose fault it may have been
+        self._found: dict[Point, dict[str, float] | str] = {}  # figures, or the reason why there are none
+        self._alone: set[Point] = set()  # to be counted alone: a chunk with others failed, perhaps through one of those
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
-        """What will be asked for, in this order."""
+        """Take note of the points that will be requested, in this order."""
         self._ahead = list(dict.fromkeys(points))
 
     def of(self, problem: Any, variant: Any) -> dict[str, float | str]:
@@ -71,7 +73,7 @@ class Traffic:
         return dict.fromkeys(METRICS, math.nan) | {"not_counted": found}
 
     def _chunk(self, point: Point) -> list[Point]:
-        """The point, and the next ones; those before it have failed, or they would have been asked for."""
+        """The point and the announced ones after it; those before it have failed, or were requested earlier."""
         if point in self._alone:
             return [point]
         behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
@@ -84,7 +86,7 @@ class Traffic:
         packed: dict[Point, bytes] = {}
         for point in points:
             try:
-                packed[point] = pickle.dumps(point)
+                packed[point] = pickle.dumps((self._operation, *point))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self._found[point] = f"it cannot be sent to another process: {error}"
         reading = self._profile(list(packed.values())) if packed else nsight.Reading()
@@ -102,8 +104,8 @@ class Traffic:
 
     def _profile(self, packed: list[bytes]) -> nsight.Reading:
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what torch holds for nobody, the child process may need
-        path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # so that it finds whatever was found here
+            torch.cuda.empty_cache()  # release unused blocks for the child process
+        path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # so that the child process imports what this one can
         with TemporaryDirectory(prefix="numdev_") as folder:
             file = Path(folder, "points")
             file.write_bytes(pickle.dumps(packed))

@@ -35,28 +35,18 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from numdev.cli import build
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import Library
 from numdev.cli.nodes import TARGET
 from numdev.cli.settings import Flat, Request, Statement, flat, request, written
+from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.nearest import choice, one_of
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.nearest import one_of
+from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
-
-Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
-
-
-class Entry(NamedTuple):
-    """One value of an axis: its label, what it states, and what it is to the claims."""
-
-    label: Any
-    statements: Statements
-    role: EntryRole = EntryRole.SUBJECT
-
 
 _OF_SCENARIO = ("title", "role", "stands_for")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
@@ -98,8 +88,8 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        stated = {key: _mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
-        scenarios = tuple(_scenario(key, own) for key, own in stated.items())
+        stated = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        scenarios = tuple(scenario_of(key, own) for key, own in stated.items())
         points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
@@ -208,7 +198,7 @@ class Expander:
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
         """Entries of each point of one scenario by axis, what is asked for, and whether the command line denies a label."""
-        merged = fields["axes"] | _mapping("axes", own.get("axes"))
+        merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = self._split(self.task)
         axes = {key: self._axis(key, values) for key, values in merged.items()}
@@ -245,7 +235,7 @@ class Expander:
         if key in self.task:
             values = [self.task[key]]
         if isinstance(values, Mapping):
-            return [_entry(f"axes.{key}.{name}", name, _mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
+            return [entry_of(f"axes.{key}.{name}", name, mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
         if not isinstance(values, list):
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
         return [Entry(value, {key: value}) for value in values]
@@ -289,28 +279,6 @@ def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: N
         return build.refused_point(request, scenario, labels, str(error))
 
 
-def _scenario(name: str, own: Statements) -> Scenario:
-    title = own.get("title", name)
-    if not isinstance(title, str) or not title.strip():
-        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
-    role = choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
-    return Scenario(name, title, role, str(own.get("stands_for", "")))
-
-
-def _entry(where: str, name: str, own: Statements) -> Entry:
-    role = choice(f"{where}.role", EntryRole, own.get("role", EntryRole.SUBJECT.value))
-    return Entry(name, {key: value for key, value in own.items() if key != "role"}, role)
-
-
 def lacking(group: str, option: str, able: Sequence[str]) -> str:
     """The mend for a setting that an option lacks and others have."""
     return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"
-
-
-def _mapping(where: str, value: Any) -> Statements:
-    """Settings with their values; nothing at all states nothing."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadInput(where, value, "give settings with their values, {setting: value}")
-    return value

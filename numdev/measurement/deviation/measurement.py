@@ -81,7 +81,7 @@ class DeviationPoint:
 
     operation: Operation
     problem: Reproducible
-    variant: Measurable
+    variant: Any  # a Measurable wherever it runs; what a study refuses has a key too
     baseline: Measurable | None
     seeds: int
     kind: ClassVar[str] = KIND

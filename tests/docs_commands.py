@@ -134,7 +134,8 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
     elif cfg.study is None:
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
         raw = dict(flat(config))
-        points = [build.point(request(raw, expander.said(raw, expander.task), hydra.runtime.choices))]
+        options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
+        points = [build.point(request(raw, expander.said(raw, expander.task), options))]
     else:
         name = hydra.runtime.choices["study"]
         points = [*expander.study(name, study_fields(name, OmegaConf.to_container(cfg.study))).points]  # type: ignore[arg-type]

@@ -126,7 +126,8 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
     of_point = [
         str(key)
         for key in cfg
-        if key not in ("study", "studies", "out", "timing", "counters", "device", "results", "fresh", "shard", "shards")
+        if key
+        not in ("study", "studies", "out", "timing", "counters", "device", "results", "fresh", "shard", "shards", "objective")
     ]
     expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name)
     if command == "paper":

@@ -47,7 +47,7 @@ def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], re
     places = (f"{name}={label}" for name, label in labels.items())
     foreign = (f"{error.field}={error.value}" for error in request.foreign)
     stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *foreign, *places]))
-    variant = Refused(honoured.kind_of(request), stated)
+    variant = Refused(honoured.kind_of(request).rpartition("=")[2], stated)
     problem = nodes.build(config, "problem")
     return StudyPoint(problem, variant, None, problem.replicates(_seeds(config)), scenario, dict(labels), reason)
 

@@ -63,7 +63,7 @@ def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
     records = run(*arguments, "precision=fa4_fp8", "softmax=fa4_fp8", "tiling.bc=16")
     assert [record.status for record in records] == [Status.OK] * 9
     saturated = {
-        (record.config["variant"]["softmax"]["rescale_threshold"], record.config["problem"]["source"]["parameter"]): counter(
+        (record.config["variant"]["softmax"]["rescale_threshold"], record.config["problem"]["source"]["std"]): counter(
             record, "p_saturated"
         )
         for record in records
@@ -75,7 +75,7 @@ def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
 def test_a_sink_of_a_fixed_gap(run: Any) -> None:
     """LSE is log(e^gap + n - 1) of every row; golden's is, to FP64's roundoff, and FP32's to its own of 17 times 8."""
     (record,) = run("problem=gap", "problem.source.gap=6", "problem.scale=0.25", "precision=kernel_fp32")
-    assert record.config["problem"]["source"] == {"type": "Distribution", "kind": "gap", "parameter": 6.0}
+    assert record.config["problem"]["source"] == {"type": "Gap", "kind": "gap", "gap": 6.0}
     assert variant_row(record, "lse")["max_difference"] < 100 * 8 * 2.0**-24
 
 

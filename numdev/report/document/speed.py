@@ -61,11 +61,12 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
 
 
 def frame(results: Results) -> pd.DataFrame:
-    """One row per point and replicate, with what follows from the figures; `series` names what is measured.
+    """One row per point and replicate of studies of speed, with what follows from the figures; `series` names what is measured.
 
     Derived figures are those of `numdev.measurement.speed.columns.derived`, and `phase`: `decode` for one query, else `prefill`.
     """
-    rows = results.rows.drop(columns=[name for name in results.rows if name in _NOT_HERE])
+    own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
+    rows = results.rows[results.rows["study"].isin(own)].drop(columns=[name for name in results.rows if name in _NOT_HERE])
     if rows.empty:
         return rows.iloc[:0].assign(phase="", series="")
     derive = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]

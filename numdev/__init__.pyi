@@ -17,8 +17,17 @@ from .arithmetic.rounding import Subnormals as Subnormals
 from .attention.base import Attention as Attention
 from .attention.base import Output as Output
 from .attention.captured import Captured as Captured
+from .attention.distributions import Constant as Constant
 from .attention.distributions import Distribution as Distribution
+from .attention.distributions import Gap as Gap
 from .attention.distributions import Kind as Kind
+from .attention.distributions import Normal as Normal
+from .attention.distributions import NormalLogits as NormalLogits
+from .attention.distributions import Outliers as Outliers
+from .attention.distributions import Sink as Sink
+from .attention.distributions import StudentT as StudentT
+from .attention.distributions import Tied as Tied
+from .attention.distributions import Uniform as Uniform
 from .attention.exact import Exact as Exact
 from .attention.instrumented import Instrumented as Instrumented
 from .attention.mask import Mask as Mask

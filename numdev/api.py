@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Attention
+from numdev.attention.baseline import baseline_for
 from numdev.attention.exact import Exact
-from numdev.attention.naive import Naive
 from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Measurable
@@ -22,14 +20,6 @@ from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import Traffic
 from numdev.results.environment import resolve_device
 from numdev.results.record import Record
-
-
-def baseline_for(fmt: Format) -> Naive:
-    """The baseline of a variant whose output is in `fmt`: matmul, softmax, matmul as tensor operations in that format.
-
-    A format narrower than 16 bits has no such operations in torch; its baseline is in FP32.
-    """
-    return Naive(Precision.eager(fmt if fmt.bits >= 16 else FP32))
 
 
 def measure(

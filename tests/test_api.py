@@ -12,6 +12,7 @@ import pytest
 import numdev as nd
 from numdev import api
 from numdev.arithmetic.formats import BF16, E4M3FN, FP32, FP64, TF32, Format
+from numdev.attention.baseline import baseline_for
 
 OFFERED: list[str] = importlib.import_module("numdev").__all__
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "hydra", "numpy", "jaxtyping", "safetensors")
@@ -67,7 +68,7 @@ VARIANT = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(br=8, bc=8))
 
 @pytest.mark.parametrize(("fmt", "expected"), [(BF16, BF16), (FP64, FP64), (TF32, TF32), (E4M3FN, FP32), (Format(5, 2), FP32)])
 def test_the_baseline_is_torchs_operations_in_the_output_format(fmt: Format, expected: Format) -> None:
-    assert api.baseline_for(fmt) == nd.Naive(nd.Precision.eager(expected))
+    assert baseline_for(fmt) == nd.Naive(nd.Precision.eager(expected))
 
 
 def test_measure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ ARROWS = {
 }
 # Where an operation declares what the others must know of it.
 DECLARES = ("attention.operation", "attention.workload")
-FOR_ALL = ("errors", "version", "cache", "memory", "profiler", "sources", "usersource")
+FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "profiler", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
 IMPLEMENTATIONS = (
@@ -39,7 +40,7 @@ IMPLEMENTATIONS = (
 
 @dataclass(frozen=True)
 class Import:
-    """One module that a module imports; `late` where a function does it."""
+    """One module that a module imports; `late` where a function does it, or a type checker alone."""
 
     importer: str
     imported: str
@@ -64,7 +65,7 @@ def imports(name: str) -> Iterator[Import]:
     late = {
         id(node)
         for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_the_type_checker(function)
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):
@@ -75,6 +76,10 @@ def imports(name: str) -> Iterator[Import]:
             assert node.module
             yield Import(name, node.module, id(node) in late)
             yield from (Import(name, f"{node.module}.{alias.name}", id(node) in late) for alias in node.names)
+
+
+def _is_for_the_type_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def of(*parts: str) -> list[str]:
@@ -101,7 +106,7 @@ def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention"
 
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    importers = [name for name in of(folder) if name not in of(*DECLARES)]
+    importers = [name for name in of(folder) if name not in (*of(*DECLARES), WORDS)]
     assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
@@ -121,9 +126,13 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
+WORDS = "numdev.report.reading.configuration"
+
+
 @pytest.mark.parametrize("folder", ["measurement", "results", "report"])
 def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
-    assert not found(of(folder), *inside("attention"))
+    """But for the module that says what the settings of a configuration mean, which their declarations say."""
+    assert not found([name for name in of(folder) if name != WORDS], *inside("attention"))
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
@@ -193,7 +202,21 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.settings", "cli.schema")
-    heavy = inside("api", "attention", "arithmetic", "measurement", "results", "cli.build", "cli.expand", "cli.show")
+    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax")]
+    quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
+    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.attention\.(?!settings)", name)]
+    heavy = inside(
+        "api",
+        *others,
+        "attention.settings.baseline",
+        "attention.settings.kernels",
+        "arithmetic",
+        "measurement",
+        "results",
+        "cli.build",
+        "cli.expand",
+        "cli.show",
+    )
     assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numdev.api import Bench, baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP16
 from numdev.arithmetic.quantise import Scale
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.baseline import baseline_for
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact

@@ -11,9 +11,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.nearest import one_of
 from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
+from numdev.nearest import one_of
 
 FORMATS = ("csv", "parquet", "pdf")
 
@@ -115,7 +115,7 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ende
     from numdev.cli import build, objective, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
-    from numdev.cli.settings import Request, flat
+    from numdev.cli.settings import flat, request
     from numdev.results.store import Store
     from numdev.results.study import DONE
 
@@ -123,9 +123,10 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ende
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
     objective.refuse_unusable(cfg.objective, program)
-    hydra, config = HydraConfig.get(), _plain(cfg, resolve=True)
+    hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
     expander = studies.expander(hydra, cfg)
-    point = build.point(Request(config, expander.said(dict(flat(config)), expander.task)))
+    options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
+    point = build.point(request(raw, expander.said(raw, expander.task), options))
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)

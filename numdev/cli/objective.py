@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from numdev.cli.nearest import one_of
 from numdev.errors import BadInput
+from numdev.nearest import one_of
 
 Row = Mapping[str, Any]  # of a record
 

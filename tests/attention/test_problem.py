@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.api import Bench, baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP64
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact

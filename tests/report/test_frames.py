@@ -243,7 +243,7 @@ def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) 
     one = summarise(results.study("sign"), results.points[results.points["study"] == "sign"])
     assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
     assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
-    assert "problem.source.parameter" not in one
+    assert "problem.source.share" not in one
 
 
 def test_csv_numbers_have_nine_digits() -> None:

@@ -20,7 +20,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP32, Format
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.distributions import Constant, Kind, Sink
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
@@ -34,7 +34,7 @@ from numdev.results.canonical import describe, key_of
 from numdev.results.record import OldResults, Record, Status, student_quantile, summary
 from tests.cases import U64
 
-PROBLEM = Problem(Distribution(Kind.SINK, 3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
+PROBLEM = Problem(Sink(3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
 CONFIG: dict[str, Any] = {"problem": describe(PROBLEM), "seeds": 3}
 ENVIRONMENT = {"numdev": "1.0", "torch": "2.13", "threads": "1"}
 FIGURES = st.one_of(st.floats(), st.integers(-(2**40), 2**40))
@@ -93,8 +93,8 @@ def test_every_difference_is_another_key() -> None:
         replace(PROBLEM, scale=None),
         replace(PROBLEM, mask=Mask()),
         replace(PROBLEM, shape=Shape(2, 4, 4, 8, 9, 16)),
-        replace(PROBLEM, source=Distribution(Kind.SINK, 3.5)),
-        replace(PROBLEM, source=Distribution(Kind.CONSTANT, 3.0)),
+        replace(PROBLEM, source=Sink(3.5)),
+        replace(PROBLEM, source=Constant(3.0)),
         replace(PROBLEM, source=Captured()),
         replace(PROBLEM, source=Captured(layer="layer0")),
     ]
@@ -116,7 +116,7 @@ def test_descriptions_are_plain_and_canonical(value: object) -> None:
 def test_the_form_of_a_description() -> None:
     assert describe(PROBLEM) == {
         "type": "Problem",
-        "source": {"type": "Distribution", "kind": "sink", "parameter": 3.0},
+        "source": {"type": "Sink", "kind": "sink", "rise": 3.0},
         "shape": {"type": "Shape", "batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 9, "head_dim": 16},
         "mask": {"type": "Mask", "causal": True, "window": 5, "key_lengths": [3, 9]},
         "scale": 0.5,

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.api import Bench, baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact

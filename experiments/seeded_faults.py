@@ -225,7 +225,7 @@ FAULTS = (
     ),
     Fault(
         "running sum rounded at the end only",
-        "attention/precision.py",
+        "arithmetic/dot.py",
         "return RoundedOnce(Operation.ADD, self.accumulate, carrier, self.accumulate.to, part.dtype)(part, total, noise)",
         "return part.add_(total)",
         ("attention/precision",),
@@ -316,9 +316,9 @@ FAULTS = (
     ),
     Fault(
         "the Hopper kernel's order is forward",
-        "attention/emulation.py",
-        "Walk(hopper_bc(head_dim), Order.REVERSE)",
-        "Walk(hopper_bc(head_dim), Order.FORWARD)",
+        "attention/triton.py",
+        "bc=hopper_bc(shape.head_dim), order=Order.REVERSE",
+        "bc=hopper_bc(shape.head_dim), order=Order.FORWARD",
         ("attention/emulation",),
     ),
     Fault(
@@ -361,7 +361,7 @@ FAULTS = (
     ),
     Fault(
         "flash is never seen to split the keys",
-        "attention/emulation.py",
+        "attention/vendor/sdpa.py",
         "blocks < 1.6 * torch",
         "blocks < 0.0 * torch",
         ("attention/emulation",),

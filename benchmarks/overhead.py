@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.timing import Result, bounded, median_seconds, seconds
 from numdev import Bench, Distribution, Exact, Precision, Problem, Shape, Store, Tiled, Tiling
-from numdev.api import baseline_for
+from numdev.attention.baseline import baseline_for
 from numdev.results.study import Study, StudyPoint, run
 
 

@@ -40,22 +40,51 @@ def study_table() -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    """`config.yaml` from its first setting to Hydra's own part."""
-    text = (ROOT / "configs" / "config.yaml").read_text()
-    yield from ("```yaml", text[text.index("\nproblem:") + 1 : text.index("\nhydra:")].rstrip(), "```")
+    """Every setting of the groups and of the run: its default, unit and sentence, where it is declared."""
+    from numdev.attention.settings import GROUPS as TYPED
+    from numdev.cli.schema import RunConfig
+    from numdev.settings import declared
+
+    yield from ("| setting | default | unit | |", "|---|---|---|---|")
+    for group, kind in {**TYPED, "": RunConfig}.items():
+        for one in declared(kind):
+            name = f"{group}.{one.name}" if group else one.name
+            yield f"| `{name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |"
+    yield from _of_options()
+
+
+def _of_options() -> Iterator[str]:
+    """The settings that an option alone has."""
+    from numdev.cli import nodes
+    from numdev.settings import declared
+
+    told = set()
+    for group in ("problem", "attention", "baseline"):
+        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
+            leaf = yaml.safe_load(path.read_text())
+            name, node = (f"{group}.source", leaf["source"]) if "source" in leaf else (group, leaf)
+            kind = nodes.made_by(node["_target_"])
+            for one in declared(kind) if kind else ():
+                if one.name in node and (name, one.name, path.stem) not in told:
+                    told.add((name, one.name, path.stem))
+                    text = f"of `{group}={path.stem}`: {escaped(one.text)}"
+                    yield f"| `{name}.{one.name}` | `{_stated(node[one.name])}` | {one.unit} | {cell(text)} |"
+
+
+def _stated(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline honours, a group's name with a star for all of its settings."""
-    from numdev.cli.honoured import of_baseline
-    from numdev.cli.settings import Types
-    from numdev.cli.variants import MAKERS
+    from numdev.cli.composed import composer
+    from numdev.cli.honoured import honours_of
+    from numdev.cli.library import config_folder
+
+    known = composer((config_folder(),))
 
     def told(honoured: frozenset[str], family: str = "") -> str:
-        of_group = {
-            group: {name for name in Types().names if name.startswith(f"{group}.") and name != f"{group}.kind"}
-            for group in GROUPS
-        }
+        of_group = {group: {name for name in known.known() if name.startswith(f"{group}.")} for group in GROUPS}
         told = [f"`precision=FORMAT` or `{family}_FORMAT`"] if family else []
         for group, names in of_group.items():
             read, lacking = sorted(names & honoured - ({"precision.preset"} if family else set())), sorted(names - honoured)
@@ -66,20 +95,26 @@ def honoured() -> Iterator[str]:
         return ", ".join(told) or "nothing more"
 
     yield from ("| | honours |", "|---|---|")
-    for kind, maker in MAKERS.items():
-        yield f"| `attention={kind}` | {told(maker.type.honours.settings, maker.type.honours.family)} |"
-    for name in ("eager", "none", "emulation"):
-        kind = "emulation" if name == "emulation" else "naive"
-        baseline = {"kind": kind, "precision": "none" if name == "none" else None}
-        yield f"| `baseline={name.replace('eager', 'eager` or `uniform')}` | {told(of_baseline(baseline))} |"
+    for group in ("attention", "baseline"):
+        for option in known.library.options(group):
+            honours = honours_of({**known.values(), **known.values(group, option)}, group)
+            yield f"| `{group}={option}` | {told(honours.settings, honours.family)} |"
 
 
 def commands() -> Iterator[str]:
-    """What the other commands add, without the parts that are Hydra's."""
-    for name in ("paper", "report", "speed"):
-        text = (ROOT / "configs" / f"{name}.yaml").read_text()
-        own = re.sub(r"^(defaults|hydra):\n(?:[ \t].*\n)*", "", text, flags=re.MULTILINE).strip()
-        yield from ("", f"### numdev {name}", "", "```yaml", re.sub(r"\n{2,}", "\n", own), "```")
+    """What the other commands add to the settings of the run."""
+    from numdev.cli import schema
+    from numdev.settings import declared
+
+    for name, kind in (("paper", schema.StudiesConfig), ("report", schema.ReportConfig), ("speed", schema.TimedConfig)):
+        yield from ("", f"### numdev {name}", "", "| setting | default | unit | |", "|---|---|---|---|")
+        yield from (
+            f"| `{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |" for one in declared(kind)
+        )
+        if name == "report":
+            continue
+        own = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+        yield from (f"| `{key}` | `{_stated(value)}` | | |" for key, value in own.items() if key != "defaults")
 
 
 def options() -> Iterator[str]:
@@ -96,29 +131,34 @@ def options() -> Iterator[str]:
 
 def meanings() -> Iterator[str]:
     """What `numdev measure --help` says of each group."""
+    from numdev.cli.schema import explained
+
     text = yaml.safe_load((ROOT / "configs" / "hydra" / "help" / "measure.yaml").read_text())["template"]
     body = text[text.index("== problem") : text.index("Groups and options")]
-    yield from ("```text", body.rstrip(), "```")
+    filled = re.sub(r"\$\{numdev\.settings:(\w+)\}", lambda found: explained(found[1]), body)
+    yield from ("```text", filled.rstrip(), "```")
 
 
 def columns() -> Iterator[str]:
     """The data dictionary, by kind of column."""
-    from numdev.attention.events import COUNTERS
-    from numdev.measurement.deviation import METRICS
-    from numdev.measurement.speed.columns import COLUMNS as SPEED
+    from numdev.attention.operation import ATTENTION
+    from numdev.measurement.deviation.measurement import COMPARISON
+    from numdev.measurement.deviation.metrics import METRICS
+    from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.report.reading import configuration
 
     tables = {
-        "Of a row, a point or a comparison": [*known.FIXED],
+        "Of a row, a point or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
         "Metrics": [*METRICS],
-        "Counters": [f"counter.{name}" for name in COUNTERS],
-        "Speed": [*SPEED],
+        "Counters": [f"counter.{column.name}" for column in ATTENTION.counters],
+        "Speed": [*MEASURED, *COUNTED, *FOLLOWING],
         "Problem": [f"problem.{name}" for name in configuration.PROBLEM],
         "What is measured, and the baseline": [f"variant.{name}" for name in configuration.ATTENTION],
         "How speed is timed": [f"timing.{name}" for name in configuration.TIMING],
     }
-    text = known.dictionary(tables)
+    counters = {f"counter.{column.name}": column for column in ATTENTION.counters}
+    text = known.dictionary(tables, known.SHIPPED | counters)
     yield text[text.index("\n## ") :]
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
     yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())

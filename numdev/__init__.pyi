@@ -1,5 +1,6 @@
 """Every public name, and where it is defined; `numdev` imports a name when it is first asked for."""
 
+from .api import Bench as Bench
 from .api import measure as measure
 from .arithmetic.bits import Rounding as Rounding
 from .arithmetic.dot import Dot as Dot
@@ -16,8 +17,17 @@ from .arithmetic.rounding import Subnormals as Subnormals
 from .attention.base import Attention as Attention
 from .attention.base import Output as Output
 from .attention.captured import Captured as Captured
+from .attention.distributions import Constant as Constant
 from .attention.distributions import Distribution as Distribution
+from .attention.distributions import Gap as Gap
 from .attention.distributions import Kind as Kind
+from .attention.distributions import Normal as Normal
+from .attention.distributions import NormalLogits as NormalLogits
+from .attention.distributions import Outliers as Outliers
+from .attention.distributions import Sink as Sink
+from .attention.distributions import StudentT as StudentT
+from .attention.distributions import Tied as Tied
+from .attention.distributions import Uniform as Uniform
 from .attention.exact import Exact as Exact
 from .attention.instrumented import Instrumented as Instrumented
 from .attention.mask import Mask as Mask
@@ -45,9 +55,8 @@ from .attention.vendor.vanilla import Vanilla as Vanilla
 from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
-from .measurement.bench import Bench as Bench
-from .measurement.deviation import Deviation as Deviation
-from .measurement.deviation import wasserstein as wasserstein
+from .measurement.deviation.metrics import Deviation as Deviation
+from .measurement.deviation.wasserstein import wasserstein as wasserstein
 from .results.record import Record as Record
 from .results.record import Status as Status
 from .results.store import Store as Store

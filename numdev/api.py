@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
-from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Attention
+from numdev.attention.baseline import baseline_for
 from numdev.attention.exact import Exact
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
+from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem
-from numdev.measurement.bench import Bench
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.operation import Measurable
+from numdev.measurement.runner import CACHE_BYTES, Runner
+from numdev.measurement.speed.measurement import Speeds
+from numdev.measurement.speed.timing import Budget
+from numdev.measurement.speed.traffic import Traffic
+from numdev.results.environment import resolve_device
 from numdev.results.record import Record
-
-
-def baseline_for(fmt: Format) -> Naive:
-    """The baseline of a variant whose output is in `fmt`: matmul, softmax, matmul as tensor operations in that format.
-
-    A format narrower than 16 bits has no such operations in torch; its baseline is in FP32.
-    """
-    return Naive(Precision.eager(fmt if fmt.bits >= 16 else FP32))
 
 
 def measure(
@@ -43,6 +43,40 @@ def measure(
         BadInput: for a request that cannot be measured; every other failure is a status of the record.
     """
     return bench(device).measure(problem, variant, baseline or baseline_for(variant.format), problem.replicates(seeds))
+
+
+class Bench(Runner):
+    """Measures the deviation of attention on a device: `measure(problem, variant, baseline, seeds)`.
+
+    Golden results, inputs and baselines are kept from one point to the next. Another operation or kind of measurement has its
+    own `numdev.measurement.runner.Runner`.
+    """
+
+    def __init__(self, golden: Measurable | None = None, device: str = "auto", cache_bytes: int = CACHE_BYTES) -> None:
+        """`golden` is what is taken for exact: `Exact()` unless given.
+
+        Raises:
+            BadInput: for a device that is not there.
+        """
+        super().__init__(Deviations(replace(ATTENTION, golden=golden or Exact())), device, cache_bytes)
+
+
+def speed_bench(
+    device: str = "auto",
+    budget: Budget | None = None,
+    *,
+    counters: bool = False,
+    tell: Callable[[str], object] = warnings.warn,
+) -> Runner:
+    """Times attention on a device, one variant at a time.
+
+    With `counters` the GPU's are read too; `tell` gets a sentence where they cannot be, and the rest is measured.
+
+    Raises:
+        BadInput: for a device that is not there, and for counters where nothing could read any.
+    """
+    traffic = Traffic(ATTENTION, resolve_device(device), tell) if counters else None
+    return Runner(Speeds(ATTENTION, budget or Budget(), traffic), device)
 
 
 @lru_cache(maxsize=2)

@@ -17,16 +17,17 @@ from omegaconf import OmegaConf
 
 from numdev.cli import build, compare, launch, schema, tune
 from numdev.cli.app import refuse_unknown
+from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.settings import Request, flat
+from numdev.cli.settings import flat, request
 from numdev.cli.studies import stated
 from numdev.report.comparison.changes import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # packages that numdev does not depend on
+_PLUGINS = ("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.")  # packages that numdev does not depend on
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def check_numdev(words: list[str], folder: Path) -> None:
 
 
 def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
-    kept = [text for text in launch.ordered(command, arguments) if not text.startswith(_LAUNCHER)]
+    kept = [text for text in launch.ordered(command, arguments) if not text.startswith(_PLUGINS)]
     folders = [config_folder()]
     if "--config-dir" in kept:
         at = kept.index("--config-dir")
@@ -120,12 +121,22 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
 
 
 def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Library) -> None:
-    expander = Expander(files, stated(job, hydra.runtime.choices, cfg))
+    name = launch.CONFIGS[command]
+    groups = composer(files.folders, name).choices
+    of_point = [
+        str(key)
+        for key in cfg
+        if key
+        not in ("study", "studies", "out", "timing", "counters", "device", "results", "fresh", "shard", "shards", "objective")
+    ]
+    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
     elif cfg.study is None:
-        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-        points = [build.point(Request(config, expander.said(dict(flat(config)), expander.task)))]
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
+        raw = dict(flat(config))
+        options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
+        points = [build.point(request(raw, expander.said(raw, expander.task), options))]
     else:
         name = hydra.runtime.choices["study"]
         points = [*expander.study(name, study_fields(name, OmegaConf.to_container(cfg.study))).points]  # type: ignore[arg-type]

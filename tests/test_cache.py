@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.cache import LeastRecentlyUsed, bytes_of
-from numdev.measurement.deviation import Sample
+from numdev.measurement.deviation.sample import Sample
 
 
 class Made:

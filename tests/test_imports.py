@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "numdev"
 # Section 4: what each folder may import, apart from itself and the modules of the root that all may import.
 ARROWS = {
     "arithmetic": (),
+    "results": (),
+    "measurement": ("results", "arithmetic"),
     "attention": ("arithmetic",),
-    "results": ("attention", "arithmetic"),
-    "measurement": ("results", "attention", "arithmetic"),
-    "report": ("results", "measurement", "attention", "arithmetic"),
+    "report": ("results", "measurement", "arithmetic"),
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
-FOR_ALL = ("errors", "version", "cache", "memory", "sources", "usersource")
+# Where an operation declares what the others must know of it.
+DECLARES = ("attention.operation", "attention.workload")
+FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "profiler", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
 IMPLEMENTATIONS = (
@@ -37,7 +40,7 @@ IMPLEMENTATIONS = (
 
 @dataclass(frozen=True)
 class Import:
-    """One module that a module imports; `late` where a function does it."""
+    """One module that a module imports; `late` where a function does it, or a type checker alone."""
 
     importer: str
     imported: str
@@ -62,7 +65,7 @@ def imports(name: str) -> Iterator[Import]:
     late = {
         id(node)
         for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or _is_for_the_type_checker(function)
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):
@@ -73,6 +76,10 @@ def imports(name: str) -> Iterator[Import]:
             assert node.module
             yield Import(name, node.module, id(node) in late)
             yield from (Import(name, f"{node.module}.{alias.name}", id(node) in late) for alias in node.names)
+
+
+def _is_for_the_type_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def of(*parts: str) -> list[str]:
@@ -99,7 +106,8 @@ def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention"
 
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    assert not beyond(of(folder), folder, *ARROWS[folder], *FOR_ALL, within="numdev")
+    importers = [name for name in of(folder) if name not in (*of(*DECLARES), WORDS)]
+    assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
 def test_every_folder_has_arrows() -> None:
@@ -118,14 +126,29 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-@pytest.mark.parametrize("module", ["deviation", "scaled", "bench"])
-def test_the_deviation_knows_no_attention(module: str) -> None:
-    assert not found([f"numdev.measurement.{module}"], *inside("attention"))
+WORDS = "numdev.report.reading.configuration"
+
+
+@pytest.mark.parametrize("folder", ["measurement", "results", "report"])
+def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
+    """But for the module that says what the settings of a configuration mean, which their declarations say."""
+    assert not found([name for name in of(folder) if name != WORDS], *inside("attention"))
+
+
+def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
+    allowed = inside("attention", "arithmetic", "measurement", "results.columns")
+    declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
+    assert declared
+    assert not [str(each) for each in declared if not each.is_of(*allowed)]
+
+
+def test_the_metrics_of_a_difference_need_no_measurement() -> None:
+    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample", "scaled", "wasserstein")]
+    assert not found(metrics, *inside("measurement.runner", "measurement.protocol", "measurement.operation", "results"))
 
 
 def test_report_reads_results_and_nothing_else() -> None:
-    readers = [name for name in of("report") if name != "numdev.report.reading.columns"]  # the words of the counters
-    assert not found(readers, *inside("attention", "measurement.bench", "measurement.speed.bench", "results.study"))
+    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
 
 
 @pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
@@ -133,7 +156,12 @@ def test_hydra_only_in_the_command_line(framework: str) -> None:
     assert not found([name for name in MODULES if name not in of("cli")], framework)
 
 
-@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst", "pyarrow"])
+def test_parquet_only_where_tables_are_kept_or_exported() -> None:
+    assert not found([name for name in MODULES if name not in of("report", "results.tables")], "pyarrow")
+    assert not found(of("results.tables"), "pyarrow", late_too=False)
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst"])
 def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], heavy)
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
@@ -174,7 +202,21 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.settings", "cli.schema")
-    heavy = inside("api", "attention", "arithmetic", "measurement", "results", "cli.build", "cli.expand", "cli.show")
+    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax")]
+    quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
+    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.attention\.(?!settings)", name)]
+    heavy = inside(
+        "api",
+        *others,
+        "attention.settings.baseline",
+        "attention.settings.kernels",
+        "arithmetic",
+        "measurement",
+        "results",
+        "cli.build",
+        "cli.expand",
+        "cli.show",
+    )
     assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-LIMIT = 120  # seconds
+LIMIT = 120  # seconds of a cell, after which it hangs
 
 
 def read(path: Path) -> Any:
@@ -65,7 +64,7 @@ def test_the_first_cell_chooses_the_size(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_draws(path: Path, kernels: Any) -> None:
-    notebook, start = read(path), time.perf_counter()
+    notebook = read(path)
     client = nbclient.NotebookClient(notebook, km=kernels, timeout=LIMIT, allow_errors=True)
     client.execute(cwd=str(FOLDER))
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
@@ -74,5 +73,4 @@ def test_it_runs_and_draws(path: Path, kernels: Any) -> None:
     for state in client.widget_state.values():
         errors += [output["evalue"] for output in state.get("outputs", ()) if output["output_type"] == "error"]
     assert not errors
-    assert time.perf_counter() - start < LIMIT
     assert any("image/png" in output.get("data", {}) for output in outputs)

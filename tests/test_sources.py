@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from numdev.results.canonical import key_of
 from numdev.results.environment import environment
-from numdev.results.record import key_of
 from numdev.sources import KEEPS_OR_SHOWS, PACKAGE, computing, digest, digest_of
 from tests.test_imports import MODULES, imports, of
 
@@ -116,7 +116,8 @@ def test_two_dirty_states_of_a_checkout_have_two_keys_and_a_commit_of_documentat
         subprocess.run(["git", "-C", str(root), *who, *arguments], check=True, capture_output=True)
 
     def key() -> tuple[str, str]:
-        command = "import torch; from numdev.results.environment import environment; from numdev.results.record import key_of; "
+        command = "import torch; from numdev.results.canonical import key_of; "
+        command += "from numdev.results.environment import environment; "
         command += "e = environment(torch.device('cpu')); print(e['revision'], key_of({}, e))"
         ran = subprocess.run(
             [sys.executable, "-c", command], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, check=True

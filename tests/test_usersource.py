@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from numdev import usersource
+from numdev.api import Bench
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.results.record import describe
+from numdev.results.canonical import describe
 from numdev.usersource import loaded
 
 FIELD = "attention.function"

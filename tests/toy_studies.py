@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numdev.api import baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP16
 from numdev.arithmetic.quantise import Scale
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.baseline import baseline_for
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
@@ -24,7 +25,6 @@ from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.measurement.bench import Bench
 from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run

@@ -71,6 +71,10 @@ class Microscaled:
         """Whether a text means a microscaled format, so that its errors are those of one."""
         return "/" in text or text in MICROSCALED
 
+    def describe(self) -> str:
+        """The text that stands for it in a configuration."""
+        return str(self)
+
     def __str__(self) -> str:
         return _NAMES.get(self, f"{self.element}/{self.block}/{self.scale.value}")
 

@@ -87,6 +87,10 @@ class Cast:
             raise BadInput("seed", chosen["seed"], "only stochastic rounding takes a seed")
         return Cast(Format.parse(name), **chosen)  # type: ignore[arg-type]
 
+    def describe(self) -> str:
+        """The text that stands for it in a configuration."""
+        return str(self)
+
     def __str__(self) -> str:
         parts = [self.to.name]
         if self.rounding is not Rounding.NEAREST_EVEN:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 _SUFFIXES = (".safetensors", ".pt", ".npz")
 _FIELD = "problem.source.path"
@@ -33,8 +34,8 @@ class Captured:
         digest: SHA-256 of the file, so that results of another file under the same name are told apart.
     """
 
-    path: str = "minilm"
-    layer: str | None = None
+    path: str = setting("minilm", "file of captured tensors; `minilm` ships with numdev")
+    layer: str | None = setting(None, "layer of a captured model; empty for all of them in turn")
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,9 @@
-"""Seeded random inputs."""
+"""Seeded random inputs: one class for each distribution, with its own parameter by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 import numpy as np
@@ -13,64 +12,40 @@ from torch import Generator, Tensor
 
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 Size = tuple[int, int, int, int]
 
 
 class Kind(Enum):
-    """What the entries of q, k and v are."""
+    """The distributions by name."""
 
     UNIFORM = "uniform"  # U[0, 1)
     NORMAL = "normal"  # N(0, 1)
-    NORMAL_LOGITS = "normal_logits"  # v ~ N(0, 1); q and k normal, such that scores have standard deviation `parameter`
-    OUTLIERS = "outliers"  # N(0, 1) + N(0, 100) * Bernoulli(parameter) (FlashAttention-3, section 4.3)
-    STUDENT_T = "student_t"  # Student's t with `parameter` degrees of freedom
-    TIED = "tied"  # normal, and each query's best key occurs `parameter` times, if its score is positive
-    SINK = "sink"  # normal, and every query's score at key 0 is raised by `parameter`
-    GAP = "gap"  # v ~ N(0, 1); every query's score is `parameter` at key 0 and 0 at every other key: a sink without noise
-    CONSTANT = "constant"  # every entry is `parameter`
-
-
-_DEFAULTS = {
-    Kind.NORMAL_LOGITS: 4.0,
-    Kind.OUTLIERS: 1e-3,
-    Kind.STUDENT_T: 3.0,
-    Kind.TIED: 4.0,
-    Kind.SINK: 10.0,
-    Kind.GAP: 10.0,
-    Kind.CONSTANT: 1.0,
-}
+    NORMAL_LOGITS = "normal_logits"  # v ~ N(0, 1); q and k normal, such that scores have standard deviation `std`
+    OUTLIERS = "outliers"  # N(0, 1) + N(0, 100) * Bernoulli(share) (FlashAttention-3, section 4.3)
+    STUDENT_T = "student_t"  # Student's t with `df` degrees of freedom
+    TIED = "tied"  # normal, and each query's best key occurs `copies` times, if its score is positive
+    SINK = "sink"  # normal, and every query's score at key 0 is raised by `rise`
+    GAP = "gap"  # v ~ N(0, 1); every query's score is `gap` at key 0 and 0 at every other key: a sink without noise
+    CONSTANT = "constant"  # every entry is `value`
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """Independent entries of one kind, in FP64.
+class Drawn:
+    """Independent entries of q, k and v, in FP64, by a seed; a class for each distribution says which.
 
     Attributes:
-        kind: see `Kind`.
-        parameter: what `Kind` says of it; None takes the default (logits 4, outliers 0.001, t 3, tied 4, sink 10,
-            gap 10, constant 1).
+        kind: the distribution's name.
     """
 
-    kind: Kind = Kind.UNIFORM
-    parameter: float | None = None
+    kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.parameter is None:
-            object.__setattr__(self, "parameter", _DEFAULTS.get(self.kind))
-            return
-        fits = {
-            Kind.NORMAL_LOGITS: self.parameter > 0,
-            Kind.OUTLIERS: 0 <= self.parameter <= 1,
-            Kind.STUDENT_T: self.parameter > 0,
-            Kind.TIED: self.parameter >= 1 and self.parameter % 1 == 0,
-            Kind.SINK: True,
-            Kind.GAP: True,
-            Kind.CONSTANT: True,
-        }.get(self.kind, False)
-        if not (fits and math.isfinite(self.parameter)):
-            takes = "takes no parameter" if self.kind not in _DEFAULTS else f"takes such as {_DEFAULTS[self.kind]:g}"
-            raise BadInput("problem.source.parameter", self.parameter, f"{self.kind.value} {takes}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, (int, float)) and not math.isfinite(value):
+                self._refuse(each.name, "give a finite number")
 
     def replicates(self, shape: Shape) -> None:
         """Any number can be drawn."""
@@ -82,88 +57,195 @@ class Distribution:
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v in FP64 on the CPU: a function of the arguments alone."""
         generator = torch.Generator().manual_seed(seed)
-        entries = _ENTRIES.get(self.kind, _normal)
-        parameter = 0.0 if self.parameter is None else self.parameter
-        q, k, v = (entries(size, generator, parameter) for size in (shape.q, shape.kv, shape.kv))
-        if self.kind is Kind.NORMAL_LOGITS:
-            # Var(q . k) = d s^4 for entries of variance s^2, so s^2 = sigma / (scale sqrt(d)).
-            spread = math.sqrt(parameter / (scale * math.sqrt(shape.head_dim)))
-            return q * spread, k * spread, v
-        if self.kind is Kind.TIED:
-            return q, _tie(k, int(parameter)), v
-        if self.kind is Kind.SINK:
-            return *_sink(q, k, parameter / scale), v
-        if self.kind is Kind.GAP:
-            return *_sink_alone(q, k, parameter / scale), v
-        return q, k, v
+        q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
+        return *self.posed(q, k, scale), v
+
+    def entries(self, size: Size, generator: Generator) -> Tensor:
+        """The entries of one of the three, normal unless the distribution says otherwise."""
+        return _normal(size, generator)
+
+    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """What a distribution makes of the drawn q and k, so that their scores under `scale` are as it says."""
+        return q, k
+
+    def _refuse(self, name: str, mend: str) -> None:
+        raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {mend}")
 
 
-def _uniform(size: Size, generator: Generator, _: float) -> Tensor:
-    return torch.rand(size, generator=generator, dtype=torch.float64)
-
-
-def _normal(size: Size, generator: Generator, _: float) -> Tensor:
+def _normal(size: Size, generator: Generator) -> Tensor:
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
-def _outliers(size: Size, generator: Generator, probability: float) -> Tensor:
-    base, large = _normal(size, generator, 0.0), _normal(size, generator, 0.0) * 10.0  # N(0, 100): variance 100
-    return base + large * (_uniform(size, generator, 0.0) < probability)
+def _below_one(size: Size, generator: Generator) -> Tensor:
+    return torch.rand(size, generator=generator, dtype=torch.float64)
 
 
-def _student_t(size: Size, generator: Generator, freedom: float) -> Tensor:
-    # t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2).
-    normal = _normal(size, generator, 0.0)
-    chi2 = 2.0 * torch._standard_gamma(torch.full(size, freedom / 2, dtype=torch.float64), generator=generator)
-    # NumPy's root is correctly rounded everywhere; torch's is an ulp off for some arguments on some processors.
-    return normal / torch.from_numpy(np.sqrt((chi2 / freedom).numpy()))
+@dataclass(frozen=True)
+class Uniform(Drawn):
+    """U[0, 1)."""
+
+    kind: Kind = field(init=False, default=Kind.UNIFORM)
+
+    def entries(self, size: Size, generator: Generator) -> Tensor:
+        """See `Drawn`."""
+        return _below_one(size, generator)
 
 
-def _constant(size: Size, _: Generator, value: float) -> Tensor:
-    return torch.full(size, value, dtype=torch.float64)
+@dataclass(frozen=True)
+class Normal(Drawn):
+    """N(0, 1)."""
+
+    kind: Kind = field(init=False, default=Kind.NORMAL)
 
 
-_ENTRIES: dict[Kind, Callable[[Size, Generator, float], Tensor]] = {
-    Kind.UNIFORM: _uniform,
-    Kind.OUTLIERS: _outliers,
-    Kind.STUDENT_T: _student_t,
-    Kind.CONSTANT: _constant,
-}
+@dataclass(frozen=True)
+class NormalLogits(Drawn):
+    """v ~ N(0, 1); q and k normal, such that scores have standard deviation `std`."""
+
+    kind: Kind = field(init=False, default=Kind.NORMAL_LOGITS)
+    std: float = setting(4.0, "standard deviation of the scores of normal_logits")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.std <= 0:
+            self._refuse("std", "give a positive number, such as 4")
+
+    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Var(q . k) = d s^4 for entries of variance s^2, so s^2 = std / (scale sqrt(d))."""
+        spread = math.sqrt(self.std / (scale * math.sqrt(q.shape[-1])))
+        return q * spread, k * spread
 
 
-def _tie(k: Tensor, copies: int) -> Tensor:
-    """The first `keys // copies` keys over and over, so that every key, and with it every query's best, occurs `copies` times.
+@dataclass(frozen=True)
+class Outliers(Drawn):
+    """N(0, 1) + N(0, 100) * Bernoulli(share) (FlashAttention-3, section 4.3)."""
 
-    What is left of the keys is 0, whose score of 0 is below any positive one.
+    kind: Kind = field(init=False, default=Kind.OUTLIERS)
+    share: float = setting(1e-3, "share of the entries of outliers that get N(0, 100) on top")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.share <= 1:
+            self._refuse("share", "give a share from 0 to 1, such as 0.001")
+
+    def entries(self, size: Size, generator: Generator) -> Tensor:
+        """See `Drawn`."""
+        base, large = _normal(size, generator), _normal(size, generator) * 10.0  # N(0, 100): variance 100
+        return base + large * (_below_one(size, generator) < self.share)
+
+
+@dataclass(frozen=True)
+class StudentT(Drawn):
+    """Student's t."""
+
+    kind: Kind = field(init=False, default=Kind.STUDENT_T)
+    df: float = setting(3.0, "degrees of freedom of student_t", "count")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.df <= 0:
+            self._refuse("df", "give a positive number, such as 3")
+
+    def entries(self, size: Size, generator: Generator) -> Tensor:
+        """t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2)."""
+        normal = _normal(size, generator)
+        chi2 = 2.0 * torch._standard_gamma(torch.full(size, self.df / 2, dtype=torch.float64), generator=generator)
+        # NumPy's root is correctly rounded everywhere; torch's is an ulp off for some arguments on some processors.
+        return normal / torch.from_numpy(np.sqrt((chi2 / self.df).numpy()))
+
+
+@dataclass(frozen=True)
+class Tied(Drawn):
+    """Normal, and each query's best key occurs `copies` times, if its score is positive."""
+
+    kind: Kind = field(init=False, default=Kind.TIED)
+    copies: int = setting(4, "how often each query's best key occurs in tied", "count")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.copies < 1:
+            self._refuse("copies", "give a whole number of at least 1, such as 4")
+
+    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The first `keys // copies` keys over and over, so that every key, and every query's best, occurs `copies` times.
+
+        What is left of the keys is 0, whose score of 0 is below any positive one.
+        """
+        keys = k.shape[-2]
+        distinct = keys // self.copies
+        if distinct == 0:
+            self._refuse("copies", f"there are only {keys} keys to be copies")
+        tied = torch.zeros_like(k)
+        tied[:, :, : distinct * self.copies] = k[:, :, :distinct].repeat(1, 1, self.copies, 1)
+        return q, tied
+
+
+@dataclass(frozen=True)
+class Sink(Drawn):
+    """Normal, and every query's score at key 0 is raised by `rise`."""
+
+    kind: Kind = field(init=False, default=Kind.SINK)
+    rise: float = setting(10.0, "by how much every score at key 0 is raised in sink")
+
+    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """All queries get the same component along the first coordinate, and key 0 alone a matching one."""
+        raised = self.rise / scale
+        q, k = q.clone(), k.clone()
+        length = math.sqrt(abs(raised))
+        q[..., 0] = length
+        k[..., 0] = 0.0
+        k[:, :, 0, 0] = math.copysign(length, raised)
+        return q, k
+
+
+@dataclass(frozen=True)
+class Gap(Drawn):
+    """v ~ N(0, 1); every query's score is `gap` at key 0 and 0 at every other key: a sink without noise."""
+
+    kind: Kind = field(init=False, default=Kind.GAP)
+    gap: float = setting(10.0, "every query's score at key 0 in gap, where all others are 0")
+
+    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Products of two numbers with no sum.
+
+        Every query is the first unit vector, a number of every format; key 0 is `gap / scale` times it, which a format rounds
+        once.
+        """
+        q, k = torch.zeros_like(q), torch.zeros_like(k)
+        q[..., 0] = 1.0
+        k[:, :, 0, 0] = self.gap / scale
+        return q, k
+
+
+@dataclass(frozen=True)
+class Constant(Drawn):
+    """Every entry is `value`."""
+
+    kind: Kind = field(init=False, default=Kind.CONSTANT)
+    value: float = setting(1.0, "every entry in constant")
+
+    def entries(self, size: Size, generator: Generator) -> Tensor:
+        """See `Drawn`."""
+        return torch.full(size, self.value, dtype=torch.float64)
+
+
+DISTRIBUTIONS = (Uniform, Normal, NormalLogits, Outliers, StudentT, Tied, Sink, Gap, Constant)
+_BY_KIND: dict[Kind, type[Drawn]] = {each().kind: each for each in DISTRIBUTIONS}
+
+
+def Distribution(kind: Kind = Kind.UNIFORM, **parameters: int | float) -> Drawn:  # noqa: N802, it is called as the classes are
+    """The distribution of a name, such as `Distribution(Kind.SINK, rise=3.0)`, which is `Sink(3.0)`.
+
+    Args:
+        kind: see `Kind`.
+        parameters: its own, by name; each has a default.
+
+    Raises:
+        BadInput: for a parameter that the distribution does not have, or a value that it cannot take.
     """
-    keys = k.shape[-2]
-    distinct = keys // copies
-    if distinct == 0:
-        raise BadInput("problem.source.parameter", copies, f"there are only {keys} keys to be copies")
-    tied = torch.zeros_like(k)
-    tied[:, :, : distinct * copies] = k[:, :, :distinct].repeat(1, 1, copies, 1)
-    return tied
-
-
-def _sink(q: Tensor, k: Tensor, raised: float) -> tuple[Tensor, Tensor]:
-    """q and k such that every query's product with key 0 is larger by `raised`.
-
-    All queries get the same component along the first coordinate, and key 0 alone a matching one.
-    """
-    q, k = q.clone(), k.clone()
-    length = math.sqrt(abs(raised))
-    q[..., 0] = length
-    k[..., 0] = 0.0
-    k[:, :, 0, 0] = math.copysign(length, raised)
-    return q, k
-
-
-def _sink_alone(q: Tensor, k: Tensor, gap: float) -> tuple[Tensor, Tensor]:
-    """q and k whose product is `gap` at key 0 and 0 elsewhere, each a product of two numbers with no sum.
-
-    Every query is the first unit vector, a number of every format; key 0 is `gap` times it, which a format rounds once.
-    """
-    q, k = torch.zeros_like(q), torch.zeros_like(k)
-    q[..., 0] = 1.0
-    k[:, :, 0, 0] = gap
-    return q, k
+    known = [each.name for each in fields(_BY_KIND[kind]) if each.init]
+    for name, value in parameters.items():
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes no parameter"
+            raise BadInput(f"problem.source.{name}", value, f"{kind.value} {takes}")
+    return _BY_KIND[kind](**parameters)

@@ -45,6 +45,13 @@ class Honours:
     family: str = ""
     formats: tuple[Format, ...] = ()
 
+    def refusal(self, name: str, option: str) -> str:
+        """Why a setting that is not read cannot be stated, where there is more to say than that; `option` is the variant's."""
+        if not (self.family and name.startswith("precision.")):
+            return ""
+        names, own = ", ".join(fmt.name for fmt in self.formats), f"{self.family}_{self.formats[0]}"
+        return f"{option} has an arithmetic of its own, which cannot be set; name a format alone ({names}) or as in {own}"
+
 
 @runtime_checkable
 class Declares(Modelled, Emulated, Protocol):

@@ -18,6 +18,7 @@ from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import NEVER, Steps
 from numdev.attention.walk import Walk
+from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 
@@ -35,7 +36,9 @@ class Naive(UnderPolicy):
     honours: ClassVar[Honours] = Honours((PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"})
 
     precision: Precision
-    normalise: Normalise = Normalise.EACH
+    normalise: Normalise = setting(
+        Normalise.EACH, "when untiled attention divides by l: `each`, P before the product with V, or `end`, O after it"
+    )
 
     @property
     def idle(self) -> dict[str, str]:

@@ -207,6 +207,13 @@ class Precision:
         """Every step and its format as text, as the command line takes them."""
         return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
+    def describe(self) -> dict[str, Any]:
+        """What stands for it in a configuration: its steps as text, its name, and how inputs are quantised."""
+        known = self.steps() | {"name": self.name}
+        if not isinstance(self.inputs, Quantised):
+            return known
+        return known | {"quantise": {field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)}}
+
     def __repr__(self) -> str:
         return "Precision(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
 

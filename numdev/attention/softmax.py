@@ -158,6 +158,10 @@ class Exponential:
         a, b = fraction.numerator, fraction.denominator
         return Exponential(True, coefficients, b, tuple(c for c in range(b) if (c + 1) * a // b > c * a // b))
 
+    def describe(self) -> str:
+        """The text that stands for it in a configuration."""
+        return str(self)
+
     def __str__(self) -> str:
         if self in _EXPONENTIAL_NAMES:
             return _EXPONENTIAL_NAMES[self]

@@ -26,6 +26,7 @@ from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 from numdev.attention.walk import Walk
+from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
@@ -52,7 +53,7 @@ class Tiled(UnderPolicy):
     precision: Precision
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
-    count: bool = True
+    count: bool = setting(True, "whether the run counts its events, which are the columns `counter.*`; it changes no result")
 
     @property
     def idle(self) -> dict[str, str]:

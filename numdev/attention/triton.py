@@ -25,6 +25,7 @@ from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.walk import Walk
 from numdev.errors import BadInput, Unsupported
+from numdev.settings import setting
 
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 
@@ -73,8 +74,12 @@ class Triton(Primary):
     order: Order | None = None
     splits: int | None = None
     softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)
-    products: Products = Products.IEEE
-    kernel: Kernel = Kernel.AUTO
+    products: Products = setting(
+        Products.IEEE, "how a kernel multiplies FP32: `ieee`, or `tf32` with operands of 10 fraction bits"
+    )
+    kernel: Kernel = setting(
+        Kernel.AUTO, "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"
+    )
 
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:

@@ -11,9 +11,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.nearest import one_of
 from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
+from numdev.nearest import one_of
 
 FORMATS = ("csv", "parquet", "pdf")
 
@@ -30,9 +30,9 @@ def measure(cfg: DictConfig) -> Ended:
 
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
+    from numdev.api import speed_bench
     from numdev.cli import show_speed
     from numdev.cli.console import ERRORS
-    from numdev.measurement.speed.bench import SpeedBench
     from numdev.measurement.speed.timing import Budget
 
     def note(text: str) -> None:
@@ -40,7 +40,8 @@ def speed(cfg: DictConfig) -> Ended:
 
     if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
-    bench = SpeedBench(cfg.device, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most), cfg.counters, note)
+    budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
+    bench = speed_bench(cfg.device, budget, counters=cfg.counters, tell=note)
     if cfg.study is None:
         return _measure_point(cfg, bench, show_speed, "speed")
     ended = _measure_study(cfg, bench, "speed")
@@ -114,23 +115,24 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ende
     from numdev.cli import build, objective, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
-    from numdev.cli.settings import Request, flat
+    from numdev.cli.settings import flat, request
     from numdev.results.store import Store
     from numdev.results.study import DONE
 
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    objective.refuse_unusable(cfg.objective, program, needed=False)
-    hydra, config = HydraConfig.get(), _plain(cfg, resolve=True)
+    objective.refuse_unusable(cfg.objective, program)
+    hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
     expander = studies.expander(hydra, cfg)
-    point = build.point(Request(config, expander.said(dict(flat(config)), expander.task)))
+    options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
+    point = build.point(request(raw, expander.said(raw, expander.task), options))
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
     already = found is not None and found.status in DONE
     if found is None or not already:
-        found = bench.measure(point.problem, point.variant, point.baseline, point.seeds)
+        found = bench.measure(point.problem, point.variant, point.baseline, point.seeds, folder=store.work(key))
         store.put(found)
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)

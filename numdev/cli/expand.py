@@ -35,26 +35,18 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from numdev.cli import build
+from numdev.cli.composed import Composer, composer
 from numdev.cli.library import Library
-from numdev.cli.schema import GROUPS
-from numdev.cli.settings import Flat, Request, Statement, Types, flat, nested, resolved, written
+from numdev.cli.nodes import TARGET
+from numdev.cli.settings import Flat, Request, Statement, flat, request, written
+from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.nearest import one_of
+from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
-
-Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
-
-
-class Entry(NamedTuple):
-    """One value of an axis: its label, what it states, and what it is to the claims."""
-
-    label: Any
-    statements: Statements
-    role: EntryRole = EntryRole.SUBJECT
-
 
 _OF_SCENARIO = ("title", "role", "stands_for")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
@@ -65,11 +57,12 @@ class Expander:
     """Points from statements.
 
     Attributes:
-        library: where options of groups are read.
+        library: where options of groups are found.
         task: what the command line states; it stands above everything else.
         program: the command that runs the studies, as they are told to be run again.
         own: the config folder that the command line adds, as `--config-dir` takes it again.
         manner: what the command line states of how points are measured, not of which; it is told again too.
+        name: of the primary file.
     """
 
     library: Library
@@ -77,7 +70,17 @@ class Expander:
     program: str = "measure"
     own: str | None = None
     manner: Statements = field(default_factory=dict)
-    _types: Types = field(default_factory=Types)
+    name: str = "config"
+
+    @cached_property
+    def composer(self) -> Composer:
+        """What Hydra makes of the options."""
+        return composer(self.library.folders, self.name)
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """The groups of a point, with their default options."""
+        return self.composer.choices
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
         """The study with all its points, none of them twice.
@@ -85,8 +88,8 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        stated = {key: _mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
-        scenarios = tuple(_scenario(key, own) for key, own in stated.items())
+        stated = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        scenarios = tuple(scenario_of(key, own) for key, own in stated.items())
         points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
@@ -131,7 +134,7 @@ class Expander:
         if not stated:
             return ()
         try:
-            plain = Expander(self.library)._points(name, scenarios, fields)
+            plain = Expander(self.library, name=self.name)._points(name, scenarios, fields)
         except BadInput:  # the file alone makes no study
             return stated
         own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}
@@ -139,32 +142,53 @@ class Expander:
 
     def request(self, *layers: Statements) -> Request:
         """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
-        chosen = {group for layer in layers for group in layer}
-        settings = dict(self._defaults)
-        for group, option in self.library.default_choices().items():
-            if group in GROUPS and group not in chosen:
-                self._state(settings, {group: self._leaf(group, option)})
-        for statements, _ in self._stated(layers):
-            self._state(settings, statements)
-        settings = resolved(settings)
-        return Request(nested(settings), self.said(settings, *layers))
+        chosen = self._chosen(layers)
+        settings: Flat = dict(self.composer.values())
+        for group, option in chosen.items():
+            settings = {key: value for key, value in settings.items() if not key.startswith(f"{group}.")}
+            settings |= self.composer.values(group, option)
+        foreign: dict[str, NotHonoured] = {}
+        for statements, group, replaced in self._stated(layers, chosen):
+            if group:
+                settings |= statements
+            else:
+                foreign |= self._state(settings, statements, chosen, replaced)
+        return request(settings, self.said(settings, *layers), {**self.groups, **chosen}, tuple(foreign.values()))
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
-        """What states each setting that the layers give, where it is not null in the end."""
-        said: dict[str, Statement] = {}
-        for statements, option in self._stated(layers):
-            said |= {key: option or Statement(key, value) for key, value in flat(statements)}
-        return {key: statement for key, statement in said.items() if settings.get(key) is not None}
+        """What states each setting that the layers give, where it is not null in the end.
 
-    def _stated(self, layers: Sequence[Statements]) -> Iterator[tuple[Statements, Statement | None]]:
-        """Every statement in the order in which they hold; that of an option's file with the option, of which the last counts."""
-        last = {group: i for i, layer in enumerate(layers) for group in layer if group in GROUPS}
+        An option whose file names a constructor of its own, `_target_`, states that choice; another what stands in its file.
+        """
+        said: dict[str, Statement] = {}
+        chosen = self._chosen(layers)
+        for statements, group, _ in self._stated(layers, chosen):
+            if not group:
+                said |= {key: Statement(key, value) for key, value in flat(statements)}
+                continue
+            option = Statement(group, chosen[group])
+            own = [key for key in statements if "._" not in key]
+            said |= {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
+        return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
+
+    def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
+        """The option of each group that the layers choose, of which the last counts."""
+        return {group: self._option(group, layer[group]) for layer in layers for group in layer if group in self.groups}
+
+    def _stated(self, layers: Sequence[Statements], chosen: Mapping[str, str]) -> Iterator[tuple[Flat, str, frozenset[str]]]:
+        """Every statement in the order in which they hold.
+
+        That of an option's file comes with its group; values come with the groups of which a later layer chooses the option.
+        """
+        last = {group: i for i, layer in enumerate(layers) for group in layer if group in self.groups}
         for i, layer in enumerate(layers):
-            choices, values = _split(layer)
-            for group, option in choices.items():
+            choices, values = self._split(layer)
+            for group in choices:
                 if last[group] == i:
-                    yield {group: self._leaf(group, option)}, Statement(group, option)
-            yield values, None
+                    names = dict(flat({group: self.library.leaf(group, chosen[group])}))
+                    own = self.composer.values(group, chosen[group])
+                    yield {key: value for key, value in own.items() if key in names}, group, frozenset()
+            yield dict(flat(values)), "", frozenset(group for group in last if last[group] > i)
 
     def _command(self, name: str) -> str:
         """The command line that states what `task` and `manner` do."""
@@ -174,21 +198,23 @@ class Expander:
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
         """Entries of each point of one scenario by axis, what is asked for, and whether the command line denies a label."""
-        merged = fields["axes"] | _mapping("axes", own.get("axes"))
+        merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
-        task_choices, task_values = _split(self.task)
+        task_choices, task_values = self._split(self.task)
         axes = {key: self._axis(key, values) for key, values in merged.items()}
         for combination in itertools.product(*axes.values()):
             entries = dict(zip(axes, combination, strict=True))
-            choices, values = _split({key: value for entry in combination for key, value in entry.statements.items()})
+            choices, values = self._split({key: value for entry in combination for key, value in entry.statements.items()})
             found = (self._denied(axis, entry) for axis, entry in entries.items())
             denied = next((error for error in found if error is not None), None)
             yield entries, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
-        choices, values = _split(entry.statements)
-        stands_for = {key: value for group, option in choices.items() for key, value in flat({group: self._leaf(group, option)})}
+        choices, values = self._split(entry.statements)
+        stands_for = {
+            key: value for group, option in choices.items() for key, value in flat({group: self.library.leaf(group, str(option))})
+        }
         stands_for |= choices | dict(flat(values))
         for key, value in self.task.items():
             if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
@@ -197,33 +223,50 @@ class Expander:
         return None
 
     def _typed(self, key: str, value: Any) -> Any:
-        return value if key in GROUPS else self._types.check(key, value)
+        return self.composer.check("", "", key, value) if key in self.composer.values() else value
+
+    def _split(self, statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of groups, and values."""
+        choices = {key: value for key, value in statements.items() if key in self.groups}
+        return choices, {key: value for key, value in statements.items() if key not in self.groups}
 
     def _axis(self, key: str, values: Any) -> list[Entry]:
         """The values of an axis with what they state; only the command line's where it names the axis."""
         if key in self.task:
             values = [self.task[key]]
         if isinstance(values, Mapping):
-            return [_entry(f"axes.{key}.{name}", name, _mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
+            return [entry_of(f"axes.{key}.{name}", name, mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
         if not isinstance(values, list):
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
         return [Entry(value, {key: value}) for value in values]
 
-    def _leaf(self, group: str, option: Any) -> Statements:
+    def _option(self, group: str, option: Any) -> str:
         if isinstance(option, (Mapping, list)):
             raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
-        return self.library.leaf(group, str(option))
+        return str(option)
 
-    def _state(self, settings: Flat, statements: Statements) -> None:
-        for key, value in flat(statements):
+    def _state(
+        self, settings: Flat, statements: Flat, chosen: Mapping[str, str], replaced: frozenset[str]
+    ) -> dict[str, NotHonoured]:
+        """Set the values; returns those that options other than the chosen ones have, with the reason.
+
+        An option of a later layer replaces a node inside its own, such as the source of a problem, with its parameters.
+        """
+        foreign = {}
+        for key, value in statements.items():
             if key in _ELSEWHERE:
                 raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-            settings[key] = self._types.check(key, value)
-
-    @cached_property
-    def _defaults(self) -> Flat:
-        root = self.library.root()
-        return dict(flat({key: root[key] for key in (*GROUPS, "seeds")}))
+            group = key.partition(".")[0]
+            option = chosen.get(group, self.composer.choices.get(group, ""))
+            if key in settings and "._" not in key:
+                settings[key] = self.composer.check(group if option else "", option, key, value)
+                continue
+            able = self.composer.of_others(group, key) if option else []
+            if not able:
+                raise BadInput(key, value, f"there is no such setting; {one_of(key, self.composer.known(), most=12)}")
+            if value is not None and not (group in replaced and key.count(".") > 1):
+                foreign[key] = NotHonoured(key, value, lacking(group, option, able))
+        return foreign
 
 
 def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
@@ -236,29 +279,6 @@ def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: N
         return build.refused_point(request, scenario, labels, str(error))
 
 
-def _scenario(name: str, own: Statements) -> Scenario:
-    title = own.get("title", name)
-    if not isinstance(title, str) or not title.strip():
-        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
-    role = build.choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
-    return Scenario(name, title, role, str(own.get("stands_for", "")))
-
-
-def _entry(where: str, name: str, own: Statements) -> Entry:
-    role = build.choice(f"{where}.role", EntryRole, own.get("role", EntryRole.SUBJECT.value))
-    return Entry(name, {key: value for key, value in own.items() if key != "role"}, role)
-
-
-def _split(statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of groups, and values."""
-    choices = {key: value for key, value in statements.items() if key in GROUPS}
-    return choices, {key: value for key, value in statements.items() if key not in GROUPS}
-
-
-def _mapping(where: str, value: Any) -> Statements:
-    """Settings with their values; nothing at all states nothing."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadInput(where, value, "give settings with their values, {setting: value}")
-    return value
+def lacking(group: str, option: str, able: Sequence[str]) -> str:
+    """The mend for a setting that an option lacks and others have."""
+    return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"

@@ -1,35 +1,21 @@
-"""Whether everything that is stated explicitly is read by what would be measured: nothing is ignored without a word."""
+"""Whether everything that is stated explicitly is read by what would be measured: nothing is ignored without a word.
+
+A class that declares `honours` (`numdev.attention.honours.Declares`) says itself which settings it reads; another reads the
+arguments of its own node, and what they refer to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
 
-from numdev.attention.honours import Declares
-from numdev.cli.build import Settings
-from numdev.cli.settings import Request, Said, flat
-from numdev.cli.variants import MAKERS, arithmetic_of, kind_of
+from numdev.attention.honours import Declares, Honours
+from numdev.cli import nodes, schema
+from numdev.cli.library import Library, config_folder
+from numdev.cli.nodes import TARGET
+from numdev.cli.settings import Flat, Request, Said, reference
 from numdev.errors import NotHonoured
-
-_CHOICES = frozenset({"attention.kind", "baseline.kind", "seeds"})
-_ONE_EMULATION = frozenset({"tiling.bc", "tiling.order", "tiling.splits"})
-
-_OVERRULED = (  # a setting, those that together leave nothing of it, and the value of theirs that does (None: any)
-    ("problem.n", ("problem.queries", "problem.keys"), None),
-    ("precision.inputs", ("precision.quantise.to",), None),
-    ("tiling.br", ("tiling.shape",), "square_bc"),
-)
-
-
-def of_problem(config: Settings) -> frozenset[str]:
-    """Every setting of a problem; which of them a source has, it says itself."""
-    return frozenset(name for name, _ in flat({"problem": config["problem"]}))
-
-
-def of_baseline(baseline: Mapping[str, str | None]) -> frozenset[str]:
-    """What a baseline reads. An emulation takes the walk over the keys from the settings where its kernel does not say it."""
-    if baseline["kind"] == "emulation":
-        return _ONE_EMULATION
-    return frozenset({"baseline.precision"} if baseline["precision"] == "none" else {"baseline.precision", "baseline.normalise"})
 
 
 def check(request: Request) -> None:
@@ -38,30 +24,86 @@ def check(request: Request) -> None:
     Raises:
         NotHonoured: naming the settings that are stated and not read, the variant, and what would read them.
     """
-    config, said = request.config, request.said
-    kind = kind_of(config)
-    always = _CHOICES | of_problem(config) | of_baseline(config["baseline"])
-    honoured = always | MAKERS[kind].type.honours.settings
-    if ignored := [name for name in said if name not in honoured]:
-        raise _refusal(ignored[0], said, _why(ignored, request, kind))
-    values = dict(flat(config))
-    for name, others, value in _OVERRULED:
-        if all(_is_stated(said, other) and value in (None, values[other]) for other in others) and _is_stated(said, name):
-            stronger = " and ".join(str(said[other]) for other in others)
+    if request.foreign:
+        raise request.foreign[0]
+    said = request.said
+    if not said:
+        return
+    variant = nodes.place(request.config, "variant")
+    reads = honours_of(request.raw, variant)
+    always = {"seeds", variant, "problem", "baseline"} | under(request.raw, "problem") | under(request.raw, "baseline")
+    read = always | reads.settings
+    nodes_read = {name.rpartition(".")[0] for name in read}  # an option that names a constructor states its group alone
+    if ignored := [name for name in said if name not in read and name not in nodes_read]:
+        raise _refusal(ignored[0], said, _why(ignored, request, variant, reads))
+    for name, declared in schema.settings().items():
+        if (one := declared.overruled) is None or not _is_stated(said, name):
+            continue
+        if all(_is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by):
+            stronger = " and ".join(str(said[other]) for other in one.by)
             raise _refusal(name, said, f"beside {stronger} nothing of it is left; leave it out")
 
 
-def check_built(request: Request, variant: Declares) -> None:
+def check_built(request: Request, variant: Any) -> None:
     """What is read under another setting alone.
 
     Raises:
         NotHonoured: naming the setting, and the one under which it is read.
     """
-    kind = kind_of(request.config)
+    if not isinstance(variant, Declares):
+        return
+    option = kind_of(request)
     for name, reader in variant.idle.items():
         if name in request.said:
-            reads = f"attention={kind} reads {_called(name, request.said)} with {reader} alone"
+            reads = f"{option} reads {_called(name, request.said)} with {reader} alone"
             raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
+
+
+def kind_of(request: Request) -> str:
+    """The option that is measured, as `attention=sdpa`; of a variant that is no option of a group, the name of its class."""
+    place = nodes.place(request.config, "variant")
+    if place in request.options:
+        return f"{place}={request.options[place]}"
+    return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
+
+
+def honours_of(raw: Flat, path: str) -> Honours:
+    """The settings that a node reads."""
+    kind = nodes.made_by(raw[f"{path}.{TARGET}"]) if f"{path}.{TARGET}" in raw else None
+    declared = getattr(kind, "honours", None)  # which a class of another operation need not have
+    return declared if isinstance(declared, Honours) else Honours(frozenset(under(raw, path)))
+
+
+def under(raw: Flat, path: str) -> set[str]:
+    """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
+    found: set[str] = set()
+    waiting = [path]
+    while waiting:
+        prefix = waiting.pop()
+        for name, value in raw.items():
+            if name != prefix and not name.startswith(f"{prefix}."):
+                continue
+            if name in found or "._" in name:
+                continue
+            found.add(name)
+            target = reference(value, name) if isinstance(value, str) else None
+            if target is not None:
+                waiting.append(target)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
+    """What the files of a group of numdev's own say."""
+    library = Library((config_folder(),))
+    return {option: library.leaf(group, option) for option in library.options(group)}
+
+
+def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
+    for option, leaf in _options(group).items():
+        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None)
+        if isinstance(declared, Honours) and declared.settings.issuperset(settings):
+            yield option
 
 
 def _is_stated(said: Said, name: str) -> bool:
@@ -69,19 +111,15 @@ def _is_stated(said: Said, name: str) -> bool:
     return name in said and said[name].name == name
 
 
-def _why(ignored: list[str], request: Request, kind: str) -> str:
+def _why(ignored: list[str], request: Request, variant: str, reads: Honours) -> str:
     first, *others = ignored
-    it, honours = _called(first, request.said), MAKERS[kind].type.honours
-    if first.startswith("precision.") and honours.family:
-        return arithmetic_of(kind)
-    if first.startswith("baseline."):
-        settings = request.config["baseline"]
-        baseline = settings["precision"] if settings["kind"] == "naive" else settings["kind"]
-        return f"baseline={baseline} does not read {it}; leave it out"
+    it, option = _called(first, request.said), kind_of(request)
+    if refusal := reads.refusal(first, option):
+        return refusal
     also = "".join(f", nor {name}" for name in others)
-    able = [other for other, maker in MAKERS.items() if maker.type.honours.settings.issuperset(ignored)]
-    mend = f", or take attention={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
-    return f"attention={kind} does not honour {it}{also}; leave {'them' if others else 'it'} out{mend}"
+    able = list(_able(variant, ignored))
+    mend = f", or take {variant}={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
+    return f"{option} does not honour {it}{also}; leave {'them' if others else 'it'} out{mend}"
 
 
 def _called(name: str, said: Said) -> str:

@@ -45,7 +45,9 @@ class NoFigure(Exception):
         self.ended = ended
 
     def __str__(self) -> str:
-        return self.ended.sentence
+        return self.ended.sentence or f"{self.ended.job}: the figure is NaN, or there is none"
+
+    __repr__ = __str__  # sweepers print lists of what they caught
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,7 +14,7 @@ from hydra.errors import OverrideParseException
 from numdev.cli import flags, process, schema, sources
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
-from numdev.cli.outcome import FAILED, KNOWN, code_of, gravest, sentence_of, unforeseen
+from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
 
 CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed"}
 
@@ -45,14 +46,19 @@ def _run(job: Job, arguments: list[str]) -> int:
         try:
             with process.given(ordered(job.command, arguments), HYDRA_FULL_ERROR="1"):
                 hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
-        except NoFigure as error:  # a sweeper went no further
-            print(f"the sweep ended early, {error.ended.job} has no figure for its objective", file=sys.stderr)
+        except NoFigure as error:
+            print(f"the sweep ended early: {error.ended.job} has no figure for it to go on with", file=sys.stderr)
+            return gravest(each.code for each in ended.values()) or FAILED
         finally:
-            for each in ended.values():
-                if each.sentence:
-                    prefix = f"{each.job}: " if len(ended) > 1 else ""
-                    print(f"{prefix}{each.sentence}", file=sys.stderr)
+            _tell(list(ended.values()))
     return gravest(each.code for each in ended.values())
+
+
+def _tell(ended: Sequence[Ended]) -> None:
+    """Say what was wrong with each job, and with which one unless there is only that."""
+    for each in ended:
+        if each.sentence:
+            print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
 
 
 def ordered(command: str, arguments: list[str]) -> list[str]:

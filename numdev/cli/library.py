@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import numdev
-from numdev.cli.nearest import one_of
 from numdev.cli.schema import StudyConfig
 from numdev.errors import BadInput, NumdevError
+from numdev.nearest import one_of
 
 
 def config_folder() -> Path:

@@ -83,7 +83,7 @@ def _dispatch(given: list[str]) -> int:
         from numdev.cli import launch
 
         return launch.launch(command, rest)
-    from numdev.cli.nearest import one_of
+    from numdev.nearest import one_of
 
     print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
     return 2

@@ -6,26 +6,29 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from numdev.cli.nearest import one_of
 from numdev.errors import BadInput
+from numdev.nearest import one_of
 
 Row = Mapping[str, Any]  # of a record
 
 
-def refuse_unusable(text: str | None, command: str, *, needed: bool) -> None:
-    """Find out before anything is measured that there is no such figure.
+def refuse_unusable(text: str | None, command: str, sweeper: str | None = None) -> None:
+    """Find out before anything is measured that there is no such figure; `sweeper` names one that cannot do without.
 
     Raises:
-        BadInput: for a metric that does not exist, and for none at all where the sweeper needs one.
+        BadInput: for a metric that does not exist, and for a sweeper that is given no figure.
     """
-    if text is None and needed:
-        raise BadInput("objective", text, f"the sweeper minimises a figure; name it, as in objective={_EXAMPLES[command]}")
-    if text is None:
-        return
-    output = text.rpartition(".")[0]
-    names = [f"{output or 'out'}.{name}" for name in _metrics()] if command == "measure" else _columns()
-    if text not in names:
-        raise BadInput("objective", text, one_of(text, names, most=12))
+    if text is not None:
+        output = text.rpartition(".")[0] or "out"
+        names = [f"{output}.{name}" for name in _metrics()] if command == "measure" else _columns()
+        if text not in names:
+            raise BadInput("objective", text, one_of(text, names, most=12))
+    elif sweeper is not None:
+        example = _EXAMPLES.get(command)
+        mend = (
+            f"it minimises a figure; name one, as in objective={example}" if example else f"numdev {command} has no figure for it"
+        )
+        raise BadInput("hydra/sweeper", sweeper, mend)
 
 
 def value(text: str | None, command: str, rows: Sequence[Row]) -> float | None:
@@ -65,16 +68,16 @@ def _gathered(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def _metrics() -> list[str]:
-    from numdev.measurement.deviation import METRICS
+    from numdev.measurement.deviation.metrics import METRICS
 
     return list(METRICS)
 
 
 def _columns() -> list[str]:
     """The figures of `numdev speed`, among them those of the deviation beside the time."""
-    from numdev.measurement.speed.columns import COLUMNS
+    from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 
-    return [*COLUMNS, *_metrics()]
+    return [*MEASURED, *COUNTED, *FOLLOWING, *_metrics()]
 
 
 _EXAMPLES = {"measure": "out.max_difference", "speed": "latency"}

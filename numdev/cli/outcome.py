@@ -10,9 +10,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.cli.nearest import one_of
-from numdev.cli.settings import Types, type_mend
+from numdev.cli.composed import composer
+from numdev.cli.library import config_folder
+from numdev.cli.settings import type_mend
 from numdev.errors import BadInput, NumdevError
+from numdev.nearest import one_of
 
 FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
 _GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
@@ -96,7 +98,7 @@ def _composition(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
-        return f"{unknown[1]}: there is no such setting; {one_of(unknown[1], Types().names, most=12)}"
+        return _unknown(unknown[1])
     if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
         return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
@@ -110,6 +112,16 @@ def _composition(error: Exception) -> str:
     if key:
         return f"{key[1]}: {type_mend(str(cause))} (in a file of the config folders)"
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
+
+
+def _unknown(name: str) -> str:
+    """A setting that the chosen options do not have."""
+    known = composer((config_folder(),))
+    group = name.partition(".")[0]
+    if able := known.of_others(group, name):
+        options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
+        return f"{name}: only {options} {has} it; take {that}, or leave it out"
+    return f"{name}: there is no such setting; {one_of(name, known.known(), most=12)}"
 
 
 def _first(text: str) -> str:

@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import NoReturn
 
-from numdev.cli.nearest import one_of
 from numdev.errors import BadInput, NumdevError
+from numdev.nearest import one_of
 
 
 class Parser(ArgumentParser):

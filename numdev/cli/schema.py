@@ -1,145 +1,17 @@
-"""The type of every setting of the command line. Values stand in `configs/`; here a wrong type is found out.
-
-A field is `MISSING` until a YAML file gives it, so that no default stands in two places. What a setting means is said once, in
-the value object that it becomes and in `configs/hydra/help`.
-"""
+"""Hydra's schema, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
-
-@dataclass
-class SourceConfig:
-    """A `Distribution` (kind, parameter) or a `Captured` file (path, layer)."""
-
-    kind: str = MISSING
-    parameter: float | None = MISSING
-    path: str | None = MISSING
-    layer: str | None = MISSING
-
-
-@dataclass
-class ProblemConfig:
-    """`Problem`, with its `Shape` and `Mask`; `n` is short for queries and keys."""
-
-    n: int = MISSING
-    batch: int = MISSING
-    heads: int = MISSING
-    kv_heads: int = MISSING
-    queries: int = MISSING
-    keys: int = MISSING
-    head_dim: int = MISSING
-    causal: bool = MISSING
-    window: int | None = MISSING
-    key_lengths: list[int] | None = MISSING
-    scale: float | None = MISSING
-    source: SourceConfig = field(default_factory=SourceConfig)
-
-
-@dataclass
-class QuantiseConfig:
-    """`Quantised`; null is as in the preset."""
-
-    to: str | None = MISSING
-    scale: str | None = MISSING
-    block: int | None = MISSING
-    block_q: int | None = MISSING
-    hadamard: bool | None = MISSING
-    smoothing: str | None = MISSING
-    smoothing_block: int | None = MISSING
-    values: str | None = MISSING
-    values_scale: str | None = MISSING
-    seed: int | None = MISSING
-
-
-@dataclass
-class PrecisionConfig:
-    """`Precision`: a preset and the steps that differ from it; null is as in the preset."""
-
-    preset: str = MISSING
-    inputs: str | None = MISSING
-    scores: str | None = MISSING
-    exponential: str | None = MISSING
-    rescale: str | None = MISSING
-    row_sum: str | None = MISSING
-    probabilities: str | None = MISSING
-    values: str | None = MISSING
-    accumulator: str | None = MISSING
-    output: str | None = MISSING
-    quantise: QuantiseConfig = field(default_factory=QuantiseConfig)
-
-
-@dataclass
-class TilingConfig:
-    """`Tiling`, and how its sides are found."""
-
-    br: int | None = MISSING
-    bc: int | None = MISSING
-    sram: int | None = MISSING
-    shape: str = MISSING
-    order: str | None = MISSING
-    stride: int = MISSING
-    seed: int = MISSING
-    splits: int | None = MISSING
-
-
-@dataclass
-class SoftmaxConfig:
-    """`OnlineSoftmax`; its `Exponential` is `exp`, or a polynomial with `exp_coefficients` in `exp_share` of the columns."""
-
-    normalise: str = MISSING
-    maximum: str = MISSING
-    exp: str | None = MISSING
-    exp_coefficients: list[float] | None = MISSING
-    exp_share: float | None = MISSING
-    scale_on: str = MISSING
-    rescale_threshold: float = MISSING
-    p_scale: float = MISSING
-    tie_shift: float | None = MISSING
-    sum_over: str = MISSING
-
-
-@dataclass
-class AttentionConfig:
-    """Which implementation is measured."""
-
-    kind: str = MISSING
-    count: bool = MISSING
-    normalise: str = MISSING
-    function: str | None = MISSING
-    backend: str = MISSING
-    products: str = MISSING
-    kernel: str = MISSING
-
-
-@dataclass
-class BaselineConfig:
-    """What the variant is compared with besides golden."""
-
-    kind: str = MISSING
-    precision: str | None = MISSING
-    normalise: str = MISSING
-
-
-@dataclass
-class PointConfig:
-    """One point, where it runs and where its record goes."""
-
-    problem: ProblemConfig = field(default_factory=ProblemConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    tiling: TilingConfig = field(default_factory=TilingConfig)
-    softmax: SoftmaxConfig = field(default_factory=SoftmaxConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    baseline: BaselineConfig = field(default_factory=BaselineConfig)
-    seeds: int | None = MISSING
-    device: str = MISSING
-    results: str = MISSING
-    fresh: bool = MISSING
+from numdev.attention.settings import GROUPS as TYPED
+from numdev.settings import Setting, declared, setting
 
 
 @dataclass
@@ -156,56 +28,91 @@ class StudyConfig:
 
 
 @dataclass
-class MeasureConfig(PointConfig):
-    """`numdev measure`."""
+class RunConfig:
+    """How many replicates, where they run and where their records go, of any operation."""
 
-    study: StudyConfig | None = MISSING
-    shard: int = MISSING
-    shards: int = MISSING
-    objective: str | None = MISSING
-
-
-@dataclass
-class PaperConfig(MeasureConfig):
-    """`numdev paper`, whose file includes that of `measure`."""
-
-    studies: list[str] = MISSING
-    out: str = MISSING
+    seeds: int | None = setting(
+        None, "replicates 0 to seeds - 1; null is 10 draws of a distribution, every head of captured tensors", "count"
+    )
+    device: str = setting("auto", "where it is measured: auto, cpu or cuda")
+    results: str = setting("results", "folder of the records")
+    fresh: bool = setting(False, "measure again what is there")
+    study: StudyConfig | None = None
+    shard: int = setting(0, "measure this part of a study ...")
+    shards: int = setting(1, "... of so many", "count")
+    objective: str | None = setting(
+        None, "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference"
+    )
 
 
 @dataclass
 class TimingConfig:
     """`numdev.measurement.speed.timing.Budget`."""
 
-    seconds: float = MISSING
-    least: int = MISSING
-    most: int = MISSING
+    seconds: float = setting(0.3, "time for all timed calls together, within the least and the most of them", "s")
+    least: int = setting(10, "calls that are timed at least", "count")
+    most: int = setting(100, "calls that are timed at most", "count")
 
 
 @dataclass
-class SpeedConfig(MeasureConfig):
-    """`numdev speed`, whose file includes that of `measure`."""
+class TimedConfig:
+    """What `numdev speed` adds."""
 
     timing: TimingConfig = field(default_factory=TimingConfig)
-    counters: bool = MISSING
-    out: str = MISSING
+    counters: bool = setting(False, "count the bytes that calls move too: an NVIDIA GPU with Nsight Compute (ncu)")
+    out: str = setting("reports/speed", "folder of the report")
+
+
+@dataclass
+class StudiesConfig:
+    """What `numdev paper` adds."""
+
+    studies: list[str] = MISSING
+    out: str = setting("reports/paper", "folder of the report")
 
 
 @dataclass
 class ReportConfig:
     """`numdev report`."""
 
-    results: str = MISSING
-    out: str = MISSING
-    studies: Any = MISSING
-    format: str = MISSING
+    results: str = setting("results", "folder of the records")
+    out: str = setting("reports/paper", "folder of the report")
+    studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
+    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
 
 
-GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "baseline")
+def _of_commands() -> Iterator[tuple[str, Any]]:
+    """The schema of each command on attention, and that of the run, which any operation may name in its defaults list."""
+    nodes = [(name, kind, field(default_factory=kind)) for name, kind in TYPED.items()]
+    of_options = [(name, Any, field(default=None)) for name in ("attention", "baseline", "variant", "operation")]
+    measure = make_dataclass("MeasureConfig", [*nodes, *of_options], bases=(RunConfig,))
+    yield "measure", measure
+    yield "paper", make_dataclass("PaperConfig", [], bases=(StudiesConfig, measure))
+    yield "speed", make_dataclass("SpeedConfig", [], bases=(TimedConfig, measure))
+    yield "report", ReportConfig
+    yield "run", {each.name: each.default for each in fields(RunConfig)}
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every declared setting of the groups that have a schema, by its dotted name."""
+    return {f"{group}.{one.name}": one for group, kind in TYPED.items() for one in declared(kind)}
+
+
+def explained(group: str) -> str:
+    """What `--help` says of the settings of a group, or of the run: each with its default, its unit and its sentence."""
+    lines = []
+    for one in declared(TYPED.get(group, RunConfig)):
+        name = f"{group}.{one.name}" if group in TYPED else one.name
+        default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
+        stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
+        lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")
+    return "\n    ".join(lines)
 
 
 def register() -> None:
     """Make the types known to Hydra, which the primary files of `configs/` name in their defaults lists."""
+    OmegaConf.register_new_resolver("numdev.settings", explained, replace=True)
     store = ConfigStore.instance()
-    for name, node in (("measure", MeasureConfig), ("paper", PaperConfig), ("report", ReportConfig), ("speed", SpeedConfig)):
+    for name, node in _of_commands():
         store.store(name=f"{name}_schema", node=node)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from numdev.cli.nearest import one_of
-from numdev.cli.schema import PointConfig
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
+from numdev.nearest import one_of
 
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 _MOST_REFERENCES = 8  # one after the other, before they are taken for a circle
@@ -42,12 +40,23 @@ class Request:
     """The configuration of a point, and what of it is stated explicitly.
 
     Attributes:
-        config: every setting of the point, nested.
+        config: every setting of the point, nested; references to values are resolved, those to nodes are not.
         said: what states each explicit setting, by dotted name. Defaults are not explicit, and null states nothing.
+        raw: every setting by dotted name, as it is written.
+        foreign: what is stated that the chosen options do not have.
+        options: that of each group.
     """
 
     config: Mapping[str, Any]
     said: Said
+    raw: Flat
+    foreign: tuple[NotHonoured, ...]
+    options: Mapping[str, str]
+
+
+def request(raw: Flat, said: Said, options: Mapping[str, str], foreign: tuple[NotHonoured, ...] = ()) -> Request:
+    """What some settings ask for."""
+    return Request(nested(resolved(raw)), said, raw, foreign, options)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -66,44 +75,6 @@ def written(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value)
-
-
-@dataclass
-class Types:
-    """Which settings a point has, and of which types; each value is checked once, however many points it is in."""
-
-    _schema: DictConfig = field(default_factory=lambda: OmegaConf.structured(PointConfig), init=False)
-    _checked: dict[tuple[str, str], Any] = field(default_factory=dict, init=False)
-
-    def check(self, key: str, value: Any) -> Any:
-        """The value, converted to the type of its setting.
-
-        Raises:
-            BadInput: if there is no such setting, or the value is of another type.
-        """
-        memo = key, repr(value)
-        if memo not in self._checked:
-            self._checked[memo] = self._check(key, value)
-        return self._checked[memo]
-
-    def _check(self, key: str, value: Any) -> Any:
-        if key not in self.names:
-            raise BadInput(key, value, f"there is no such setting; {one_of(key, self.names, most=12)}")
-        try:
-            OmegaConf.update(self._schema, key, value, merge=False)
-            if isinstance(value, str) and "${" in value:
-                return value
-            checked = OmegaConf.select(self._schema, key)
-        except OmegaConfBaseException as error:
-            raise BadInput(key, value, type_mend(str(error))) from None
-        return OmegaConf.to_container(checked) if OmegaConf.is_config(checked) else checked
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The dotted names of all settings."""
-        schema = OmegaConf.to_container(self._schema, resolve=False)
-        assert isinstance(schema, dict)
-        return [name for name, _ in flat({str(key): value for key, value in schema.items()})]
 
 
 def type_mend(message: str) -> str:
@@ -142,7 +113,7 @@ def resolved(settings: Flat) -> Flat:
     """
     referring = [key for key, value in settings.items() if _refers(value)]
     settings = settings | {key: _follow(settings, key) for key in referring}
-    rest = [key for key in referring if _refers(settings[key])]
+    rest = [key for key in referring if _refers(settings[key]) and reference(settings[key], key) is None]
     if rest:
         try:
             plain = OmegaConf.to_container(OmegaConf.create(nested(settings)), resolve=True)
@@ -157,17 +128,30 @@ def _refers(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _follow(settings: Flat, key: str, depth: int = 0) -> Any:
-    """The value of a setting, through references to other settings."""
-    value = settings[key]
-    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+def reference(value: str, key: str) -> str | None:
+    """The dotted name that `${name}` or `${.name}`, as the value of a setting, refers to; None where it is neither."""
+    match = _REFERENCE.fullmatch(value)
     if match is None:
+        return None
+    dots, name = match.groups()
+    parts = key.split(".")
+    return ".".join([*(parts[: len(parts) - len(dots)] if dots else []), name])
+
+
+def _follow(settings: Flat, key: str, depth: int = 0) -> Any:
+    """The value of a setting, through references to other settings; one to a node stays."""
+    value = settings[key]
+    target = reference(value, key) if isinstance(value, str) else None
+    if target is None:
         return value
     if depth == _MOST_REFERENCES:
         raise BadInput(key, value, "it refers to itself; give a value")
-    dots, name = match.groups()
-    parts = key.split(".")
-    target = ".".join([*(parts[: len(parts) - len(dots)] if dots else []), name])
     if target not in settings:
+        if _is_node(settings, target):
+            return f"${{{target}}}"
         raise BadInput(key, value, f"there is no setting {target}; {one_of(target, settings, most=12)}")
     return _follow(settings, target, depth + 1)
+
+
+def _is_node(settings: Flat, name: str) -> bool:
+    return any(key.startswith(f"{name}.") for key in settings)

@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numdev.attention.events import COUNTERS
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.measurement import COUNTERS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.results.record import Record, Status, summary
 from numdev.results.store import Store
 from numdev.results.study import Outcome, Replaced
@@ -57,7 +57,7 @@ def job(overrides: str, found: Record, *, already: bool) -> Text:
     line = Text.assemble((overrides or "defaults", "bold"), ": ", status_text(found.status))
     if not found.rows:
         return line.append(f", {found.reason}")
-    means = {(s["subject"], s["reference"]): s["mean"] for s in found.summaries() if s["output"] == "out"}
+    means = {(s["subject"], s["reference"]): s["mean"] for s in found.summaries() if s["output"] == found.outputs[0]}
     parts = [f"max_difference {means['variant', 'golden']:.3g} from golden"]
     if ("variant", "baseline") in means:
         parts.append(f"{means['variant', 'baseline']:.3g} from baseline, which is {means['baseline', 'golden']:.3g} from golden")
@@ -104,7 +104,7 @@ def _tables(found: Record) -> Iterator[RenderableType]:
         for metric, (unit, _) in METRICS.items():
             table.add_row(metric, unit, *(by_metric[metric] for by_metric in figures.values()))
         yield table
-    if any(len(counted) > 1 for counted in found.counters):
+    if any(len(counted) > 1 for counted in found.table(COUNTERS)):
         yield _counters(found)
 
 
@@ -120,9 +120,10 @@ def _figures(found: Record, output: str) -> Figures:
 def _counters(found: Record) -> Table:
     title = "what the runs counted: mean over replicates"
     table = Table("counter", "mean", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in dict.fromkeys(name for counted in found.counters for name in counted if name != "seed"):
-        values = [float(counted[name]) for counted in found.counters if name in counted]
-        table.add_row(name, _interval(name, values), COUNTERS.get(name, ""))
+    rows, meanings = found.table(COUNTERS), {column.name: column.meaning for column in found.columns[COUNTERS]}
+    for name in dict.fromkeys(name for counted in rows for name in counted if name != "seed"):
+        values = [float(counted[name]) for counted in rows if name in counted]
+        table.add_row(name, _interval(name, values), meanings.get(name, ""))
     return table
 
 

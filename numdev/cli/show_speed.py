@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from numdev.cli.show import status, status_text
-from numdev.measurement.deviation import METRICS
-from numdev.measurement.speed.columns import COLUMNS, derived
+from numdev.measurement.speed.columns import FOLLOWING, derived
+from numdev.results.columns import Use
 from numdev.results.record import Record
 
 
@@ -25,9 +25,9 @@ def record(console: Console, found: Record, path: Path, *, already: bool) -> Non
             table.add_column(f"seed {row['seed']}", justify="right")
         table.add_column("meaning")
         rows = [derived(row) for row in found.rows]
-        for name in rows[0]:
-            unit, text = COLUMNS.get(name) or METRICS.get(name) or ("", "")
-            if text:
+        figures = {column.name: (column.unit, column.meaning) for column in found.primary if column.use is Use.FIGURE}
+        for name, (unit, text) in (figures | FOLLOWING).items():
+            if name in rows[0]:
                 table.add_row(name, unit, *(_text(row[name]) for row in rows), text)
         console.print(table)
     console.print(status(found, already=already))

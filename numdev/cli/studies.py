@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import show
 from numdev.cli.codes import code_of_study
+from numdev.cli.composed import composer
 from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library
 from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
-from numdev.cli.schema import GROUPS
 from numdev.cli.settings import flat
 from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
 from numdev.results.study import Measures, Outcome, Shard, Study, replaced
 from numdev.results.study import run as run_study
 
-_POINT = (*GROUPS, "seeds")  # settings of a point
-_MANNER = ("timing", "counters")  # settings of how it is measured
+_MANNER = ("timing", "counters")  # settings of how a point is measured
+_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective")  # of the run, which no point has
 
 
 def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
@@ -35,9 +35,11 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema in ("file", SCHEME))
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
-    choices = hydra.runtime.choices
-    manner = stated(overrides, choices, cfg, _MANNER)
-    return Expander(Library(folders), stated(overrides, choices, cfg), program, _own_folder(hydra.runtime), manner)
+    choices, name = hydra.runtime.choices, hydra.job.config_name
+    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_RUN)]
+    groups = composer(folders, name).choices
+    task, manner = (stated(overrides, choices, cfg, names, groups) for names in (of_point, _MANNER))
+    return Expander(Library(folders), task, program, _own_folder(hydra.runtime), manner, name)
 
 
 def _own_folder(runtime: Any) -> str | None:
@@ -49,14 +51,14 @@ def _own_folder(runtime: Any) -> str | None:
     return None
 
 
-def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: tuple[str, ...] = _POINT) -> dict[str, Any]:
+def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
     """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     statements: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
-        if key in names and key in GROUPS and override.package is None and isinstance(choices.get(key), str):
+        if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
             statements[key] = choices[key]
         elif key.partition(".")[0] in names:
             value: Any = plain

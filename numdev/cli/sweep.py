@@ -27,7 +27,7 @@ from numdev.errors import BadInput
 
 _MOST_HELD = 2000  # composed jobs, of about 100 kB each
 _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
-_NEED_NO_FIGURE = ("NumdevSweeper", "BasicSweeper")
+_WANT_NO_FIGURE = ("numdev", "basic")
 
 Batch = Sequence[Sequence[str]]  # the overrides of each job
 
@@ -143,7 +143,7 @@ def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
         elif override.is_discrete_sweep():
             listed[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            text = override.get_value_element_as_str()
+            text = str(override.input_line).partition("=")[2]
             raise BadInput(
                 key, text, "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
             )
@@ -163,8 +163,9 @@ class Keeping(Launcher):
             BadInput: if the sweeper wants a figure and none is named, or there is no such figure.
         """
         assert isinstance(task_function, Job)
-        needed = config.hydra.sweeper._target_.rpartition(".")[2] not in _NEED_NO_FIGURE
-        refuse_unusable(OmegaConf.select(config, "objective"), task_function.command, needed=needed)
+        sweeper = config.hydra.runtime.choices["hydra/sweeper"]
+        wants = None if sweeper in _WANT_NO_FIGURE else str(sweeper)
+        refuse_unusable(OmegaConf.select(config, "objective"), task_function.command, wants)
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy
 import torch
 
-from numdev.attention.kernels.launch import digest as launch_digest
-from numdev.attention.kernels.runtime import interpreting, triton_version
 from numdev.errors import BadInput
 from numdev.sources import digest as sources_digest
 from numdev.version import package_version
@@ -55,8 +53,9 @@ def environment(device: torch.device) -> dict[str, str]:
 
     A product's order of summation depends on the processor's maker and model, on the instructions and the number of threads that
     BLAS uses, and on its version: `vendor`, `processor`, `instructions`, `threads`, `blas`, and the variables of `_PATHS`.
-    `sources` are those of numdev that compute (`numdev.sources`). `revision` alone tells something that changes no bit: it is not
-    part of a key (`numdev.results.record.key_of`). What can be set is read at every call.
+    `sources` are those of numdev that compute (`numdev.sources`). What an operation names beside these is its own
+    (`numdev.measurement.operation.Operation.environment`). `revision` alone tells something that changes no bit: it is not
+    part of a key (`numdev.results.canonical.key_of`). What can be set is read at every call.
     """
     facts = {
         "numdev": package_version(),
@@ -80,12 +79,7 @@ def environment(device: torch.device) -> dict[str, str]:
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
         facts["cudnn"] = str(torch.backends.cudnn.version())
-        facts["triton"] = triton_version()
         facts |= {name: os.environ.get(name) or UNSET for name in _GPU_PATHS}
-    elif interpreting():
-        facts["triton"] = f"{triton_version()} interpreted"
-    if "triton" in facts:
-        facts["launch_table"] = launch_digest()
     return facts
 
 

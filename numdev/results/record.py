@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from numdev.arithmetic.dot import Dot
-from numdev.arithmetic.formats import Format
-from numdev.arithmetic.microscale import Microscaled
-from numdev.arithmetic.quantise import Quantised
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential
+from numdev.errors import NumdevError
+from numdev.results.columns import Column, Use, column_of
 
 
 class Status(Enum):
@@ -30,52 +24,11 @@ class Status(Enum):
     ERROR = "error"
 
 
-def describe(value: object) -> Any:
-    """A value object as plain data, in one canonical form: what a key is the hash of.
-
-    A dataclass becomes its class name and its fields; an Enum its value; a precision policy its steps as text.
-    """
-    if isinstance(value, Precision):
-        steps = value.steps() | {"name": value.name}
-        return steps | ({"quantise": describe_fields(value.inputs)} if isinstance(value.inputs, Quantised) else {})
-    if isinstance(value, (Cast, Dot, Exponential, Format, Microscaled)):
-        return str(value)
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"type": type(value).__name__} | describe_fields(value)
-    if isinstance(value, (tuple, list)):
-        return [describe(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} has no canonical form")
+class OldResults(NumdevError):
+    """Results of a numdev whose records did not state what they hold."""
 
 
-def describe_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, and its `digest` where it stands for a file."""
-    described = {}
-    for f in fields(value):
-        item = getattr(value, f.name)
-        whole = isinstance(item, int) and "float" in str(f.type)  # 4 and 4.0 are equal, and so are objects that hold them
-        described[f.name] = describe(float(item) if whole else item)
-    return described | ({"digest": value.digest} if hasattr(value, "digest") else {})
-
-
-_INFORMATION = ("revision",)  # facts of an environment that change no result
-
-
-def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
-
-    The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
-    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation makes
-    another key.
-    """
-    facts = {name: value for name, value in environment.items() if name not in _INFORMATION}
-    text = json.dumps({"config": config, "environment": facts}, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -83,64 +36,91 @@ class Record:
     """One point.
 
     Attributes:
-        key: see `key_of`.
-        config: canonical description of problem, variant, baseline and seeds.
+        key: see `numdev.results.canonical.key_of`.
+        kind: of measurement, such as `deviation` or `speed`.
+        operation: what was measured is an implementation of it.
+        outputs: the names of the operation's outputs, the primary one first.
+        columns: those of each table.
+        config: canonical description of what was measured, such as problem, variant, baseline and seeds.
         environment: see `numdev.results.environment.environment`.
         status: how it ended; `reason` says why where it is not `ok`.
-        rows: one per (seed, subject, output, reference), with every metric of `Deviation`, and the `cluster` of the replicate:
-            the group of replicates that are alike, empty where all are independent; of a measurement of speed one per
-            seed, with the figures of `numdev.measurement.speed.columns`. The subject is the variant or the
-            baseline; the reference `golden` (unrounded inputs: total error), `golden_same_inputs` (the subject's rounded
-            inputs: arithmetic error) or `baseline`.
-        counters: one per seed, what the variant's run counted of itself.
+        tables: rows of figures by the table's name, the kind's primary table first; none where nothing was measured.
         seconds: wall time of the measurement.
-        kernel: what really ran, as the variant says: see `Output.kernel`.
+        kernel: what really ran, as the variant says.
     """
 
     key: str
+    kind: str
+    operation: str
+    outputs: tuple[str, ...]
+    columns: dict[str, tuple[Column, ...]]
     config: dict[str, Any]
     environment: dict[str, str]
     status: Status
     reason: str = ""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    counters: list[dict[str, Any]] = field(default_factory=list)
+    tables: dict[str, Rows] = field(default_factory=dict)
     seconds: float = 0.0
     kernel: str = ""
 
-    def to_json(self) -> bytes:
-        return json.dumps(vars(self) | {"status": self.status.value}, separators=(",", ":")).encode()
+    @property
+    def rows(self) -> Rows:
+        """Those of the primary table."""
+        return next(iter(self.tables.values()), [])
+
+    def table(self, name: str) -> Rows:
+        """Those of a table; none where nothing was measured."""
+        return self.tables.get(name, [])
+
+    @property
+    def primary(self) -> tuple[Column, ...]:
+        """The columns of the primary table."""
+        return next(iter(self.columns.values()), ())
+
+    def to_json(self, apart: Mapping[str, Any] | None = None) -> bytes:
+        """The whole record, but for tables that are kept apart: what `apart` says of each of these stands in its place."""
+        columns = {name: [column.stated() for column in table] for name, table in self.columns.items()}
+        stated = vars(self) | {"status": self.status.value, "columns": columns, "tables": {**self.tables, **(apart or {})}}
+        return json.dumps(stated, separators=(",", ":")).encode()
 
     @staticmethod
-    def from_json(data: bytes) -> Record:
-        """Read what `to_json` wrote.
+    def from_json(data: bytes, fetch: Callable[[Any], Rows] | None = None) -> Record:
+        """Read what `to_json` wrote; `fetch` gets the rows of a table from what is said of it where it is kept apart.
 
         Raises:
+            OldResults: for the record of an older numdev.
             ValueError: if the data are torn or not a record.
         """
         try:
             loaded = json.loads(data)
-            return Record(**(loaded | {"status": Status(loaded["status"])}))
-        except (TypeError, KeyError) as error:
+            if "rows" in loaded and "kind" not in loaded:
+                raise OldResults("results: a record does not state its kind, as those of an older numdev; measure it again")
+            columns = {name: tuple(column_of(*each) for each in table) for name, table in loaded["columns"].items()}
+            tables = {name: _rows(table, fetch) for name, table in loaded["tables"].items()}
+            changed = {"status": Status(loaded["status"]), "outputs": tuple(loaded["outputs"])}
+            return Record(**(loaded | changed | {"columns": columns, "tables": tables}))
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a record: {error}") from None
 
     def summaries(self, metric: str = "max_difference") -> list[dict[str, Any]]:
-        """Mean, 95 % confidence interval and range of a metric over seeds, per subject, output and reference."""
-        groups: dict[tuple[str, str, str], list[float]] = {}
+        """Mean, 95 % confidence interval and range of a metric over seeds, for each place of the primary table."""
+        groups: dict[tuple[Any, ...], list[float]] = {}
+        names = [column.name for column in self.primary if column.use is Use.PLACE and column.name not in _REPLICATE]
         for row in self.rows:
-            groups.setdefault((row["subject"], row["output"], row["reference"]), []).append(float(row[metric]))
-        names = ("subject", "output", "reference")
+            groups.setdefault(tuple(row[name] for name in names), []).append(float(row[metric]))
         return [dict(zip(names, group, strict=True)) | summary(values).as_dict() for group, values in groups.items()]
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
-        if "subject" not in self.rows[0]:  # a measurement of speed compares nothing: one row per replicate
-            for name in self.rows[0]:
-                yield name, *(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in self.rows)
+        chief = [column.name for column in self.primary if column.use is Use.CHIEF]
+        if not chief:  # as many figures as fit no line: one line each, a column per replicate
+            shown = [column.name for column in self.primary if column.use is Use.FIGURE or column.name == "seed"]
+            for name in shown:
+                yield name, *(_text(row[name]) for row in self.rows)
             return
-        yield "subject", "output", "reference", "max difference", "rmse", "Wasserstein", "max ulp", "bits"
-        by_metric = [self.summaries(m) for m in ("max_difference", "rmse", "wasserstein", "max_ulp", "agreement_bits")]
+        by_metric = [self.summaries(name) for name in chief]
+        places = [name for name in by_metric[0][0] if name not in _SUMMARY]
+        yield *places, *(name.replace("_", " ") for name in chief)
         for together in zip(*by_metric, strict=True):
-            head = together[0]
-            yield head["subject"], head["output"], head["reference"], *(f"{s['mean']:.3g}" for s in together)
+            yield *(str(together[0][name]) for name in places), *(f"{one['mean']:.3g}" for one in together)
 
     def __repr__(self) -> str:
         seeds = len({row["seed"] for row in self.rows})
@@ -158,6 +138,21 @@ class Record:
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{rows}</table>"
 
 
+_REPLICATE = ("seed", "cluster")  # places that a summary is taken over
+
+
+def _rows(table: Any, fetch: Callable[[Any], Rows] | None) -> Rows:
+    if isinstance(table, list):
+        return table
+    if fetch is None:
+        raise ValueError("not a whole record: a table of it is kept apart")
+    return fetch(table)
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True)
 class Summary:
     """Mean, 95 % confidence interval of the mean (Student's t) and range of some replicates."""
@@ -171,6 +166,9 @@ class Summary:
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+_SUMMARY = tuple(Summary.__dataclass_fields__)
 
 
 def summary(values: list[float], confidence: float = 0.95) -> Summary:

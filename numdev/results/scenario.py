@@ -63,5 +63,5 @@ def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
 
 
 def is_old(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest is of a numdev that knew no scenarios, so that its points cannot be judged."""
-    return "scenarios" not in manifest or "overrides" not in manifest
+    """Whether a manifest is of a numdev that stated neither scenarios nor a kind, so that its points cannot be read."""
+    return not {"scenarios", "overrides", "kind"} <= manifest.keys()

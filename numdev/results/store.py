@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import tempfile
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from numdev.errors import NumdevError
-from numdev.results.record import Record
+from numdev.results.record import OldResults, Record
+from numdev.results.tables import LONG, pack, unpack
 
 
 class StoreError(NumdevError):
@@ -67,7 +69,10 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass
 class Store:
-    """A folder of results: `records/<key>.json`, and `studies/<name>.json`, which points belong to a study.
+    """A folder of results.
+
+    `records/<key>.json` is a point, `records/<key>/<table>.*.parquet` a long table of it, `studies/<name>.json` says which points
+    belong to a study, and `work/<key>/` is what a measurement keeps until its record is stored.
 
     Attributes:
         path: the folder; it is made when something is written.
@@ -78,12 +83,45 @@ class Store:
     torn: list[Path] = field(default_factory=list)
 
     def get(self, key: str) -> Record | None:
-        """The record of a key, or None where there is none or its file is torn."""
+        """The record of a key, or None where there is none, or where its file or that of a long table is torn.
+
+        Raises:
+            OldResults: for the record of an older numdev.
+        """
         return self._read(self._record(key))
 
     def put(self, record: Record) -> None:
-        """Write one record."""
-        write_atomically(self._record(record.key), record.to_json())
+        """Write one record, its long tables first: a record that is there has them all.
+
+        Raises:
+            StoreError: if it cannot be written.
+            ValueError: for a long table whose rows differ in their columns.
+        """
+        apart: dict[str, dict[str, Any]] = {}
+        folder = self.path / "records" / record.key
+        for name, rows in record.tables.items():
+            if len(rows) > LONG:
+                data = pack(name, rows)
+                digest = hashlib.sha256(data).hexdigest()
+                file = f"{name}.{digest[:8]}.parquet"  # other rows, another file: what a record names is never half of another
+                write_atomically(folder / file, data)
+                apart[name] = {"file": f"{record.key}/{file}", "rows": len(rows), "digest": digest}
+        write_atomically(self._record(record.key), record.to_json(apart))
+        named = {Path(stated["file"]).name for stated in apart.values()}
+        for path in folder.glob("*.parquet") if folder.is_dir() else ():
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+
+    def work(self, key: str) -> Path:
+        """The folder of a measurement's own, for what it would lose if it were interrupted; the measurement makes it."""
+        return self.path / "work" / key
+
+    def _table(self, stated: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of a long table; ValueError where they are not those that were stored."""
+        data = (self.path / "records" / stated["file"]).read_bytes()
+        if hashlib.sha256(data).hexdigest() != stated["digest"]:
+            raise ValueError(f"{stated['file']} is torn")
+        return unpack(data)
 
     def records(self) -> Iterator[Record]:
         """Every readable record, by key."""
@@ -111,9 +149,17 @@ class Store:
 
     def _read(self, path: Path) -> Record | None:
         try:
-            return Record.from_json(path.read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError:
+            self._note_torn(path)
+            return None
+        try:
+            return Record.from_json(data, self._table)
+        except OldResults as error:
+            mend = "run its study again into another folder, or delete this one"
+            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their kind; {mend}") from error
         except (OSError, ValueError):
             self._note_torn(path)
             return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from numdev.errors import BadInput
-from numdev.results.record import Record, Status, describe
+from numdev.results.canonical import describe
+from numdev.results.record import Record, Status
 from numdev.results.scenario import EntryRole, Scenario, is_old
 from numdev.results.store import Store
 
@@ -33,7 +36,7 @@ class StudyPoint:
     """One point of a study.
 
     Attributes:
-        problem, variant, baseline, seeds: what `Bench.measure` takes.
+        problem, variant, baseline, seeds: what `Runner.measure` takes.
         scenario: the name of the circumstances; a claim is judged once in each.
         labels: the point's place on the study's axes, for tables and figures.
         refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
@@ -80,8 +83,8 @@ class Study:
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
 
-    def manifest(self, keys: list[str]) -> dict[str, Any]:
-        """Which points belong to the study: what the report reads."""
+    def manifest(self, keys: list[str], kind: str) -> dict[str, Any]:
+        """Which points belong to the study, and how they are measured: what the report reads."""
         points = [
             {
                 "key": key,
@@ -95,6 +98,7 @@ class Study:
         found = [known.get(name, Scenario(name, name)) for name in dict.fromkeys(point.scenario for point in self.points)]
         return {
             "name": self.name,
+            "kind": kind,
             "title": self.title,
             "command": self.command,
             "overrides": list(self.overrides),
@@ -140,19 +144,17 @@ class Outcome:
 
 @runtime_checkable
 class Measures(Protocol):
-    """What measures the points of a study and names their records."""
+    """What measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
 
-    def environment(self) -> dict[str, str]: ...
+    @property
+    def kind_name(self) -> str: ...
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record: ...
-
-
-@runtime_checkable
-class LooksAhead(Protocol):
-    """What also wants to know beforehand which points of a study it will measure, since it does some of their work together."""
-
-    def announce(self, points: Iterable[StudyPoint]) -> None: ...
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record: ...
+    def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
+        """Problem and variant of what will be measured, in this order."""
+        ...
 
 
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
@@ -174,12 +176,11 @@ def run(
     """
     shard = shard or Shard()
     keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
-    store.put_study(study.name, study.manifest(keys))
+    store.put_study(study.name, study.manifest(keys, bench.kind_name))
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
-    if isinstance(bench, LooksAhead):
-        wanted = ((key, point) for key, point in work if not point.refused)
-        bench.announce(point for key, point in wanted if fresh or not _is_done(store.get(key)))
+    wanted = ((key, point) for key, point in work if not point.refused)
+    bench.announce((point.problem, point.variant) for key, point in wanted if fresh or not _is_done(store.get(key)))
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
@@ -187,8 +188,9 @@ def run(
         if _is_done(record):
             outcome.skipped += 1
         else:
-            record = _measure(bench, key, point)
+            record = _measure(bench, store.work(key), point)
             store.put(record)
+            shutil.rmtree(store.work(key), ignore_errors=True)
             outcome.measured += 1
             outcome.seconds += record.seconds
         if record.status is not Status.OK:
@@ -248,16 +250,15 @@ def _is_done(record: Record | None) -> TypeGuard[Record]:
     return record is not None and record.status in DONE
 
 
-def _measure(bench: Measures, key: str, point: StudyPoint) -> Record:
+def _measure(bench: Measures, folder: Path, point: StudyPoint) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
+    parts = point.problem, point.variant, point.baseline, point.seeds
     if point.refused:
-        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
-        return Record(key, config, bench.environment(), Status.UNSUPPORTED, point.refused)
+        return bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
     try:
-        return bench.measure(point.problem, point.variant, point.baseline, point.seeds)
+        return bench.measure(*parts, folder=folder)
     except BadInput as error:
-        config = bench.config(point.problem, point.variant, point.baseline, point.seeds)
-        return Record(key, config, bench.environment(), Status.ERROR, str(error))
+        return bench.without_figures(parts, Status.ERROR, str(error))
 
 
 def _by_problem(points: dict[str, StudyPoint]) -> list[tuple[str, StudyPoint]]:

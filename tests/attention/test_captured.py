@@ -21,7 +21,7 @@ from numdev.attention import captured
 from numdev.attention.captured import Captured
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.errors import BadInput
-from numdev.results.record import describe
+from numdev.results.canonical import describe
 
 Layers = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pt", ".npz")

@@ -9,9 +9,24 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.distributions import (
+    DISTRIBUTIONS,
+    Constant,
+    Distribution,
+    Drawn,
+    Gap,
+    Kind,
+    Normal,
+    NormalLogits,
+    Outliers,
+    Sink,
+    StudentT,
+    Tied,
+    Uniform,
+)
 from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput
+from numdev.settings import declared
 from tests.cases import U64
 
 LARGE = Shape(batch=2, heads=4, kv_heads=2, queries=256, keys=300, head_dim=32)
@@ -24,8 +39,8 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return (q[:, :, :, None] * k[:, :, None]).sum(-1)
 
 
-def everything(kind: Kind, parameter: float | None = None, seed: int = 0) -> Tensor:
-    return torch.cat([t.flatten() for t in Distribution(kind, parameter).draw(LARGE, 1.0, seed)])
+def everything(source: Drawn, seed: int = 0) -> Tensor:
+    return torch.cat([t.flatten() for t in source.draw(LARGE, 1.0, seed)])
 
 
 def check_mean(values: Tensor, mean: float, variance: float) -> None:
@@ -57,7 +72,7 @@ def test_shapes_type_and_seed(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", Kind)
 def test_nothing_global_enters_or_is_changed(kind: Kind, dtype: torch.dtype) -> None:
     shape = Shape(heads=2, kv_heads=1, queries=20, keys=48, head_dim=8)
-    source = Distribution(kind, 23.0 if kind is Kind.TIED else None)
+    source = Tied(23) if kind is Kind.TIED else Distribution(kind)
     expected = source.draw(shape, 0.25, 3)
     before = torch.get_default_dtype()
     torch.manual_seed(1234)
@@ -73,7 +88,7 @@ def test_nothing_global_enters_or_is_changed(kind: Kind, dtype: torch.dtype) -> 
 
 def test_uniform() -> None:
     """Variance 1/12; that of the square about the middle 1/80 - 1/144 = 1/180."""
-    values = everything(Kind.UNIFORM)
+    values = everything(Uniform())
     assert float(values.min()) >= 0.0
     assert float(values.max()) < 1.0
     check_mean(values, 0.5, 1 / 12)
@@ -84,7 +99,7 @@ def test_uniform() -> None:
 
 def test_normal() -> None:
     """E z^2 = 1, Var z^2 = 2."""
-    values = everything(Kind.NORMAL)
+    values = everything(Normal())
     check_mean(values, 0.0, 1.0)
     check_mean(values.square(), 1.0, 2.0)
     for edge in (-2.0, 0.0, 1.0):
@@ -101,7 +116,7 @@ def test_scores_have_the_standard_deviation_asked_for(sigma: float | None, scale
     """
     n, d, heads = 200, 32, 4
     shape = Shape(heads=heads, kv_heads=heads, queries=n, keys=n, head_dim=d)
-    q, k, v = Distribution(Kind.NORMAL_LOGITS, sigma).draw(shape, scale, 0)
+    q, k, v = (NormalLogits() if sigma is None else NormalLogits(sigma)).draw(shape, scale, 0)
     found = float(scores(q, k).mul(scale).square().mean()) / (4.0 if sigma is None else sigma) ** 2
     assert abs(found - 1) < SIGMAS * math.sqrt(2 * (2 + (d + 1) / n) / (n * d * heads))
     check_mean(v.square(), 1.0, 2.0)
@@ -109,7 +124,7 @@ def test_scores_have_the_standard_deviation_asked_for(sigma: float | None, scale
 
 
 def test_scores_have_the_standard_deviation_asked_for_with_the_problems_scale() -> None:
-    problem = Problem(Distribution(Kind.NORMAL_LOGITS, 3.0), Shape(queries=200, keys=200, head_dim=32), scale=0.7)
+    problem = Problem(NormalLogits(3.0), Shape(queries=200, keys=200, head_dim=32), scale=0.7)
     tensors = problem.inputs(0)
     found = float(scores(tensors["q"], tensors["k"]).mul(0.7).square().mean()) / 9
     assert abs(found - 1) < SIGMAS * math.sqrt(2 * (2 + 33 / 200) / (200 * 32))
@@ -118,7 +133,7 @@ def test_scores_have_the_standard_deviation_asked_for_with_the_problems_scale() 
 @pytest.mark.parametrize("p", [0.0, 1e-3, 0.02, 1.0])
 def test_outliers(p: float) -> None:
     """A mixture of N(0, 1) and, with probability p, N(0, 101): E x^2 = 1 + 100 p, E x^4 = 3 (1 - p + 101^2 p)."""
-    values = everything(Kind.OUTLIERS, p)
+    values = everything(Outliers(p))
     mean = 1 + 100 * p
     check_mean(values, 0.0, mean)
     check_mean(values.square(), mean, 3 * (1 - p + 101**2 * p) - mean**2)
@@ -128,23 +143,23 @@ def test_outliers(p: float) -> None:
 
 @pytest.mark.parametrize("freedom", [1.0, 3.0, 30.0])
 def test_student_t(freedom: float) -> None:
-    values = everything(Kind.STUDENT_T, freedom)
+    values = everything(StudentT(freedom))
     for edge in (0.5, 2.0, 5.0):
         check_share(values.abs() > edge, 2 * float(stats.t.sf(edge, freedom)))
         check_share(values > edge, float(stats.t.sf(edge, freedom)))
 
 
 def test_student_t_has_heavy_tails() -> None:
-    n = everything(Kind.NORMAL).numel()
+    n = everything(Normal()).numel()
     assert 2 * n * float(stats.norm.sf(10.0)) < 1e-6
-    assert float(everything(Kind.STUDENT_T).abs().max()) > 10.0
+    assert float(everything(StudentT()).abs().max()) > 10.0
 
 
 @pytest.mark.parametrize(("keys", "copies"), [(128, 4), (130, 4), (7, 7), (9, 4), (28, 27), (16, 1), (64, 32)])
 def test_the_best_key_occurs_as_often_as_asked_for(keys: int, copies: int) -> None:
     shape = Shape(batch=2, heads=4, kv_heads=2, queries=50, keys=keys, head_dim=16)
-    q, k, v = Distribution(Kind.TIED, float(copies)).draw(shape, 0.25, 1)
-    plain = Distribution(Kind.NORMAL).draw(shape, 0.25, 1)
+    q, k, v = Tied(copies).draw(shape, 0.25, 1)
+    plain = Normal().draw(shape, 0.25, 1)
     assert torch.equal(q, plain[0])
     assert torch.equal(v, plain[2])
     s = scores(q, k)
@@ -156,14 +171,14 @@ def test_the_best_key_occurs_as_often_as_asked_for(keys: int, copies: int) -> No
 
 def test_default_ties_are_spread_over_the_keys() -> None:
     """Every quarter of the keys holds one copy, so that each of four tiles or more meets the maximum again."""
-    _, k, _ = Distribution(Kind.TIED).draw(Shape(queries=4, keys=64, head_dim=8), 1.0, 0)
+    _, k, _ = Tied().draw(Shape(queries=4, keys=64, head_dim=8), 1.0, 0)
     quarters = k.unflatten(2, (4, 16))
     assert torch.equal(quarters, quarters[:, :, :1].expand_as(quarters))
 
 
 def test_more_copies_than_keys_are_refused() -> None:
-    with pytest.raises(BadInput, match="^problem.source.parameter: 9 ") as caught:
-        Distribution(Kind.TIED, 9.0).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
+    with pytest.raises(BadInput, match="^problem.source.copies: 9 ") as caught:
+        Tied(9).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
     assert "8 keys" in caught.value.mend
 
 
@@ -173,8 +188,8 @@ def test_more_copies_than_keys_are_refused() -> None:
 def test_the_sink_raises_every_score_at_key_0(raised: float | None, scale: float, dim: int) -> None:
     """Over that of the other coordinates; the first coordinate is for the sink alone. d products, a root squared, two sums."""
     shape = Shape(batch=2, heads=4, kv_heads=2, queries=30, keys=20, head_dim=dim)
-    q, k, v = Distribution(Kind.SINK, raised).draw(shape, scale, 5)
-    plain_q, plain_k, plain_v = Distribution(Kind.NORMAL).draw(shape, scale, 5)
+    q, k, v = (Sink() if raised is None else Sink(raised)).draw(shape, scale, 5)
+    plain_q, plain_k, plain_v = Normal().draw(shape, scale, 5)
     assert torch.equal(v, plain_v)
     expected = scores(plain_q[..., 1:], plain_k[..., 1:]) * scale
     found = scores(q, k) * scale
@@ -189,8 +204,8 @@ def test_the_sink_raises_every_score_at_key_0(raised: float | None, scale: float
 def test_the_gap_is_exact_and_has_no_noise(gap: float | None, scale: float, dim: int) -> None:
     """Every score but those of key 0 is 0; those are off by the quotient's and the product's roundoff, 0 with a power of two."""
     shape = Shape(batch=2, heads=4, kv_heads=2, queries=30, keys=20, head_dim=dim)
-    q, k, v = Distribution(Kind.GAP, gap).draw(shape, scale, 5)
-    assert torch.equal(v, Distribution(Kind.NORMAL).draw(shape, scale, 5)[2])
+    q, k, v = (Gap() if gap is None else Gap(gap)).draw(shape, scale, 5)
+    assert torch.equal(v, Normal().draw(shape, scale, 5)[2])
     found, wanted = scores(q, k) * scale, 10.0 if gap is None else gap
     assert bool((found[..., 1:] == 0).all())
     exact = math.log2(scale) % 1 == 0
@@ -200,33 +215,46 @@ def test_the_gap_is_exact_and_has_no_noise(gap: float | None, scale: float, dim:
 
 
 def test_constant() -> None:
-    for drawn in Distribution(Kind.CONSTANT, -2.5).draw(LARGE, 1.0, 0):
+    for drawn in Constant(-2.5).draw(LARGE, 1.0, 0):
         assert bool((drawn == -2.5).all())
-    assert bool((everything(Kind.CONSTANT) == 1.0).all())
+    assert bool((everything(Constant()) == 1.0).all())
+
+
+ONLY_PARAMETER = [(kind, each.name) for kind in DISTRIBUTIONS for each in declared(kind)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameter"),
+    ("kind", "name", "value"),
     [
-        (Kind.UNIFORM, 1.0),
-        (Kind.NORMAL, 0.0),
-        (Kind.NORMAL_LOGITS, 0.0),
-        (Kind.NORMAL_LOGITS, -1.0),
-        (Kind.OUTLIERS, -0.1),
-        (Kind.OUTLIERS, 1.1),
-        (Kind.STUDENT_T, 0.0),
-        (Kind.TIED, 0.0),
-        (Kind.TIED, 2.5),
-        *((kind, bad) for kind in Kind for bad in (math.nan, math.inf, -math.inf)),
+        (NormalLogits, "std", 0.0),
+        (NormalLogits, "std", -1.0),
+        (Outliers, "share", -0.1),
+        (Outliers, "share", 1.1),
+        (StudentT, "df", 0.0),
+        (Tied, "copies", 0),
+        *((kind, name, bad) for kind, name in ONLY_PARAMETER if kind is not Tied for bad in (math.nan, math.inf, -math.inf)),
     ],
 )
-def test_bad_parameters_are_refused(kind: Kind, parameter: float) -> None:
-    with pytest.raises(BadInput, match="^problem.source.parameter: ") as caught:
-        Distribution(kind, parameter)
-    assert caught.value.field == "problem.source.parameter"
-    assert kind.value in caught.value.mend
+def test_bad_parameters_are_refused_by_name(kind: type[Drawn], name: str, value: float) -> None:
+    with pytest.raises(BadInput) as caught:
+        kind(**{name: value})
+    assert caught.value.field == f"problem.source.{name}"
+    assert kind().kind.value in caught.value.mend
 
 
-def test_the_default_parameter_equals_the_same_one_given() -> None:
-    assert Distribution(Kind.TIED) == Distribution(Kind.TIED, 4.0)
-    assert Distribution(Kind.UNIFORM).parameter is None
+def test_each_name_has_a_class_and_each_parameter_a_sentence() -> None:
+    assert [each().kind for each in DISTRIBUTIONS] == list(Kind)
+    assert {name for _, name in ONLY_PARAMETER} == {"std", "share", "df", "copies", "rise", "gap", "value"}
+    assert all(kind().kind.value in said.text for kind in DISTRIBUTIONS for said in declared(kind))
+
+
+def test_a_distribution_by_its_name_is_its_class() -> None:
+    assert Distribution() == Uniform()
+    assert Distribution(Kind.TIED) == Tied() == Distribution(Kind.TIED, copies=4)
+    assert Distribution(Kind.SINK, rise=3.0) == Sink(3.0)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Kind.UNIFORM, "no parameter"), (Kind.SINK, "takes rise")])
+def test_a_parameter_that_it_has_not_is_refused(kind: Kind, words: str) -> None:
+    with pytest.raises(BadInput, match=rf"^problem\.source\.copies: 3 .*{kind.value} .*{words}"):
+        Distribution(kind, copies=3)

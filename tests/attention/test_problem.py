@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.api import baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP64
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
@@ -19,8 +20,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.deviation import Sample
+from numdev.measurement.deviation.sample import Sample
 
 NORMAL = Distribution(Kind.NORMAL)
 SIZES = st.integers(1, 5)
@@ -97,7 +97,7 @@ def test_bytes_cover_what_one_replicate_keeps(shape: Shape) -> None:
     problem, variant = Problem(NORMAL, shape), Naive(Precision.golden())
     bench = Bench(Exact(), "cpu")
     bench.measure(problem, variant, baseline_for(FP64), seeds=1)
-    tensors = [value for value, _ in bench._kept._entries.values()]
+    tensors = list(bench._kept._entries.values())
     held = sum(t.numel() * t.element_size() for value in tensors if isinstance(value, tuple) for t in value)
     for value in tensors:
         if isinstance(value, dict):

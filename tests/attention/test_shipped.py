@@ -36,7 +36,7 @@ def variant_row(record: Record, name: str = "out") -> dict[str, Any]:
 
 
 def counter(record: Record, name: str) -> float:
-    return float(record.counters[0][name])
+    return float(record.table("counters")[0][name])
 
 
 OVERFLOWING = ("softmax=fa3_fp8", "softmax.rescale_threshold=4", "problem=normal", "problem.n=512", "problem.head_dim=128")
@@ -59,11 +59,11 @@ def test_overflow_to_nan_is_a_choice(run: Any) -> None:
 
 def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
     """P of 2^8 times what the maximum lags behind saturates beyond 448; without a lag none does."""
-    arguments = ("-m", "problem=normal_logits", "problem.source.parameter=1,4,16", "softmax.rescale_threshold=0,4,8")
+    arguments = ("-m", "problem=normal_logits", "problem.source.std=1,4,16", "softmax.rescale_threshold=0,4,8")
     records = run(*arguments, "precision=fa4_fp8", "softmax=fa4_fp8", "tiling.bc=16")
     assert [record.status for record in records] == [Status.OK] * 9
     saturated = {
-        (record.config["variant"]["softmax"]["rescale_threshold"], record.config["problem"]["source"]["parameter"]): counter(
+        (record.config["variant"]["softmax"]["rescale_threshold"], record.config["problem"]["source"]["std"]): counter(
             record, "p_saturated"
         )
         for record in records
@@ -74,8 +74,8 @@ def test_flash_attention_4s_series_over_the_spread_of_logits(run: Any) -> None:
 
 def test_a_sink_of_a_fixed_gap(run: Any) -> None:
     """LSE is log(e^gap + n - 1) of every row; golden's is, to FP64's roundoff, and FP32's to its own of 17 times 8."""
-    (record,) = run("problem=gap", "problem.source.parameter=6", "problem.scale=0.25", "precision=kernel_fp32")
-    assert record.config["problem"]["source"] == {"type": "Distribution", "kind": "gap", "parameter": 6.0}
+    (record,) = run("problem=gap", "problem.source.gap=6", "problem.scale=0.25", "precision=kernel_fp32")
+    assert record.config["problem"]["source"] == {"type": "Gap", "kind": "gap", "gap": 6.0}
     assert variant_row(record, "lse")["max_difference"] < 100 * 8 * 2.0**-24
 
 

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from numdev.api import baseline_for
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E5M2, FP32
 from numdev.arithmetic.microscale import MICROSCALED, Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.distributions import Distribution, Kind, Tied
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
+from numdev.attention.settings import GROUPS
 from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
@@ -31,11 +32,12 @@ from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli import build, variants
+from numdev.cli import build, nodes
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
-from numdev.cli.settings import Request, nested
-from numdev.errors import BadInput
+from numdev.cli.settings import Request, nested, written
+from numdev.errors import BadInput, NotHonoured
+from numdev.settings import declared
 
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
@@ -50,8 +52,12 @@ def request(**choices_and_values: Any) -> Request:
     return EXPANDER.request({key.replace("__", "."): value for key, value in choices_and_values.items()})
 
 
+def made(node: str, asked: Request) -> Any:
+    return nodes.build(asked.config, node)
+
+
 def variant(**changes: Any) -> Any:
-    return variants.attention(config(**changes))
+    return made("variant", request(**changes))
 
 
 FLASH_1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
@@ -60,7 +66,7 @@ FLASH_1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
 class TestLeavesAgreeWithPython:
     @pytest.mark.parametrize("name", LIBRARY.options("precision"))
     def test_precision(self, name: str) -> None:
-        assert build.precision(config(precision=name)["precision"]) == Precision.parse(name)
+        assert made("precision", request(precision=name)) == Precision.parse(name)
         assert LIBRARY.leaf("precision", name) == {"preset": name}
 
     def test_every_preset_has_a_leaf(self) -> None:
@@ -70,15 +76,15 @@ class TestLeavesAgreeWithPython:
 
     @pytest.mark.parametrize("kind", list(Kind))
     def test_problem(self, kind: Kind) -> None:
-        built = build.problem(config(problem=kind.value)["problem"])
+        built = made("problem", request(problem=kind.value))
         assert built == Problem(Distribution(kind), Shape(queries=1024, keys=1024, head_dim=64))
 
     def test_captured(self) -> None:
-        built = build.problem(config(problem="captured")["problem"])
+        built = made("problem", request(problem="captured"))
         assert built == Problem(Captured("minilm"), Shape(queries=256, keys=256, head_dim=32))
 
     def test_every_distribution_has_a_leaf(self) -> None:
-        assert set(LIBRARY.options("problem")) == {*(kind.value for kind in Kind), build.CAPTURED}
+        assert set(LIBRARY.options("problem")) == {*(kind.value for kind in Kind), "captured"}
 
     @pytest.mark.parametrize(
         ("name", "expected"),
@@ -99,10 +105,10 @@ class TestLeavesAgreeWithPython:
         ],
     )
     def test_softmax(self, name: str, expected: OnlineSoftmax) -> None:
-        assert build.softmax(config(softmax=name)["softmax"]) == expected
+        assert made("softmax", request(softmax=name)) == expected
 
     def test_tiling(self) -> None:
-        assert build.tiling(config()["tiling"], 64) == Tiling()
+        assert made("tiling", request()) == Tiling()
 
     @pytest.mark.parametrize(
         ("name", "br", "bc", "order"),
@@ -119,7 +125,7 @@ class TestLeavesAgreeWithPython:
         ],
     )
     def test_published_tiles(self, name: str, br: int, bc: int, order: Order) -> None:
-        assert build.tiling(config(tiling=name)["tiling"], 128) == Tiling(br, bc, order)
+        assert made("tiling", request(tiling=name)) == Tiling(br, bc, order)
 
     @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("fp8", "int8")])
     def test_a_quantised_kernel_has_one_name_in_every_group(self, name: str) -> None:
@@ -135,14 +141,28 @@ class TestLeavesAgreeWithPython:
         assert type(built) is kinds[name]
 
     def test_settings_are_the_fields_of_the_objects(self) -> None:
-        settings = config()
-        of_exp = {"exp_coefficients", "exp_share"}
-        assert set(settings["softmax"]) == {field.name for field in fields(OnlineSoftmax)} | of_exp
-        assert set(settings["tiling"]) == {*(field.name for field in fields(Tiling)), "sram", "shape"}
-        assert set(settings["precision"]) == {*(field.name for field in fields(Precision)), "preset", "quantise"}
-        assert set(settings["precision"]["quantise"]) == {field.name for field in fields(Quantised)}
+        settings = {group: {one.name for one in declared(kind)} for group, kind in GROUPS.items()}
+        assert settings["softmax"] == {field.name for field in fields(OnlineSoftmax)} | {"exp_coefficients", "exp_share"}
+        assert settings["tiling"] == {*(field.name for field in fields(Tiling)), "sram", "shape"}
+        quantised = {f"quantise.{field.name}" for field in fields(Quantised)}
+        assert settings["precision"] == {*(field.name for field in fields(Precision)), "preset"} | quantised
         sizes = {field.name for field in fields(Shape)} | {field.name for field in fields(Mask)}
-        assert set(settings["problem"]) == {*sizes, "n", "scale", "source"}
+        assert settings["problem"] == {*sizes, "n", "scale"}
+
+    @pytest.mark.parametrize("group", ["problem", "attention", "baseline"])
+    def test_what_an_option_has_of_its_own_is_declared_with_its_default(self, group: str) -> None:
+        for option in LIBRARY.options(group):
+            leaf = LIBRARY.leaf(group, option)
+            node = leaf["source"] if group == "problem" else leaf
+            kind = nodes.made_by(node["_target_"])
+            assert kind is not None
+            said = {one.name: one for one in declared(kind)}
+            own = {name: value for name, value in node.items() if not name.startswith("_") and not written(value).count("$")}
+            own.pop("fmt", None)
+            assert set(own) <= set(said), option
+            for name, value in own.items():
+                default = said[name].default
+                assert value in (getattr(default, "value", default), "uniform") or (name, value) == ("function", None)
 
 
 def some_attention(q: Any, k: Any, v: Any, mask: Mask, scale: float) -> Any:
@@ -151,115 +171,116 @@ def some_attention(q: Any, k: Any, v: Any, mask: Mask, scale: float) -> Any:
 
 class TestProblem:
     def test_n_is_queries_and_keys(self) -> None:
-        shape = build.problem(config(problem__n=96, problem__keys=128)["problem"]).shape
+        shape = made("problem", request(problem__n=96, problem__keys=128)).shape
         assert (shape.queries, shape.keys) == (96, 128)
 
     def test_kv_heads_are_heads_unless_given(self) -> None:
-        assert build.problem(config(problem__heads=4)["problem"]).shape.kv_heads == 4
-        assert build.problem(config(problem__heads=4, problem__kv_heads=2)["problem"]).shape.kv_heads == 2
+        assert made("problem", request(problem__heads=4)).shape.kv_heads == 4
+        assert made("problem", request(problem__heads=4, problem__kv_heads=2)).shape.kv_heads == 2
 
     def test_mask_and_scale(self) -> None:
         changes = {"problem.causal": True, "problem.window": 8, "problem.key_lengths": [5, 7], "problem.batch": 2}
-        built = build.problem(EXPANDER.request(changes, {"problem.scale": 2}).config["problem"])
+        built = made("problem", EXPANDER.request(changes, {"problem.scale": 2}))
         assert (built.mask, built.scale) == (Mask(True, 8, (5, 7)), 2.0)
 
-    def test_a_file_belongs_to_captured(self) -> None:
-        with pytest.raises(BadInput, match=r"problem\.source\.path: 'x\.pt' .*only problem=captured"):
-            build.problem(config(problem__source__path="x.pt")["problem"])
-        with pytest.raises(BadInput, match=r"problem\.source\.parameter: 3\.0"):
-            build.problem(EXPANDER.request({"problem": "captured", "problem.source.parameter": 3}).config["problem"])
+    def test_a_parameter_belongs_to_its_source(self) -> None:
+        with pytest.raises(NotHonoured, match=r"problem\.source\.path: 'x\.pt' .*problem=uniform .*take problem=captured"):
+            build.point(request(problem__source__path="x.pt"))
+        with pytest.raises(NotHonoured, match=r"problem\.source\.std: 3 .*take problem=normal_logits"):
+            build.point(EXPANDER.request({"problem": "captured", "problem.source.std": 3}))
+        assert made("problem", request(problem="tied", problem__source__copies=7)).source == Tied(7)
 
 
 class TestPrecision:
     @pytest.mark.parametrize("step", [field.name for field in fields(Precision)])
     def test_every_step_can_be_overridden(self, step: str) -> None:
         text = "e4m3fn:toward_zero:saturate"
-        built = build.precision(EXPANDER.request({"precision": "kernel_bf16", f"precision.{step}": text}).config["precision"])
+        built = made("precision", EXPANDER.request({"precision": "kernel_bf16", f"precision.{step}": text}))
         base = Precision.parse("kernel_bf16")
         changed = {field.name for field in fields(Precision) if getattr(built, field.name) != getattr(base, field.name)}
         assert changed == {step}
         assert built.steps()[step] == text
 
     def test_products_take_a_number_of_products(self) -> None:
-        built = build.precision(config(precision__values="fp32@16")["precision"])
+        built = made("precision", request(precision__values="fp32@16"))
         assert built.values == Dot(Cast(FP32), 16)
 
     @pytest.mark.parametrize("step", [field.name for field in fields(Precision)])
     def test_a_bad_cast_names_the_step(self, step: str) -> None:
         with pytest.raises(BadInput, match=rf"^precision\.{step}: 'bf17' cannot be used; use one of fp64") as error:
-            build.precision(EXPANDER.request({f"precision.{step}": "bf17"}).config["precision"])
+            made("precision", EXPANDER.request({f"precision.{step}": "bf17"}))
         assert error.value.field == f"precision.{step}"
 
     def test_any_format_is_a_preset(self) -> None:
-        assert build.precision(config(precision__preset="e8m10")["precision"]) == Precision.parse("e8m10")
+        assert made("precision", request(precision__preset="e8m10")) == Precision.parse("e8m10")
 
     def test_quantised_fields(self) -> None:
         changes = {"scale": "row", "block": 32, "hadamard": False, "smoothing": "qk", "values": "bf16", "seed": 7, "to": "e5m2"}
         changes |= {"block_q": 16, "smoothing_block": 64, "values_scale": "channel"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
-        inputs = build.precision(EXPANDER.request({"precision": "fp8"} | layer).config["precision"]).inputs
+        inputs = made("precision", EXPANDER.request({"precision": "fp8"} | layer)).inputs
         assert inputs == Quantised(Cast(E5M2), Scale.ROW, 32, 16, False, Smoothing.QK, 64, Cast(BF16), Scale.CHANNEL, 7)
 
     def test_one_quantised_field_leaves_the_others(self) -> None:
-        built = build.precision(EXPANDER.request({"precision": "int8", "precision.quantise.values": "same"}).config["precision"])
+        built = made("precision", EXPANDER.request({"precision": "int8", "precision.quantise.values": "same"}))
         base = Precision.int8().inputs
         assert isinstance(base, Quantised)
         assert built.inputs == replace(base, values=None)
 
     def test_plain_inputs_become_quantised(self) -> None:
         layer = {"precision": "eager_fp16", "precision.inputs": "e4m3fn", "precision.quantise.scale": "tensor"}
-        assert build.precision(EXPANDER.request(layer).config["precision"]).inputs == Quantised(Cast.parse("e4m3fn"))
+        assert made("precision", EXPANDER.request(layer)).inputs == Quantised(Cast.parse("e4m3fn"))
 
     @pytest.mark.parametrize("name", MICROSCALED)
     def test_inputs_can_be_microscaled(self, name: str) -> None:
         fmt = Microscaled.parse(name)
         for layer in ({"precision.inputs": name}, {"precision.quantise.to": name}):
-            inputs = build.precision(EXPANDER.request({"precision": "fp8"} | layer).config["precision"]).inputs
+            inputs = made("precision", EXPANDER.request({"precision": "fp8"} | layer)).inputs
             assert isinstance(inputs, Quantised)
             assert (inputs.to, inputs.scale, inputs.hadamard) == (fmt, None, "precision.quantise.to" in layer)
 
     def test_values_can_have_another_grid(self) -> None:
         changes = {"to": "int4", "scale": "block", "values": "e4m3fn:saturate", "values_scale": "channel"}
         layer = {f"precision.quantise.{name}": value for name, value in changes.items()}
-        inputs = build.precision(EXPANDER.request({"precision": "kernel_fp16"} | layer).config["precision"]).inputs
+        inputs = made("precision", EXPANDER.request({"precision": "kernel_fp16"} | layer)).inputs
         low = Cast.parse("e4m3fn:saturate")
         assert inputs == Quantised(Cast.parse("int4"), Scale.BLOCK, values=low, values_scale=Scale.CHANNEL)
 
     def test_a_preset_s_smoothing_and_scale_of_v_can_be_taken_away(self) -> None:
         layer = {"precision": "sage2_int4", "precision.quantise.smoothing": "k", "precision.quantise.values_scale": "none"}
-        inputs = build.precision(EXPANDER.request(layer).config["precision"]).inputs
+        inputs = made("precision", EXPANDER.request(layer)).inputs
         assert isinstance(inputs, Quantised)
         assert (inputs.smoothing, inputs.smoothing_block, inputs.values_scale) == (Smoothing.K, None, None)
 
     def test_probabilities_can_be_microscaled(self) -> None:
-        built = build.precision(config(precision="kernel_bf16", precision__probabilities="mxfp4")["precision"])
+        built = made("precision", request(precision="kernel_bf16", precision__probabilities="mxfp4"))
         assert built.probabilities == MICROSCALED["mxfp4"]
         with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
-            build.precision(config(precision="kernel_bf16", precision__probabilities="nvfp4")["precision"])
+            made("precision", request(precision="kernel_bf16", precision__probabilities="nvfp4"))
 
     @pytest.mark.parametrize("step", ["scores", "exponential", "output"])
     def test_other_steps_cannot(self, step: str) -> None:
         with pytest.raises(BadInput, match=rf"^precision\.{step}: 'mxfp4'"):
-            build.precision(EXPANDER.request({f"precision.{step}": "mxfp4"}).config["precision"])
+            made("precision", EXPANDER.request({f"precision.{step}": "mxfp4"}))
 
     def test_a_cast_takes_the_quantisation_away(self) -> None:
-        built = build.precision(EXPANDER.request({"precision": "fp8", "precision.inputs": "bf16"}).config["precision"])
+        built = made("precision", EXPANDER.request({"precision": "fp8", "precision.inputs": "bf16"}))
         assert built.inputs == Cast(BF16)
 
 
 class TestSoftmax:
     @pytest.mark.parametrize("name", EXPONENTIALS)
     def test_named_exponentials(self, name: str) -> None:
-        assert build.softmax(config(softmax__exp=name)["softmax"]).exp == EXPONENTIALS[name]
+        assert made("softmax", request(softmax__exp=name)).exp == EXPONENTIALS[name]
 
     def test_a_polynomial_by_its_coefficients_and_share(self) -> None:
         layer = {"softmax.exp_coefficients": [1, 0.7], "softmax.exp_share": 0.25}
         expected = Exponential.polynomial((1.0, 0.7), 0.25)
-        assert build.softmax(EXPANDER.request(layer).config["softmax"]).exp == expected
-        assert build.softmax(EXPANDER.request(layer | {"softmax.exp": "exp2"}).config["softmax"]).exp == expected
+        assert made("softmax", EXPANDER.request(layer)).exp == expected
+        assert made("softmax", EXPANDER.request(layer | {"softmax.exp": "exp2"})).exp == expected
 
     def test_a_named_polynomial_in_a_share(self) -> None:
-        built = build.softmax(EXPANDER.request({"softmax": "fa4", "softmax.exp_share": 0.5}).config["softmax"])
+        built = made("softmax", EXPANDER.request({"softmax": "fa4", "softmax.exp_share": 0.5}))
         assert built.exp == Exponential.polynomial(FA4_COEFFICIENTS, 0.5)
 
     @pytest.mark.parametrize(
@@ -274,7 +295,7 @@ class TestSoftmax:
     )
     def test_what_does_not_fit_is_refused(self, layer: dict[str, Any], field: str) -> None:
         with pytest.raises(BadInput) as caught:
-            build.softmax(EXPANDER.request(layer).config["softmax"])
+            made("softmax", EXPANDER.request(layer))
         assert caught.value.field == field
 
 
@@ -282,7 +303,7 @@ class TestTiling:
     def test_fields(self) -> None:
         changes = {"br": 16, "bc": 32, "order": "strided", "splits": 2, "stride": 4, "seed": 9}
         layer = {f"tiling.{name}": value for name, value in changes.items()}
-        built = build.tiling(EXPANDER.request(layer).config["tiling"], 64)
+        built = made("tiling", EXPANDER.request(layer))
         assert built == Tiling(16, 32, Order.STRIDED, 2, 4, 9)
 
     @pytest.mark.parametrize(
@@ -291,7 +312,7 @@ class TestTiling:
     )
     def test_sram_then_shape(self, shape: str, sides: tuple[int, int]) -> None:
         layer = {"tiling.sram": 128 * 4 * 64, "tiling.shape": shape, "tiling.order": "reverse"}
-        built = build.tiling(EXPANDER.request(layer).config["tiling"], 64)
+        built = made("tiling", EXPANDER.request(layer))
         assert (built.br, built.bc) == sides
         assert built.order is Order.REVERSE
 
@@ -320,11 +341,12 @@ class TestAttention:
         (tmp_path / "attention_of_mine.py").write_text("def all_of_v(q, k, v, mask, scale):\n    return v\n")
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.path", ["/nowhere"])
-        assert variant(attention="custom", attention__function="attention_of_mine:all_of_v").format == BF16
+        asked = request(attention="custom", attention__function="attention_of_mine:all_of_v")
+        assert build.point(asked).variant.format == BF16
 
     def test_unknown(self) -> None:
-        with pytest.raises(BadInput, match=r"attention\.kind: 'tritom' .*did you mean triton"):
-            variant(attention__kind="tritom")
+        with pytest.raises(BadInput, match=r"attention: 'tritom' .*did you mean triton"):
+            variant(attention="tritom")
 
 
 class TestBaseline:
@@ -347,7 +369,7 @@ class TestBaseline:
         assert point.baseline == Naive(Precision.parse("fp16"))
 
     def test_unknown(self) -> None:
-        with pytest.raises(BadInput, match=r"baseline\.precision: 'bf17' .*or uniform, none, null"):
+        with pytest.raises(BadInput, match=r"baseline\.precision: 'bf17' .*or uniform, null; baseline=none"):
             build.point(EXPANDER.request({"baseline.precision": "bf17"}))
 
 
@@ -369,7 +391,6 @@ def test_point_carries_seeds_setting_and_labels() -> None:
         ("precision.quantise.smoothing", "v"),
         ("precision.quantise.values_scale", "column"),
         ("baseline.normalise", "never"),
-        ("problem.source.kind", "gauss"),
     ],
 )
 def test_every_choice_names_its_setting_and_what_there_is(path: str, value: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +15,12 @@ import pytest
 import yaml
 
 from numdev import usersource
-from numdev.cli import launch
+from numdev.attention.settings import GROUPS
+from numdev.cli import launch, schema
+from numdev.cli.composed import composer
 from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
-from numdev.cli.schema import GROUPS
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.results.record import Status
 from numdev.results.store import Store
 
@@ -115,13 +117,14 @@ class TestHelp:
         ran = numdev("measure", "--help")
         assert ran.code == 0
         ours = ran.out[: ran.out.index("Groups and options, as the config folders have them")]
-        for group in GROUPS:
+        for group in (*GROUPS, "attention", "baseline"):
             assert f"== {group}: " in ours
             for path in (config_folder() / group).glob("*.yaml"):
                 assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
-        for group in ("problem", "tiling", "softmax"):
-            for name in yaml.safe_load((config_folder() / "config.yaml").read_text())[group]:
-                assert name in ours or name == "source", f"{group}.{name}"
+        for name, one in schema.settings().items():
+            assert re.search(rf"^ +{re.escape(name)}=.* {re.escape(one.unit)}.*{re.escape(one.text)}$", ours, re.MULTILINE), name
+        for name in composer((config_folder(),)).known():
+            assert name in ours or name == "operation" or ".fmt." in name, name
 
     @pytest.mark.parametrize("command", ["paper", "report"])
     def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
@@ -159,9 +162,9 @@ BAD = [
     (["problem=captured", "problem.head_dim=64"], "problem.head_dim", "32"),
     (["problem=captured", "problem.n=512"], "problem.queries", "256 tokens"),
     (["problem=captured", "problem.source.layer=layer9"], "problem.source.layer", "layer0"),
-    (["problem.source.path=some.pt"], "problem.source.path", "captured"),
-    (["problem.source.parameter=3"], "problem.source.parameter", "no parameter"),
-    (["problem.source.kind=gauss"], "problem.source.kind", "normal"),
+    (["problem.source.path=some.pt"], "problem.source.path", "problem=captured"),
+    (["problem.source.std=3"], "problem.source.std", "problem=normal_logits"),
+    (["problem=outliers", "problem.source.share=2"], "problem.source.share", "from 0 to 1"),
     (["problem.n=100000000000"], "problem", "GiB"),
     (["problem.n=abc"], "problem.n", "whole number"),
     (["problem.n=null"], "problem.n", "null"),
@@ -177,7 +180,7 @@ BAD = [
     (["~problem.window"], "problem.window", "null"),
     (["problem=gauss"], "problem", "normal"),
     (["attention=tritom"], "attention", "triton"),
-    (["attention.kind=tritom"], "attention.kind", "triton"),
+    (["attention.count=maybe"], "attention.count", "true or false"),
     (["attention=custom"], "attention.function", "package.module:function"),
     (["attention=custom", "attention.function=nowhere.at:all"], "attention.function", "imported"),
     (["baseline.precision=bf17"], "baseline.precision", "uniform"),
@@ -190,7 +193,7 @@ BAD = [
     (["tiling.sram=4096", "tiling.bc=16"], "tiling.bc", "tiling.sram=4096"),
     (["shard=1"], "shard", "study="),
     (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
-    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "attention=tiled does not honour it"),
+    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
     (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
     (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
     (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
@@ -203,7 +206,7 @@ BAD = [
     (["attention=vanilla", "precision=kernel_bf16"], "precision", "eager_bf16"),
     (["attention=sdpa", "precision.values=fp32@16"], "precision.values", "cannot be set"),
     (["precision.values='bf16:seed=0'"], "precision.values", "stochastic"),
-    (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=none"),
+    (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=eager"),
     (["--bogus"], "--bogus", "no such flag"),
     (["--config-dir", "nowhere"], "nowhere", "not found"),
     (["-cn", "nothing"], "nothing", "no such file"),
@@ -298,7 +301,7 @@ class TestPoint:
         assert (again.code, "already measured" in again.out) == (3, True), "also where it is not measured again"
 
     def test_nan_in_the_baseline_is_said(self, numdev: Command) -> None:
-        settings = ("problem=normal_logits", "problem.source.parameter=2000", "problem.n=256", "precision=kernel_fp16")
+        settings = ("problem=normal_logits", "problem.source.std=2000", "problem.n=256", "precision=kernel_fp16")
         ran = numdev("measure", *settings, "seeds=2", "device=cpu")
         assert ran.code == 0
         (record,) = Store(Path("results")).records()
@@ -487,15 +490,15 @@ class TestStudy:
             assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from numdev.measurement.bench import Bench
+        from numdev.api import Bench
 
         original, calls = Bench.measure, []
 
-        def interrupted(*arguments: object) -> object:
+        def interrupted(*arguments: object, **named: object) -> object:
             calls.append(1)
             if len(calls) == 4:
                 raise KeyboardInterrupt
-            return original(*arguments)  # type: ignore[arg-type]
+            return original(*arguments, **named)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Bench, "measure", interrupted)
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")

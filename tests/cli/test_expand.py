@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from numdev.attention.captured import Captured
+from numdev.attention.distributions import Uniform
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Sdpa
+from numdev.cli import composed as composing
+from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.settings import Types, flat, resolved
+from numdev.cli.settings import flat, resolved
 from numdev.errors import BadInput
 from numdev.report.claims.published import FA3_RMSE
 from numdev.results.scenario import EntryRole, Role, Scenario
@@ -77,27 +81,27 @@ class TestGrid:
     def test_equal_points_are_one(self) -> None:
         assert len(study(axes={"tiling.bc": [16, 16, 32]}).points) == 2
 
-    def test_reads_each_file_and_checks_each_value_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        read: list[Path] = []
+    def test_composes_each_option_and_checks_each_value_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        composed: list[tuple[str, ...]] = []
         checked: list[tuple[Any, ...]] = []
-        load, update = OmegaConf.load, OmegaConf.update
+        original, update = compose, OmegaConf.update
 
-        def counted_load(path: Path) -> Any:
-            read.append(path)
-            return load(path)
+        def counted_compose(name: str, overrides: list[str], **keywords: Any) -> Any:
+            composed.append(tuple(overrides))
+            return original(name, overrides, **keywords)
 
         def counted_update(schema: Any, key: str, value: Any, **keywords: Any) -> None:
-            checked.append((key, value))
+            checked.extend([(key, value)] if key == "tiling.bc" else [])
             update(schema, key, value, **keywords)
 
-        monkeypatch.setattr(OmegaConf, "load", counted_load)
+        composer.cache_clear()
+        monkeypatch.setattr(composing, "compose", counted_compose)
         monkeypatch.setattr(OmegaConf, "update", counted_update)
-        library = Library((config_folder(),))
         axes = {"precision": ["bf16", "fp16"], "tiling.bc": list(range(1, 51))}
-        made = Expander(library).study("toy", study_fields("toy", {"title": "Toy", "axes": axes}))
+        made = Expander(Library((config_folder(),))).study("toy", study_fields("toy", {"title": "Toy", "axes": axes}))
         assert len(made.points) == 100
-        assert len(read) == len(set(read)) == 8  # config.yaml, five default options and two of precision
-        assert len(checked) == len(set(checked))
+        assert composed == [(), ("precision=fp16",)]
+        assert len(checked) == len(set(checked)) == 50
 
 
 class TestPrecedence:
@@ -122,8 +126,8 @@ class TestPrecedence:
         assert made.points[0].problem.shape.keys == 64
 
     def test_a_choice_is_replaced_whole(self) -> None:
-        made = study(base={"problem": "normal_logits", "problem.source.parameter": 8.0}, scenarios={"s": {"problem": "uniform"}})
-        assert made.points[0].problem.source.parameter is None
+        made = study(base={"problem": "normal_logits", "problem.source.std": 8.0}, scenarios={"s": {"problem": "uniform"}})
+        assert made.points[0].problem.source == Uniform()
 
     def test_an_axis_keeps_its_values_under_a_choice_of_the_command_line(self) -> None:
         made = study({"problem": "captured"}, axes={"problem.n": [32, 64]})
@@ -142,9 +146,10 @@ class TestPrecedence:
         assert large.refused.startswith("tiling.bc: 16 cannot be used; the points size=large stand for tiling.bc=64")
         assert small.refused == own.refused == ""
 
-    @pytest.mark.parametrize("task", [{"attention": "sdpa"}, {"attention.kind": "sdpa"}])
-    def test_no_variant_goes_under_the_name_of_another(self, task: dict[str, Any]) -> None:
-        made = study(task, axes={"kernel": {"simple": {"attention": "vanilla"}, "theirs": {"attention": "sdpa"}}})
+    def test_no_variant_goes_under_the_name_of_another(self) -> None:
+        made = study(
+            {"attention": "sdpa"}, axes={"kernel": {"simple": {"attention": "vanilla"}, "theirs": {"attention": "sdpa"}}}
+        )
         simple, theirs = made.points
         assert "the points kernel=simple stand for attention" in simple.refused
         assert (theirs.refused, theirs.variant) == ("", Sdpa())
@@ -158,19 +163,17 @@ class TestPrecedence:
         assert study({"seeds": 5}, base={"seeds": 3}).points[0].seeds == 5
 
     def test_agrees_with_what_hydra_composes(self) -> None:
-        from hydra import compose, initialize_config_dir
-
         from numdev.cli import build
         from numdev.cli.schema import register
-        from numdev.cli.settings import Request
+        from numdev.cli.settings import request
 
         register()
         task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             cfg = compose("config", [f"{key}={value}" for key, value in task.items()])
-        plain = OmegaConf.to_container(cfg, resolve=True)
+        plain = OmegaConf.to_container(cfg, resolve=False)
         assert isinstance(plain, dict)
-        by_hydra = build.point(Request({str(key): value for key, value in plain.items()}, {}))
+        by_hydra = build.point(request(dict(flat({str(key): value for key, value in plain.items()})), {}, {}))
         ours = study(task).points[0]
         assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
 
@@ -229,15 +232,17 @@ class TestBadStudies:
             study(**parts)
 
     def test_types_are_those_of_the_settings(self) -> None:
-        types = Types()
-        assert types.check("problem.scale", 2) == 2.0
-        assert isinstance(types.check("problem.scale", 2), float)
-        assert types.check("problem.key_lengths", [3, 4]) == [3, 4]
-        assert types.check("problem.keys", "${.n}") == "${.n}"
+        def check(key: str, value: Any) -> Any:
+            return composer(LIBRARY.folders).check("", "", key, value)
+
+        assert check("problem.scale", 2) == 2.0
+        assert isinstance(check("problem.scale", 2), float)
+        assert check("problem.key_lengths", [3, 4]) == [3, 4]
+        assert check("problem.keys", "${.n}") == "${.n}"
         for key, value in (("problem.n", 1.5), ("problem.n", None), ("problem.causal", "maybe"), ("problem.key_lengths", 3)):
             with pytest.raises(BadInput, match=rf"^{key}: "):
-                types.check(key, value)
-        assert types.check("problem.n", 7) == 7  # a refused value leaves nothing behind
+                check(key, value)
+        assert check("problem.n", 7) == 7  # a refused value leaves nothing behind
 
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
@@ -301,7 +306,7 @@ def test_a_scenario_has_a_title_and_a_role() -> None:
 def test_an_entry_of_an_axis_may_state_its_role() -> None:
     made = study(axes={"step": {"one": {"role": "control", "tiling.bc": 16}, "two": {"tiling.bc": 32}}, "problem.n": [32]})
     assert [point.roles for point in made.points] == [{"step": EntryRole.CONTROL}, {}]
-    points = made.manifest(["a", "b"])["points"]
+    points = made.manifest(["a", "b"], "deviation")["points"]
     assert [point["roles"] for point in points] == [{"step": "control"}, {}]
 
 
@@ -326,7 +331,7 @@ def test_the_study_of_table_3_has_all_its_rows() -> None:
 def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overrides: tuple[str, ...]) -> None:
     made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
     assert made.overrides == overrides
-    assert made.manifest(["k"] * len(made.points))["overrides"] == list(overrides)
+    assert made.manifest(["k"] * len(made.points), "deviation")["overrides"] == list(overrides)
 
 
 def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:

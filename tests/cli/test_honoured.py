@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,22 +17,28 @@ from numdev.attention.honours import Declares
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
 from numdev.cli import build, honoured
+from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.schema import GROUPS
-from numdev.cli.settings import Flat, Request, Statement, Types, flat
-from numdev.cli.variants import MAKERS
+from numdev.cli.settings import Flat, Request, Statement, flat
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.record import Record, Status, describe
+from numdev.measurement.deviation.measurement import COLUMNS
+from numdev.results.canonical import describe, key_of
+from numdev.results.record import Record, Status
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import Study, run
 
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
-NAMES = Types().names
-RUN = {"device", "results", "fresh"}
+KNOWN = composer(LIBRARY.folders)
+RUN = {"device", "results", "fresh", "shard", "shards", "study", "objective"}
+NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
+HONOURS = {kind: honoured.honours_of(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")}
+MAKERS = tuple(HONOURS)
 FUNCTION = "numdev.attention.exact:rounded_once"
-EMULATED = {"baseline.kind": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
+EMULATED = {"baseline": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
+
+CAPTURED = {"problem": "captured"}
 
 # Another value than the default's, and the settings beside which it is stated: where only some make it count, both with and
 # without them.
@@ -48,10 +55,20 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "problem.window": [(5, {})],
     "problem.key_lengths": [([5], {})],
     "problem.scale": [(0.5, {})],
-    "problem.source.kind": [("normal", {})],
-    "problem.source.parameter": [(3.0, {}), (3.0, {"problem.source.kind": "normal_logits"})],
-    "problem.source.path": [("own.safetensors", {}), ("own.safetensors", {"problem.source.kind": "captured"})],
-    "problem.source.layer": [("layer0", {}), ("layer0", {"problem.source.kind": "captured"})],
+    **{
+        f"problem.source.{name}": [(value, {}), (value, {"problem": kind})]
+        for kind, name, value in (
+            ("normal_logits", "std", 3.0),
+            ("outliers", "share", 0.25),
+            ("student_t", "df", 5.0),
+            ("tied", "copies", 3),
+            ("sink", "rise", 2.0),
+            ("gap", "gap", 2.0),
+            ("constant", "value", 2.0),
+        )
+    },
+    "problem.source.path": [("own.safetensors", {}), ("own.safetensors", CAPTURED)],
+    "problem.source.layer": [("layer0", {}), ("layer0", CAPTURED)],
     "precision.preset": [("fp16", {}), ("golden", {}), ("kernel_fp16", {}), ("eager_fp16", {}), ("int8", {})],
     "precision.accumulator": [("e5m2", {}), ("e5m2", {"attention.normalise": "end"})],
     **{f"precision.{step}": [("e5m2", {})] for step in ("inputs", "scores", "exponential", "rescale", "row_sum")},
@@ -80,16 +97,14 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "softmax.rescale_threshold": [(8.0, {})],
     "softmax.p_scale": [(256.0, {})],
     "softmax.tie_shift": [(2.0, {})],
-    "attention.kind": [("exact", {}), ("naive", {})],
     "attention.count": [(False, {})],
     "attention.normalise": [("end", {})],
     "attention.function": [("tests.cli.test_build:some_attention", {})],
     "attention.backend": [("math", {})],
     "attention.products": [("tf32", {}), ("tf32", {"precision.preset": "fp32"})],
     "attention.kernel": [("portable", {})],
-    "baseline.kind": [("emulation", {name: value for name, value in EMULATED.items() if name != "baseline.kind"})],
     "baseline.precision": [("kernel_fp16", {}), ("kernel_fp16", EMULATED)],
-    "baseline.normalise": [("end", {}), ("end", {"baseline.precision": "none"})],
+    "baseline.normalise": [("end", {}), ("end", {"baseline": "none"})],
 }
 
 
@@ -114,8 +129,12 @@ def function(kind: str) -> dict[str, str]:
     return {"attention.function": FUNCTION} if kind == "custom" else {}
 
 
-def config(kind: str, *layers: Flat) -> Mapping[str, Any]:
-    return EXPANDER.request({"attention": kind} | function(kind), *layers).config
+def asked_of(kind: str, *layers: Flat) -> Request:
+    return EXPANDER.request({"attention": kind} | function(kind), *layers)
+
+
+def of(asked: Request, name: str) -> tuple[NotHonoured, ...]:
+    return tuple(error for error in asked.foreign if error.field == name)
 
 
 def built(request: Request) -> Any:
@@ -142,36 +161,36 @@ class TestTheLaw:
         self, kind: str, name: str, value: Any, beside: Flat
     ) -> None:
         """Every variant and every setting; only the one is explicit, so that only it can be to blame."""
-        if name == "attention.kind" and value == kind:
-            return
-        after = outcome(Request(config(kind, beside, {name: value}), {name: Statement(name, value)}))
+        asked = asked_of(kind, beside, {name: value})
+        only = replace(asked, said={key: one for key, one in asked.said.items() if key == name}, foreign=of(asked, name))
+        after = outcome(only)
         if isinstance(after, BadInput):
             assert after.field == name
         else:
-            assert after != outcome(Request(config(kind, beside), {}))
+            before = asked_of(kind, beside)
+            assert after != outcome(replace(before, said={}, foreign=()))
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_the_value_that_it_would_have_anyway_is_refused_too(self, kind: str) -> None:
-        whole = config(kind)
-        settings = dict(flat(whole))
-        always = honoured.of_problem(whole) | {"attention.kind", "baseline.kind", "seeds"} | RUN
-        others = set(NAMES) - MAKERS[kind].type.honours.settings - always - {"baseline.precision", "baseline.normalise"}
+        whole = asked_of(kind)
+        always = honoured.under(whole.raw, "problem") | honoured.under(whole.raw, "baseline") | {"seeds"} | RUN
+        others = set(NAMES) - HONOURS[kind].settings - always
         assert others or kind in ("tiled", "instrumented")
-        for name in sorted(name for name in others if settings[name] is not None):
+        for name in sorted(name for name in others if whole.raw.get(name) is not None):
             with pytest.raises(NotHonoured, match=rf"^{name}: .*attention={kind} ") as refused:
-                build.point(Request(whole, {name: Statement(name, settings[name])}))
+                build.point(replace(whole, said={name: Statement(name, whole.raw[name])}))
             assert refused.value.field == name
 
-    @pytest.mark.parametrize("group", sorted(set(GROUPS) - {"problem", "attention"}))
+    @pytest.mark.parametrize("group", ["precision", "tiling", "softmax"])
     @pytest.mark.parametrize("kind", MAKERS)
     def test_an_option_states_what_stands_in_its_file(self, kind: str, group: str) -> None:
         for option in LIBRARY.options(group):
             stated = [name for name, value in flat({group: LIBRARY.leaf(group, option)}) if value is not None]
             asked = EXPANDER.request({"attention": kind, group: option} | function(kind))
             assert set(stated) == {name for name in asked.said if name.startswith(f"{group}.")}
-            honours = MAKERS[kind].type.honours.settings | {"baseline.kind", "baseline.precision"}
-            if group == "precision" or (group, option) == ("baseline", "emulation"):
-                continue  # held below, and by tests/attention/test_emulation.py
+            honours = HONOURS[kind].settings
+            if group == "precision":
+                continue  # held below
             if set(stated) <= honours:
                 build.point(asked)
             else:
@@ -181,15 +200,21 @@ class TestTheLaw:
 
 class TestDeclarations:
     def test_every_setting_is_honoured_by_something(self) -> None:
-        declared = set().union(*(maker.type.honours.settings for maker in MAKERS.values()))
-        declared |= set().union(
-            *(honoured.of_baseline({"kind": kind, "precision": None}) for kind in ("naive", "emulation"))
-        ) | honoured.of_problem(EXPANDER.request().config)
-        assert set(NAMES) - declared == RUN | {"attention.kind", "baseline.kind", "seeds"}
+        declared = set().union(*(each.settings for each in HONOURS.values()))
+        for group in ("problem", "baseline"):
+            for option in LIBRARY.options(group):
+                declared |= honoured.under(dict(KNOWN.values(group, option)), group)
+        assert set(NAMES) - declared == RUN | {"seeds"}
+
+    def test_what_declares_nothing_honours_its_own_node_and_what_that_refers_to(self) -> None:
+        raw = {"variant._target_": "fractions.Fraction", "variant.numerator": 3, "variant.of": "${steps}", "variant.n": "${m.n}"}
+        others = {"steps.a": 1, "steps.b.c": "${.d}", "steps.b.d": 2, "m.n": 3, "m.o": 4}
+        found = honoured.honours_of(raw | others, "variant").settings
+        assert found == {"variant.numerator", "variant.of", "variant.n", "steps.a", "steps.b.c", "steps.b.d", "m.n"}
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_nothing_is_declared_that_there_is_not(self, kind: str) -> None:
-        assert MAKERS[kind].type.honours.settings <= set(NAMES)
+        assert HONOURS[kind].settings <= set(NAMES)
         assert isinstance(build.point(EXPANDER.request({"attention": kind} | function(kind))).variant, Declares)
 
     @pytest.mark.parametrize("kind", MAKERS)
@@ -198,7 +223,7 @@ class TestDeclarations:
         assert set(variant.idle) <= variant.honours.settings
 
 
-FIXED = [kind for kind, maker in MAKERS.items() if maker.type.honours.family]
+FIXED = [kind for kind in MAKERS if HONOURS[kind].family]
 
 
 class TestFormatOfFixedArithmetic:
@@ -209,7 +234,7 @@ class TestFormatOfFixedArithmetic:
     @pytest.mark.parametrize("kind", FIXED)
     def test_precision_names_a_format_alone_or_the_variants_own_policy(self, kind: str, option: str) -> None:
         family, _, name = option.rpartition("_")
-        honours = MAKERS[kind].type.honours
+        honours = HONOURS[kind]
         own = "eager" if kind == "vanilla" else "kernel"
         narrow = kind == "triton" and family and name in ("e4m3fn", "e5m2")  # whose output is FP16, not what the policy says
         asked = EXPANDER.request({"attention": kind, "precision": option} | function(kind))
@@ -244,14 +269,17 @@ class TestWords:
     @pytest.mark.parametrize(
         ("layer", "words"),
         [
-            ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*take attention=tiled, instrumented, triton or flex"),
+            ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*take attention=flex, instrumented, tiled or triton"),
             ({"attention.backend": "cudnn"}, r"attention\.backend: 'cudnn' .*attention=tiled .*, or take attention=sdpa"),
             ({"attention": "sdpa", "tiling.br": 1, "softmax": "fa1"}, r"softmax: 'fa1' .*softmax\.normalise.* nor tiling\.br"),
             ({"tiling.stride": 5}, r"tiling\.stride: 5 .*with tiling\.order=strided alone"),
             ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*with precision=fp32 alone"),
             ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
-            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read"),
-            ({"baseline": "emulation", "baseline.precision": "fp16"}, r"baseline\.precision: .*baseline=emulation does not"),
+            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not honour"),
+            (
+                {"baseline": "emulation", "baseline.precision": "fp16"},
+                r"baseline\.precision: .*baseline=emulation does not",
+            ),
             ({"problem.n": 4, "problem.queries": 1, "problem.keys": 2}, r"problem\.n: 4 .*queries=1 and problem\.keys=2"),
             ({"precision.inputs": "bf16", "precision.quantise.to": "e5m2"}, r"precision\.inputs: .*quantise\.to=e5m2"),
             ({"tiling.br": 16, "tiling.shape": "square_bc"}, r"tiling\.br: 16 .*tiling\.shape=square_bc"),
@@ -264,7 +292,7 @@ class TestWords:
     def test_null_states_nothing(self) -> None:
         stated, taken_back = {"tiling.br": 16, "softmax.exp": "exp"}, {"tiling.br": None, "softmax.exp": None}
         asked = EXPANDER.request({"attention": "sdpa"} | stated, taken_back)
-        assert set(asked.said) == {"attention.kind"}
+        assert set(asked.said) == {"attention"}
         assert built(asked) == built(EXPANDER.request({"attention": "sdpa"}))
 
     def test_values_stand_above_the_file_of_an_option(self) -> None:
@@ -272,7 +300,7 @@ class TestWords:
         assert (made.problem.shape.queries, made.problem.shape.keys) == (3, 5)
 
     def test_an_option_that_another_replaces_states_nothing(self) -> None:
-        assert "baseline.kind" not in EXPANDER.request({"baseline": "emulation"}, {"baseline": "eager"}).said
+        assert str(EXPANDER.request({"baseline": "emulation"}, {"baseline": "eager"}).said["baseline"]) == "baseline=eager"
 
 
 class Measuring:
@@ -280,7 +308,7 @@ class Measuring:
 
     def __init__(self) -> None:
         self.measured: list[Any] = []
-        self.announced: list[StudyPoint] = []
+        self.announced: list[tuple[Any, Any]] = []
 
     def environment(self) -> dict[str, str]:
         return {"numdev": "1"}
@@ -290,16 +318,22 @@ class Measuring:
         return {name: describe(part) for name, part in parts.items()}
 
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
-        from numdev.results.record import key_of
-
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Record:
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record:
         self.measured.append(variant)
-        parts = problem, variant, baseline, seeds
-        return Record(self.key(*parts), self.config(*parts), self.environment(), Status.OK)
+        return self.without_figures((problem, variant, baseline, seeds), Status.OK, "")
 
-    def announce(self, points: Iterator[StudyPoint]) -> None:
+    def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record:
+        columns = {"deviation": COLUMNS}
+        stated = self.kind_name, "attention", ("out", "lse"), columns, self.config(*point), self.environment()
+        return Record(self.key(*point), *stated, status, reason)
+
+    @property
+    def kind_name(self) -> str:
+        return "deviation"
+
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         self.announced = list(points)
 
 

@@ -15,21 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from numdev.api import Bench, speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.deviation import METRICS, NONFINITE
-from numdev.measurement.speed.bench import SpeedBench
+from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.measurement.speed.timing import Budget
 from numdev.report.comparison.changes import COLUMNS, COMPARABLE, Criterion, compare
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics.estimates import ratio
 from numdev.report.statistics.significance import holm, paired, unpaired
+from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
@@ -45,8 +46,15 @@ Point = tuple[dict[str, Any], Record]
 
 
 def rows(values: Sequence[float], **place: Any) -> list[dict[str, Any]]:
-    head = {"subject": "variant", "output": "out", "reference": "golden", "max_index": [0]} | place
-    rest = dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
+    head = {
+        "cluster": "",
+        "subject": "variant",
+        "output": "out",
+        "primary": True,
+        "reference": "golden",
+        "max_index": [0],
+    } | place
+    rest: dict[str, Any] = dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0) | {"max_index": [0]}
     return [{"seed": seed} | head | rest | {"rmse": value, "max_ulp": 3 * value} for seed, value in enumerate(values)]
 
 
@@ -57,8 +65,10 @@ def point(
     labels = {"precision": "bf16"} if labels is None else labels
     config = {"problem": {"shape": {"keys": n}}, "variant": {"type": "Tiled"}, "baseline": None, "seeds": len(values)}
     key = f"{machine}-{n}-" + "-".join(str(value) for value in labels.values())
-    made = Record(key, config, {"device": machine, "python": "3.12"}, Status.OK, "", rows(values), [], 1.0)
-    return labels, dataclasses.replace(made, **changes)
+    tables = {"deviation": changes.pop("rows", rows(values)), "counters": []}
+    columns = {"deviation": DEVIATION, "counters": (Column("seed"),)}
+    stated = "deviation", "attention", ("out", "lse"), columns, config, {"device": machine, "python": "3.12"}
+    return labels, dataclasses.replace(Record(key, *stated, Status.OK, "", tables, 1.0), **changes)
 
 
 def failed(status: Status, reason: str, **changes: Any) -> Point:
@@ -73,10 +83,8 @@ def store_of(path: Path, *points: Point, study: str = "s") -> Store:
     for _, made in points:
         store.put(made)
     listed = [{"key": made.key, "scenario": "uniform", "labels": labels} for labels, made in points]
-    store.put_study(
-        study,
-        {"name": study, "title": "t", "figure": None, "claims": [], "scenarios": UNIFORM, "overrides": [], "points": listed},
-    )
+    manifest: dict[str, Any] = {"name": study, "kind": "deviation", "title": "t", "figure": None, "claims": [], "overrides": []}
+    store.put_study(study, manifest | {"scenarios": UNIFORM, "points": listed})
     return store
 
 
@@ -363,10 +371,10 @@ class TestCommand:
     def test_speed_is_compared_by_its_own_figures(self, numdev: Command, tmp_path: Path) -> None:
         place = Problem(Distribution(), Shape(queries=8, keys=8, head_dim=8))
         study = Study("toy", "A toy", None, (), (StudyPoint(place, Vanilla(FP32), None, 3, "normal", {"kernel": "vanilla"}),))
-        run(study, SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "a"))
+        run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "a"))
         slow = Store(tmp_path / "b")
         for made in Store(tmp_path / "a").records():
-            slow.put(dataclasses.replace(made, rows=[row | {"latency": 3 * row["latency"]} for row in made.rows]))
+            slow.put(dataclasses.replace(made, tables={"speed": [row | {"latency": 3 * row["latency"]} for row in made.rows]}))
         slow.put_study("toy", Store(tmp_path / "a").studies()["toy"])
         assert numdev("compare", "a", "b").code == 0
         assert numdev("compare", "a", "b", "metric=latency", "tolerance=1.2").code == 1

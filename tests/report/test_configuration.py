@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution
+from numdev.attention.distributions import DISTRIBUTIONS
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
@@ -29,7 +29,7 @@ from numdev.report.reading.columns import meaning
 from numdev.report.reading.configuration import setting
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.typed import flatten
-from numdev.results.record import describe
+from numdev.results.canonical import describe
 from numdev.results.store import Store
 from numdev.results.study import Refused
 
@@ -49,7 +49,7 @@ def has_words_of_its_own(column: str) -> bool:
 
 def every_column(tmp_path: Path) -> dict[str, Any]:
     save_file({f"a.{name}": torch.ones(1, 4, 4) for name in "qkv"}, tmp_path / "own.safetensors")
-    problems = [Problem(Distribution()), Problem(Captured(str(tmp_path / "own.safetensors")))]
+    problems = [*(Problem(kind()) for kind in DISTRIBUTIONS), Problem(Captured(str(tmp_path / "own.safetensors")))]
     parts: list[tuple[str, Any]] = [("timing", Budget()), *(("problem", problem) for problem in problems)]
     parts += [(part, variant) for part in ("variant", "baseline") for variant in (*VARIANTS, REFUSED)]
     return {name: value for part, it in parts for name, value in flatten({part: describe(it)}).items()}

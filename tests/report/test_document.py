@@ -11,6 +11,7 @@ import pytest
 import typst
 from rich.console import Console
 
+from numdev.api import Bench, speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
@@ -20,8 +21,6 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
-from numdev.measurement.bench import Bench
-from numdev.measurement.speed.bench import SpeedBench
 from numdev.measurement.speed.timing import Budget
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.overview import escaped
@@ -180,7 +179,7 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
         }.items()
     )
     study = Study("speed_cpu", "On a CPU", None, (), points, command="numdev speed study=speed_cpu")
-    run(study, SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
+    run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
     make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), pdf=True)
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     drawn = {path.name: path for path in (tmp_path / "out" / "figures").glob("*.svg")}

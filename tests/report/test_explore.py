@@ -14,7 +14,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
-from numdev.measurement.deviation import Deviation
+from numdev.measurement.deviation.metrics import NONFINITE, Deviation
 from numdev.report.figures.explore import NO_STEP, blame, error_histogram, error_map, total_and_arithmetic
 from numdev.report.figures.style import to_png
 from numdev.report.reading.elements import element_errors
@@ -35,7 +35,8 @@ def rows(values: dict[tuple[str, str], float], label: str = "") -> pd.DataFrame:
     """One row per seed, subject and reference; a seed multiplies the value by 1, 2 or 4."""
     return pd.DataFrame(
         [
-            {"seed": seed, "subject": subject, "output": "out", "reference": reference, "nan_count": 0, "inf_count": 0}
+            {"seed": seed, "subject": subject, "output": "out", "reference": reference}
+            | dict.fromkeys(NONFINITE, 0)
             | {"max_difference": value * 2.0**seed, "rmse": value, "label.step": label}
             for (subject, reference), value in values.items()
             for seed in range(3)

@@ -9,12 +9,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from numdev.api import Bench
 from numdev.attention.exact import Exact
+from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.deviation import METRICS, NONFINITE
+from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, to_parquet, write_tables
 from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
+from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Shard, run
@@ -29,11 +32,14 @@ def results(toy_results: Store) -> Results:
 
 
 def record(key: str, **changes: Any) -> Record:
-    row = {"seed": 0, "subject": "variant", "output": "out", "reference": "golden", "max_index": [0, 1, 2, 3]}
+    row: dict[str, Any] = {"seed": 0, "cluster": "", "subject": "variant", "output": "out", "primary": True}
+    row |= {"reference": "golden", "max_index": [0, 1, 2, 3]}
     row |= dict.fromkeys(METRICS, 1.0) | dict.fromkeys(NONFINITE, 0)
     config = {"problem": {"shape": {"keys": 8}}, "variant": {"tiling": {"br": 2, "bc": 4}}, "baseline": None, "seeds": 1}
-    made = Record(key, config, {"device": "cpu"}, Status.OK, "", [row], [{"seed": 0, "tied_rows": 0.5}], 1.0)
-    return dataclasses.replace(made, **changes)
+    tables = {"deviation": [row], "counters": [{"seed": 0, "tied_rows": 0.5}]}
+    columns = {"deviation": DEVIATION, "counters": (Column("seed"), *ATTENTION.counters)}
+    stated = "deviation", "attention", ("out", "lse"), columns, config, {"device": "cpu"}
+    return dataclasses.replace(Record(key, *stated, Status.OK, "", tables, 1.0), **changes)
 
 
 def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store:
@@ -43,7 +49,15 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     names = names or ("default",) * len(records)
     points = [{"key": made.key, "scenario": name, "labels": {}} for made, name in zip(records, names, strict=True)]
     scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
-    manifest = {"name": "s", "title": "t", "figure": None, "claims": [], "overrides": [], "scenarios": scenarios}
+    manifest = {
+        "name": "s",
+        "title": "t",
+        "figure": None,
+        "claims": [],
+        "overrides": [],
+        "scenarios": scenarios,
+        "kind": "deviation",
+    }
     store.put_study("s", manifest | {"points": points})
     return store
 
@@ -82,7 +96,7 @@ def test_the_order_is_that_of_the_manifest(results: Results) -> None:
 
 def test_points_have_counters_as_means(tmp_path: Path) -> None:
     counters = [{"seed": 0, "tied_rows": 0.25}, {"seed": 1, "tied_rows": 0.75}]
-    found = load(store_of(tmp_path, record("a", counters=counters)))
+    found = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters})))
     assert found.points["counter.tied_rows"].tolist() == [0.5]
 
 
@@ -197,7 +211,7 @@ def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -
 
 def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     rows = [record("a").rows[0] | {"seed": seed, "nan_count": seed} for seed in range(3)]
-    found = load(store_of(tmp_path, record("a", rows=rows)))
+    found = load(store_of(tmp_path, record("a", tables={"deviation": rows, "counters": []})))
     summaries = summarise(found.rows, found.points)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
 
@@ -229,7 +243,7 @@ def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) 
     one = summarise(results.study("sign"), results.points[results.points["study"] == "sign"])
     assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
     assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
-    assert "problem.source.parameter" not in one
+    assert "problem.source.share" not in one
 
 
 def test_csv_numbers_have_nine_digits() -> None:
@@ -237,14 +251,7 @@ def test_csv_numbers_have_nine_digits() -> None:
     assert to_csv(table) == b"a,b\n0.333333333,1\ninf,2\n,3\n"
 
 
-def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(BadInput, match=r"numdev\[parquet\]"):
-        to_parquet(pd.DataFrame({"a": [1]}))
-
-
 def test_parquet_keeps_what_the_csv_has(results: Results) -> None:
-    pytest.importorskip("pyarrow")
     import io
 
     table = results.study("sign")

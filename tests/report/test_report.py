@@ -1,22 +1,24 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.document.paper import make_report
 from numdev.report.reading.columns import meaning
 from numdev.report.studies.registry import CLAIMS
-from numdev.results.record import Record, Status
+from numdev.results.record import Status
 from numdev.results.store import Store
 from tests.toy_studies import title_of
 
@@ -158,7 +160,8 @@ def test_failures_are_listed_with_their_reasons(toy_results: Store, tmp_path: Pa
     key = store.studies()["sign"]["points"][0]["key"]
     old = store.get(key)
     assert old is not None
-    store.put(Record(key, old.config, old.environment, Status.UNSUPPORTED, "attention.mask: [no] windows"))
+    nothing: dict[str, list[dict[str, Any]]] = {name: [] for name in old.tables}
+    store.put(dataclasses.replace(old, status=Status.UNSUPPORTED, reason="attention.mask: [no] windows", tables=nothing))
     printed = report(store.path, tmp_path / "out", ["sign"])
     assert "Points without a full result" in printed
     assert "attention.mask: [no] windows" in printed

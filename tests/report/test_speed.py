@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from rich.console import Console
 
+from numdev.api import speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.precision import Precision
@@ -25,7 +26,6 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.speed.bench import SpeedBench
 from numdev.measurement.speed.columns import shape_text
 from numdev.measurement.speed.timing import Budget
 from numdev.report.document.paper import make_report
@@ -53,7 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in (32, 64)
         for q in (n, 1)
     ]
-    outcome = run(Study("toy", "A toy", None, (), tuple(points)), SpeedBench("cpu", Budget(1e-4, 3, 3)), Store(path))
+    outcome = run(Study("toy", "A toy", None, (), tuple(points)), speed_bench("cpu", Budget(1e-4, 3, 3)), Store(path))
     assert not outcome.has_errors
     return path
 
@@ -67,13 +67,13 @@ def test_a_report_takes_its_own_kind_of_study(results: Path, toy_results: Store,
     assert set(pd.read_csv(tmp_path / "speed" / "speed.csv")["study"]) == {"toy"}
     make_report(tmp_path / "both", tmp_path / "report", console=console)
     assert "toy" not in set(pd.read_csv(tmp_path / "report" / "results.csv", low_memory=False)["study"])
-    with pytest.raises(BadInput, match=r"studies: 'toy' .*numdev speed reports on speed"):
+    with pytest.raises(BadInput, match=r"studies: 'toy' .*on which numdev speed reports"):
         make_report(tmp_path / "both", tmp_path / "report", ["toy"], console=console)
     with pytest.raises(
         BadInput, match=r"no study of speed but fa3_table3, fig3, .*, on which numdev report reports; .*study=speed_cpu"
     ):
         make_speed_report(toy_results.path, tmp_path / "speed", console)
-    with pytest.raises(BadInput, match=r"no study but toy, on which numdev speed reports; measure one"):
+    with pytest.raises(BadInput, match=r"no study of deviation but toy, on which numdev speed reports; measure one"):
         make_report(results, tmp_path / "report", console=console)
     shutil.copytree(toy_results.path, tmp_path / "both" / "speed")
     make_report(tmp_path / "both", tmp_path / "report", ["fig3"], console=console, pdf=True)  # of no study of speed
@@ -152,7 +152,7 @@ def test_faster_from_the_start_never_and_again_slower() -> None:
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     point = StudyPoint(Problem(Distribution(), Shape(queries=8, keys=8)), Sdpa(Backend.CUDNN), None, 1)
-    run(Study("none", "None", None, (), (point,)), SpeedBench("cpu"), Store(tmp_path / "results"))
+    run(Study("none", "None", None, (), (point,)), speed_bench("cpu"), Store(tmp_path / "results"))
     make_speed_report(tmp_path / "results", tmp_path / "out", Console(quiet=True))
     assert len(pd.read_csv(tmp_path / "out" / "unsupported.csv")) == 1
     assert not (tmp_path / "out" / "figures").exists()

@@ -20,7 +20,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP32, Format
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.distributions import Constant, Kind, Sink
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
@@ -29,17 +29,23 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from numdev.results.record import Record, Status, describe, key_of, student_quantile, summary
+from numdev.measurement.deviation.measurement import COLUMNS
+from numdev.results.canonical import describe, key_of
+from numdev.results.record import OldResults, Record, Status, student_quantile, summary
 from tests.cases import U64
 
-PROBLEM = Problem(Distribution(Kind.SINK, 3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
+PROBLEM = Problem(Sink(3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
 CONFIG: dict[str, Any] = {"problem": describe(PROBLEM), "seeds": 3}
 ENVIRONMENT = {"numdev": "1.0", "torch": "2.13", "threads": "1"}
 FIGURES = st.one_of(st.floats(), st.integers(-(2**40), 2**40))
 
 
-def record(**changes: Any) -> Record:
-    return replace(Record(key_of(CONFIG, ENVIRONMENT), CONFIG, ENVIRONMENT, Status.OK), **changes)
+def record(rows: list[dict[str, Any]] | None = None, counters: list[dict[str, Any]] | None = None, **changes: Any) -> Record:
+    stated: dict[str, Any] = {"kind": "deviation", "operation": "attention", "outputs": ("out", "lse")}
+    stated |= {"columns": {"deviation": COLUMNS, "counters": (COLUMNS[0],)}, "config": CONFIG, "environment": ENVIRONMENT}
+    tables = {"deviation": rows or [], "counters": counters or []}
+    made = Record(key=key_of(CONFIG, ENVIRONMENT), status=Status.OK, tables=tables, **stated)
+    return replace(made, **changes)
 
 
 def row(seed: int, value: float, subject: str = "variant", reference: str = "golden") -> dict[str, Any]:
@@ -87,8 +93,8 @@ def test_every_difference_is_another_key() -> None:
         replace(PROBLEM, scale=None),
         replace(PROBLEM, mask=Mask()),
         replace(PROBLEM, shape=Shape(2, 4, 4, 8, 9, 16)),
-        replace(PROBLEM, source=Distribution(Kind.SINK, 3.5)),
-        replace(PROBLEM, source=Distribution(Kind.CONSTANT, 3.0)),
+        replace(PROBLEM, source=Sink(3.5)),
+        replace(PROBLEM, source=Constant(3.0)),
         replace(PROBLEM, source=Captured()),
         replace(PROBLEM, source=Captured(layer="layer0")),
     ]
@@ -110,7 +116,7 @@ def test_descriptions_are_plain_and_canonical(value: object) -> None:
 def test_the_form_of_a_description() -> None:
     assert describe(PROBLEM) == {
         "type": "Problem",
-        "source": {"type": "Distribution", "kind": "sink", "parameter": 3.0},
+        "source": {"type": "Sink", "kind": "sink", "rise": 3.0},
         "shape": {"type": "Shape", "batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 9, "head_dim": 16},
         "mask": {"type": "Mask", "causal": True, "window": 5, "key_lengths": [3, 9]},
         "scale": 0.5,
@@ -163,7 +169,9 @@ def test_the_round_trip_is_bit_exact(rows: list[dict[str, float]], reason: str, 
     one = record(rows=rows, reason=reason, seconds=seconds, status=Status.NONFINITE, counters=[{"seed": 0, "x": math.inf}])
     again = Record.from_json(one.to_json())
     assert (again.key, again.config, again.environment) == (one.key, one.config, one.environment)
-    assert (again.status, again.reason, again.seconds, again.counters) == (one.status, reason, seconds, one.counters)
+    assert (again.status, again.reason, again.seconds) == (one.status, reason, seconds)
+    assert (again.kind, again.operation, again.outputs, again.columns) == (one.kind, one.operation, one.outputs, one.columns)
+    assert again.table("counters") == [{"seed": 0, "x": math.inf}]
     assert [{k: bits(v) for k, v in r.items()} for r in again.rows] == [{k: bits(v) for k, v in r.items()} for r in rows]
 
 
@@ -202,11 +210,24 @@ def test_torn_records_are_refused() -> None:
         b"\xff\xfe\x00",
         b"\0" * 9,
         b'{"key":"","config":{},"environment":{},"status":"ok","more":1}',
+        record().to_json({"deviation": {"file": "x.parquet"}}),
     ],
 )
 def test_other_data_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="."):
         Record.from_json(data)
+
+
+def test_a_record_of_an_older_numdev_is_no_torn_one() -> None:
+    """It would be measured again in silence, and a report would say that it is torn."""
+    with pytest.raises(OldResults, match="does not state its kind"):
+        Record.from_json(b'{"key":"","config":{},"environment":{},"status":"ok","rows":[],"counters":[]}')
+
+
+def test_a_table_that_is_kept_apart_is_fetched() -> None:
+    one = record(rows=[row(0, 1.5)])
+    data = one.to_json({"deviation": {"file": "x.parquet"}})
+    assert Record.from_json(data, lambda stated: [{"x": stated["file"]}]).rows == [{"x": "x.parquet"}]
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 40])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import multiprocessing
 import os
 import stat
@@ -10,13 +11,23 @@ from typing import Any
 
 import pytest
 
-from numdev.results.record import Record, Status
+from numdev.results.columns import Column, Use
+from numdev.results.record import OldResults, Record, Status
 from numdev.results.store import Store, StoreError, write_atomically
+from numdev.results.tables import LONG
 
 
 def record(key: str = "a" * 32, seconds: float = 0.5, rows: int = 1) -> Record:
     figures = [{"seed": seed, "subject": "variant", "max_difference": 0.1 * seed} for seed in range(rows)]
-    return Record(key, {"seeds": rows}, {"device": "cpu"}, Status.OK, rows=figures, seconds=seconds)
+    return with_tables({"deviation": figures}, key, config={"seeds": rows}, seconds=seconds)
+
+
+def with_tables(
+    tables: dict[str, list[dict[str, Any]]], key: str = "k", config: dict[str, Any] | None = None, seconds: float = 0.0
+) -> Record:
+    columns: dict[str, tuple[Column, ...]] = {name: (Column("seed", "", "the replicate", Use.PLACE),) for name in tables}
+    stated = "deviation", "attention", ("out",), columns, config or {}, {"device": "cpu"}
+    return Record(key, *stated, Status.OK, tables=tables, seconds=seconds)
 
 
 def files(folder: Path) -> list[str]:
@@ -33,7 +44,7 @@ class TestReadingAndWriting:
 
     def test_every_float_comes_back_bit_by_bit(self, tmp_path: Path) -> None:
         values = [5e-324, 1.7976931348623157e308, 0.1, float("inf"), -0.0, 1 / 3]
-        whole = Record("k", {}, {}, Status.OK, rows=[{"values": values}])
+        whole = with_tables({"deviation": [{"values": values}]})
         Store(tmp_path).put(whole)
         found = Store(tmp_path).get("k")
         assert found is not None
@@ -58,6 +69,76 @@ class TestReadingAndWriting:
             os.umask(before)
         (path,) = (tmp_path / "records").iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+AWKWARD = [5e-324, 1.7976931348623157e308, 0.1, math.inf, -math.inf, -0.0, 1 / 3]
+
+
+class TestLongTables:
+    def rows(self, shift: int = 0) -> list[dict[str, Any]]:
+        texts = ("out", "lse", "")
+        return [
+            {"step": i, "value": AWKWARD[i % 7] * (1 + shift), "text": texts[i % 3], "index": [i, i % 5], "even": i % 2 == 0}
+            for i in range(LONG + 1)
+        ]
+
+    def test_stand_in_parquet_and_come_back_bit_by_bit(self, tmp_path: Path) -> None:
+        store, short = Store(tmp_path), [{"seed": 0}]
+        one = with_tables({"training": self.rows(), "counters": short})
+        store.put(one)
+        assert store.get("k") == one
+        assert [row["value"].hex() for row in store.get("k").rows] == [row["value"].hex() for row in self.rows()]  # type: ignore[union-attr]
+        stated = json.loads((tmp_path / "records" / "k.json").read_bytes())["tables"]
+        assert stated["counters"] == short
+        assert stated["training"]["rows"] == LONG + 1
+        assert files(tmp_path) == ["records/k.json", f"records/{stated['training']['file']}"]
+
+    def test_nan_stays_nan(self, tmp_path: Path) -> None:
+        rows = [{"value": math.nan} for _ in range(LONG + 1)]
+        Store(tmp_path).put(with_tables({"training": rows}))
+        found = Store(tmp_path).get("k")
+        assert found is not None
+        assert all(math.isnan(row["value"]) for row in found.rows)
+
+    def test_others_take_their_place(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.put(with_tables({"training": self.rows()}))
+        store.put(with_tables({"training": self.rows(1)}))
+        found = store.get("k")
+        assert found is not None
+        assert found.rows == self.rows(1)
+        assert len(files(tmp_path)) == 2
+        store.put(with_tables({"training": [{"step": 0}]}))
+        assert files(tmp_path) == ["records/k.json"]
+
+    @pytest.mark.parametrize("left", [b"", b"PAR1", None])
+    def test_a_torn_or_lost_one_makes_its_record_torn(self, tmp_path: Path, left: bytes | None) -> None:
+        store = Store(tmp_path)
+        store.put(with_tables({"training": self.rows()}))
+        (table,) = (tmp_path / "records").glob("k/*.parquet")
+        if left is None:
+            table.unlink()
+        else:
+            table.write_bytes(left)
+        assert store.get("k") is None
+        assert store.torn == [tmp_path / "records" / "k.json"]
+
+    def test_rows_of_other_columns_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="table training: every row of a long table needs the same columns, step, value"):
+            Store(tmp_path).put(with_tables({"training": [*self.rows(), {"step": 0}]}))
+        assert files(tmp_path) == []
+
+
+class TestOldRecords:
+    def test_are_refused_with_what_to_do(self, tmp_path: Path) -> None:
+        store, old = Store(tmp_path), tmp_path / "records" / "old.json"
+        store.put(record("good"))
+        old.write_text('{"key": "old", "config": {}, "environment": {}, "status": "ok", "rows": [], "counters": []}')
+        for read in (lambda: store.get("old"), lambda: list(store.records())):
+            with pytest.raises(OldResults, match=r"^results: .*old.json is of an older numdev, .*; run its study again"):
+                read()
+        assert store.get("good") == record("good")
+        assert store.torn == []
 
 
 class TestTornFiles:

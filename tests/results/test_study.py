@@ -12,19 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.api import baseline_for
+from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output
+from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.bench import Bench
+from numdev.measurement.operation import Operation
+from numdev.measurement.protocol import Context, Findings
+from numdev.measurement.runner import Runner
+from numdev.results.columns import Column, Use
 from numdev.results.record import Status
 from numdev.results.scenario import Role, Scenario, is_old, scenarios_of
 from numdev.results.store import Store, StoreError
@@ -161,7 +166,7 @@ class TestRun:
 class Ahead(Bench):
     """Is told what comes."""
 
-    def announce(self, points: Iterable[StudyPoint]) -> None:
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         self.announced = list(points)
 
 
@@ -169,7 +174,7 @@ class TestAnnounced:
     def test_what_will_be_measured_in_its_order(self, store: Store) -> None:
         bench, measured = Ahead(Exact(), "cpu"), []
         run(GRID, bench, store, progress=lambda done, total, point: measured.append(point))
-        assert bench.announced == measured
+        assert bench.announced == [(point.problem, point.variant) for point in measured]
         assert len(measured) == 6
 
     def test_only_what_the_store_lacks_and_the_shard_has(self, store: Store) -> None:
@@ -239,6 +244,55 @@ class TestResume:
         monkeypatch.undo()
         outcome = run(GRID, bench, store)
         assert (outcome.measured, outcome.skipped) == (4, 2)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A kind that counts to the number of its seeds, one at a time, and keeps how far it is."""
+
+    operation: Operation = ATTENTION
+    name: str = "steps"
+    seeds: int = 1
+    breaks_at: int = -1
+
+    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Steps:
+        return replace(self, seeds=seeds)
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"seeds": self.seeds}
+
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        return {"steps": (Column("seed", "", "the step", Use.PLACE), Column("first", "", "that this process took"))}
+
+    def run(self, context: Context) -> Findings:
+        assert context.folder is not None
+        kept = context.folder / "step"
+        first = int(kept.read_text()) if kept.is_file() else 0
+        for seed in context.replicates():
+            if seed == self.breaks_at:
+                raise KeyboardInterrupt
+            if seed >= first:
+                context.folder.mkdir(parents=True, exist_ok=True)
+                kept.write_text(str(seed + 1))
+        return Findings({"steps": [{"seed": seed, "first": first} for seed in range(self.seeds)]})
+
+
+class TestCheckpoints:
+    def test_are_found_by_the_next_run_and_gone_when_the_record_is_stored(self, store: Store) -> None:
+        grid = study(replace(point(), seeds=5))
+        with pytest.raises(KeyboardInterrupt):
+            run(grid, Runner(Steps(breaks_at=3), "cpu"), store)
+        assert len(list((store.path / "work").glob("*/step"))) == 1
+        run(grid, Runner(Steps(), "cpu"), store)
+        (record,) = store.records()
+        assert [row["first"] for row in record.rows] == [3] * 5
+        assert not list((store.path / "work").iterdir())
 
 
 class TestFailures:

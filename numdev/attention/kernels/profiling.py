@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+
+from numdev.profiler import profiler
 
 T = TypeVar("T")
 
@@ -19,13 +19,6 @@ _FAMILIES = (
     ("flash", ("flash_fwd", "flash_attention")),
     ("math", ("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass")),
 )
-
-
-def profiler(device: torch.device, **options: Any) -> profile:
-    """torch's profiler of a device, without the lines that some versions of its library write to the terminal."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    return profile(activities=activities, **options)
 
 
 def kernels(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH
 from numdev.errors import BadInput
+from numdev.settings import setting
 from numdev.usersource import Loaded, loaded
 
 _FIELD = "attention.function"
@@ -36,7 +37,7 @@ class Custom(Primary):
 
     honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
-    function: str
+    function: str = setting(MISSING, "where a function of one's own is imported from: `package.module:function`")
     fmt: Format = BF16
     digest: str = field(init=False, repr=False)
 

@@ -24,6 +24,7 @@ from numdev.attention.tiling import Order
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, is_refusal, proven
 from numdev.attention.walk import Walk
 from numdev.errors import Unsupported
+from numdev.settings import setting
 
 _FIELD = "attention.backend"
 
@@ -56,7 +57,7 @@ class Sdpa(InDtype):
 
     honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
-    backend: Backend = Backend.FLASH
+    backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")
     fmt: Format = BF16
 
     def cost_model(self, ran: Ran) -> CostModel:

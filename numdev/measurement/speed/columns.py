@@ -59,7 +59,8 @@ OF_COUNTED = {
 }
 """What follows from counted figures."""
 
-COLUMNS = MEASURED | COUNTED | DERIVED | OF_COUNTED
+FOLLOWING = DERIVED | OF_COUNTED
+"""What is not in a record, since it follows from what is: see `derived`."""
 
 
 def derived(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from numdev.attention.vendor import dispatch as vendor
+from numdev.measurement.operation import Operation
 from numdev.measurement.speed import nsight
-from numdev.measurement.speed.bench import bound, prepared
+from numdev.measurement.speed.measurement import bound, prepared
 from numdev.measurement.speed.timing import FLUSH_BYTES
 
 _SEED = 0  # any would do: traffic does not depend on the numbers
@@ -28,22 +28,32 @@ def main(file: Path, device: torch.device) -> None:
     """Make one call of each point within its range. A point that fails is remarked on and left out."""
     buffer = torch.zeros(FLUSH_BYTES, dtype=torch.int8, device=device)
     for number, packed in enumerate(pickle.loads(file.read_bytes())):
+        operation: Operation | None = None
         try:
-            problem, variant = pickle.loads(packed)
-            with vendor.unproven():  # torch's profiler and ncu cannot both have the GPU
-                count(number, problem, variant, buffer)
+            operation, problem, variant = pickle.loads(packed)
+            with operation.workload.counting():  # torch's profiler and ncu cannot both have the GPU
+                count(number, Call(operation, problem, variant), buffer)
         except Exception as error:
             print(nsight.remark(number, f"{type(error).__name__}: {error}"[:200]), file=sys.stderr, flush=True)
         finally:
-            vendor.forget_masks()
+            if operation is not None:
+                operation.workload.forget()
 
 
-def count(number: int, problem: Any, variant: Any, buffer: Tensor) -> None:
+class Call(NamedTuple):
+    """What is counted."""
+
+    operation: Operation
+    problem: Any
+    variant: Any
+
+
+def count(number: int, call: Call, buffer: Tensor) -> None:
     """Call the variant once within range `number`, with the second-level cache full of something else.
 
     The buffer is read for that, not written: lines that were written would go to memory during the call and be counted as its.
     """
-    run = bound(problem, variant, prepared(problem, variant, _SEED, buffer.device))
+    run = bound(*call, prepared(*call, _SEED, buffer.device))
     run()  # compiles
     buffer.sum()
     torch.cuda.synchronize(buffer.device)

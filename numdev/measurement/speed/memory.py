@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import profile
 
-from numdev.attention.kernels.profiling import profiler
+from numdev.profiler import profiler
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""The bytes that a call really moves, as the GPU's own counters have them; `numdev.attention.cost` has those of a model."""
+"""The bytes that a call really moves, as the GPU's own counters have them; those of a model are the operation's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from numdev.errors import BadInput
+from numdev.measurement.operation import Operation
 from numdev.measurement.speed import nsight
 
 METRICS = {
@@ -34,7 +35,7 @@ Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, a
 class Traffic:
     """Counts the traffic of points in child processes; one process takes the requested point and those announced after it."""
 
-    def __init__(self, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
+    def __init__(self, operation: Operation, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
         """`tell` gets a sentence, once for each reason why something was not counted.
 
         Raises:
@@ -43,6 +44,7 @@ class Traffic:
         if device.type != "cuda":
             mend = f"a GPU counts its traffic, and the device is {device.type}; use counters=false"
             raise BadInput("counters", True, mend)
+        self._operation = operation
         self._ncu = nsight.find()
         self._tell = tell
         self._told: set[str] = set()
@@ -84,7 +86,7 @@ class Traffic:
         packed: dict[Point, bytes] = {}
         for point in points:
             try:
-                packed[point] = pickle.dumps(point)
+                packed[point] = pickle.dumps((self._operation, *point))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self._found[point] = f"it cannot be sent to another process: {error}"
         reading = self._profile(list(packed.values())) if packed else nsight.Reading()

@@ -118,9 +118,8 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
 
 
 def _measured(results: Results, criterion: Criterion) -> dict[Place, _Point]:
-    """The points of one side. Rows of speed, which name no comparison, are of the variant's output against golden."""
-    rows = results.rows.fillna({"subject": "variant", "output": "out", "reference": "golden"})
-    rows = rows[rows["subject"] == "variant"]
+    """The points of one side."""
+    rows = results.rows[results.rows["subject"] == "variant"]
     chosen = rows[rows["reference"] == criterion.reference]
     if chosen.empty and not rows.empty:
         raise BadInput("reference", criterion.reference, f"both must have it; one has {', '.join(rows['reference'].unique())}")

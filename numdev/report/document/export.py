@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.errors import BadInput
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
@@ -35,7 +34,6 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
     Times differ from run to run and stand in timings.csv alone. With `parquet`, results.parquet beside results.csv.
 
     Raises:
-        BadInput: if Parquet is asked for and pyarrow is not installed.
         StoreError: if a file cannot be written.
     """
     rows = distinct(results.rows)
@@ -51,7 +49,9 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
         write_atomically(out / name, to_csv(table))
     if packed is not None:
         write_atomically(out / "results.parquet", packed)
-    write_atomically(out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}).encode())
+    write_atomically(
+        out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}, results.columns).encode()
+    )
     write_atomically(out / "environment.json", environments(results))
 
 
@@ -61,15 +61,7 @@ def to_csv(table: pd.DataFrame) -> bytes:
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
-    """The table in Parquet, numbers in full.
-
-    Raises:
-        BadInput: if pyarrow is not installed.
-    """
-    try:
-        import pyarrow  # noqa: F401  an extra: it is larger than everything else that numdev needs but torch
-    except ImportError:
-        raise BadInput("format", "parquet", "it needs pyarrow: pip install 'numdev[parquet]', or use format=csv") from None
+    """The table in Parquet, numbers in full."""
     buffer = io.BytesIO()
     table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()

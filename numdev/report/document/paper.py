@@ -14,7 +14,7 @@ from numdev.report.document.export import write_tables
 from numdev.report.document.speed import draw, frame
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.figures.style import to_png, to_svg
-from numdev.report.reading.frames import Results, is_timed, load
+from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.results.store import Store, write_atomically
@@ -40,11 +40,11 @@ def make_report(
         pdf: also set report.pdf.
 
     Raises:
-        BadInput: if there are no results, or not those asked for, or Parquet is asked for without pyarrow.
+        BadInput: if there are no results, or not those asked for.
         StoreError: if a file cannot be written.
     """
     console = console or Console()
-    loaded = load(Store(results), studies, timed=False)
+    loaded = load(Store(results), studies, kind="deviation")
     claims = judge(CLAIMS, loaded)
     write_tables(loaded, claims, out, parquet)
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
@@ -65,9 +65,9 @@ def make_report(
 def _speed(path: Path, folder: Path) -> Results | None:
     """Loads the results of `numdev speed` and draws their figures; None if there are none."""
     store = Store(path)
-    if not any(is_timed(store, manifest) for manifest in store.studies().values()):
+    if not any(manifest.get("kind") == "speed" for manifest in store.studies().values()):
         return None
-    loaded = load(store, timed=True)
+    loaded = load(store, kind="speed")
     draw(loaded, frame(loaded), folder)
     return loaded
 

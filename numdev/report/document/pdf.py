@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import typst
 
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview

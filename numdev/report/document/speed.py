@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.measurement.speed.columns import SHAPE, derived, shape_text
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.tables import failures_table
@@ -35,7 +35,7 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
         StoreError: if a file cannot be written.
     """
     console = console or Console()
-    loaded = load(Store(results), timed=True)
+    loaded = load(Store(results), kind="speed")
     rows = frame(loaded)
     crossing = crossovers(rows)
     failed = loaded.points[loaded.points["status"] != "ok"]
@@ -47,7 +47,9 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     }
     for name, table in tables.items():
         write_atomically(out / name, to_csv(table))
-    write_atomically(out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}).encode())
+    write_atomically(
+        out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}, loaded.columns).encode()
+    )
     write_atomically(out / "environment.json", environments(loaded))
     draw(loaded, rows, out / "figures")
     for note in loaded.notes:
@@ -59,12 +61,13 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
 
 
 def frame(results: Results) -> pd.DataFrame:
-    """One row per point and replicate, with what follows from the figures; `series` names what is measured.
+    """One row per point and replicate of studies of speed, with what follows from the figures; `series` names what is measured.
 
     Derived figures are those of `numdev.measurement.speed.columns.derived`, and `phase`: `decode` for one query, else `prefill`.
     """
-    rows = results.rows.drop(columns=[name for name in results.rows if name in _NOT_HERE])
-    if "latency" not in rows:
+    own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
+    rows = results.rows[results.rows["study"].isin(own)].drop(columns=[name for name in results.rows if name in _NOT_HERE])
+    if rows.empty:
         return rows.iloc[:0].assign(phase="", series="")
     derive = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]
     found = pd.DataFrame(derive).astype(rows.dtypes.to_dict())

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation import METRICS
+from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.figures.grid import chosen, replicates, whiskers
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
 from numdev.report.reading.elements import COLUMN, ROW

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from numdev.attention.events import COUNTERS
-from numdev.measurement.deviation import METRICS
-from numdev.measurement.speed.columns import COLUMNS as SPEED
+from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.report.reading.configuration import PARTS, setting
+from numdev.results.columns import Column
 
 _UNITS = {
     "absolute": "absolute, in the units of the output",
@@ -39,15 +39,8 @@ FIXED = {
     "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
     "tiling.area": "block area Br * Bc",
     "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
-    "seed": "the replicate: what the inputs were drawn with, or the place of a head among captured ones",
-    "cluster": "of replicates that are alike: the layer of a captured head; empty where replicates are independent",
-    "subject": "`variant` or `baseline`; a baseline stands once per scenario and problem, under its first point, "
-    "whose `variant.*` columns stand beside it",
-    "output": "which result is compared: `out`, the attention output O, or `lse`, m + log l",
-    "reference": "what it is compared with: `golden`, FP64 attention on the unrounded inputs (total error); "
-    "`golden_same_inputs`, on the subject's rounded inputs (arithmetic error); "
-    "`baseline`, naive attention in the same format",
-    "max_index": "where |D| is largest, as indices into the output",
+    "kind": "of measurement: `deviation`, `speed`, or one of the user's own",
+    "operation": "of which an implementation is measured, such as `attention`",
     "status": "how the measurement ended: ok, nonfinite, unsupported, out_of_memory or error",
     "reason": "why, where it is not ok",
     "environment": "number of the environment in environment.json",
@@ -98,24 +91,28 @@ STATISTICS = {
     "max": "largest over seeds",
 }
 
+SHIPPED = {column.name: column for column in DEVIATION} | {
+    name: Column(name, *said) for name, said in (MEASURED | COUNTED).items()
+}
+"""The columns of the kinds that ship with numdev, where no record is at hand."""
 LABELLED = "the point's place on an axis of the study"
 
 
-def meaning(column: str) -> tuple[str, str] | None:
-    """Unit and text of a column, or None if nothing is known of it."""
-    if column in METRICS:
-        unit, text = METRICS[column]
-        return _UNITS.get(unit, unit), text
-    if column in SPEED:
-        return SPEED[column]
+def meaning(column: str, declared: Mapping[str, Column] = SHIPPED) -> tuple[str, str] | None:
+    """Unit and text of a column, or None if nothing is known of it; `declared` are those that records state."""
+    if column in declared:
+        unit, text = declared[column].unit, declared[column].meaning
+        return ("mean over seeds" if column.startswith("counter.") else _UNITS.get(unit, unit)), text
+    if column in FOLLOWING:
+        return FOLLOWING[column]
     if column in FIXED:
         return ("s" if column == "seconds" else ""), FIXED[column]
     metric, _, statistic = column.rpartition(".")
-    if metric in METRICS and statistic in STATISTICS:
-        unit, text = METRICS[metric]
-        return _UNITS.get(unit, unit), f"{STATISTICS[statistic]} of: {text}"
+    if metric in declared and statistic in STATISTICS:
+        unit = declared[metric].unit
+        return _UNITS.get(unit, unit), f"{STATISTICS[statistic]} of: {declared[metric].meaning}"
     if column.startswith("counter."):
-        return "mean over seeds", COUNTERS.get(column.removeprefix("counter."), "what the variant counts of itself")
+        return "mean over seeds", "what the variant counts of itself"
     if column.startswith("label."):
         return "", f"{LABELLED}: `{column.removeprefix('label.')}`"
     if column.startswith("role."):
@@ -133,12 +130,12 @@ def _of_ones_own(column: str) -> tuple[str, str] | None:
     return ("", f"a setting of the class that stands in `{part}.type`") if part != column and part in PARTS else None
 
 
-def dictionary(tables: Mapping[str, Iterable[str]]) -> str:
-    """The data dictionary of some tables, as Markdown."""
-    return "\n".join(_lines(tables)) + "\n"
+def dictionary(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column] = SHIPPED) -> str:
+    """The data dictionary of some tables, as Markdown; `declared` see `meaning`."""
+    return "\n".join(_lines(tables, declared)) + "\n"
 
 
-def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _lines(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column]) -> Iterator[str]:
     yield "# Columns"
     yield ""
     yield "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of"
@@ -147,5 +144,5 @@ def _lines(tables: Mapping[str, Iterable[str]]) -> Iterator[str]:
     for name, columns in tables.items():
         yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
         for column in columns:
-            unit, text = meaning(column) or ("", "")
+            unit, text = meaning(column, declared) or ("", "")
             yield f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |"

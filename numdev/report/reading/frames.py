@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation import METRICS, NONFINITE
+from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.deviation.measurement import COUNTERS
+from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
+from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import flatten, typed
+from numdev.results.columns import Column
 from numdev.results.record import Record
 from numdev.results.scenario import Scenario, is_old, scenarios_of
 from numdev.results.store import Store
@@ -22,11 +26,13 @@ from numdev.results.store import Store
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 METRIC_NAMES = list(METRICS)
-LABEL = "label."
-CLUSTER = "cluster"  # of a replicate: see `numdev.attention.problem.Source.cluster`
+LABEL, COUNTER = "label.", "counter."
+PRIMARY = "primary"  # whether a row is of the primary output
 _ALWAYS = [
     TITLE,
     ROLE,
+    "kind",
+    "operation",
     "status",
     "reason",
     "environment",
@@ -46,14 +52,16 @@ class Results:
     """What a report is made from.
 
     Attributes:
-        rows: one row per (study, scenario, point, seed, subject, output, reference), with every metric, and the columns
-            of the point that stand for it. Rows of a baseline repeat under every point of its problem; see `distinct`.
+        rows: every row of the primary table of each point's record, and the columns of the point that stand for it. Of
+            deviations one per (study, scenario, point, seed, subject, output, reference), with every metric; rows of a baseline
+            repeat under every point of its problem; see `distinct`.
         points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
             counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
         environments: the different environments, in the order in which points need them.
         missing: how many points of a study have no record yet.
         notes: what the reader should know: points missing, torn files.
+        columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
     """
 
     rows: pd.DataFrame
@@ -62,6 +70,7 @@ class Results:
     environments: list[dict[str, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
 
     def study(self, name: str) -> pd.DataFrame:
         """The rows of one study, scenarios in the order of the manifest."""
@@ -72,21 +81,20 @@ class Results:
         return scenarios_of(self.manifests[name])
 
 
-def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | None = None) -> Results:
-    """Read the points of some studies, or of all.
-
-    With `timed` those that `numdev speed` has timed, without it (False) those of deviations; None takes both.
+def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None = None) -> Results:
+    """Read the points of some studies, or of all, of one kind of measurement or of every kind.
 
     The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
-    manifests = _chosen(store, studies, timed)
+    manifests = _chosen(store, studies, kind)
     points: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
+    columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
     for name, manifest in manifests.items():
         scenarios = scenarios_of(manifest)
         for point in _distinct_points(manifest):
@@ -94,6 +102,8 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
             if record is None:
                 missing[name] = missing.get(name, 0) + 1
                 continue
+            columns |= {column.name: column for column in record.primary}
+            columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
             if record.environment not in environments:
                 environments.append(record.environment)
             scenario = scenarios[point["scenario"]]
@@ -105,44 +115,47 @@ def load(store: Store, studies: Sequence[str] | None = None, *, timed: bool | No
             rows += [{"point": place["point"]} | _row(row) for row in record.rows]
     table = typed(points, ["point", *PLACE, *_ALWAYS])
     return Results(
-        rows=_rows(rows, table),
+        rows=_rows(rows, table, [name for name in columns if not name.startswith(COUNTER)]),
         points=table.drop(columns="point"),
         manifests=manifests,
         environments=environments,
         missing=missing,
         notes=list(_notes(store, manifests, missing)),
+        columns=columns,
     )
 
 
-def _chosen(store: Store, studies: Sequence[str] | None, timed: bool | None) -> dict[str, dict[str, Any]]:
+_COMMANDS = {
+    "deviation": ("numdev report", "numdev measure study=fig3"),
+    "speed": ("numdev speed", "numdev speed study=speed_cpu"),
+}
+"""What reports on a kind of measurement, and what makes such a study."""
+
+
+def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
     manifests = store.studies()
-    kept = {name: manifest for name, manifest in manifests.items() if timed is None or is_timed(store, manifest) in (timed, None)}
+    for name in studies or manifests:
+        if name in manifests and is_old(manifests[name]):
+            mend = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
+            raise BadInput("results", str(store.path), mend)
+    kept = {name: manifest for name, manifest in manifests.items() if kind in (None, manifest["kind"])}
     if not kept:
         torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
-        command = "numdev speed study=speed_cpu" if timed else "numdev measure study=fig3"
-        other = f" but {', '.join(manifests)}, on which numdev {'report' if timed else 'speed'} reports" if manifests else ""
-        mend = f"it holds no study{' of speed' if timed else ''}{other}{torn}; measure one first, for example with: {command}"
+        other = f" but {', '.join(manifests)}, {_on_which(manifests.values())}" if manifests else ""
+        _, command = _COMMANDS.get(kind or "deviation", ("", f"numdev measure, by the kind {kind}"))
+        mend = f"it holds no study{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), mend)
     for name in studies or ():
         if name not in kept:
-            also = (
-                f"; {name} is of the other kind: numdev speed reports on speed, numdev report on deviations"
-                if name in manifests
-                else ""
-            )
+            also = f"; {name} is of the other kind, {_on_which([manifests[name]])}" if name in manifests else ""
             raise BadInput("studies", name, f"{store.path} holds {', '.join(kept)}{also}")
-    chosen = {name: kept[name] for name in studies or kept}
-    for name, manifest in chosen.items():
-        if is_old(manifest):
-            mend = f"it holds {name} as an older numdev stored it, without scenarios; run the study again, or give another folder"
-            raise BadInput("results", str(store.path), mend)
-    return chosen
+    return {name: kept[name] for name in studies or kept}
 
 
-def is_timed(store: Store, manifest: Mapping[str, Any]) -> bool | None:
-    """Whether a study is one of speed; None where nothing of it is measured."""
-    records = (store.get(point["key"]) for point in manifest["points"])
-    return next(("timing" in record.config for record in records if record is not None), None)
+def _on_which(manifests: Iterable[Mapping[str, Any]]) -> str:
+    kinds = dict.fromkeys(manifest["kind"] for manifest in manifests)
+    readers = [_COMMANDS.get(kind, (f"a report of {kind}", ""))[0] for kind in kinds]
+    return f"on which {' and '.join(readers)} reports"
 
 
 def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -161,19 +174,20 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
 def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
     """The columns of a point."""
     config = flatten({name: part for name, part in record.config.items() if part is not None})
-    facts: dict[str, Any] = {"status": record.status.value, "reason": record.reason, "environment": environment}
+    facts: dict[str, Any] = {"kind": record.kind, "operation": record.operation, "environment": environment}
+    facts |= {"status": record.status.value, "reason": record.reason}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
     facts |= {"attention": _attention(config), "kernel": record.kernel}
     facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}
     facts |= {"pairing": _digest({name: record.config.get(name) for name in ("problem", "baseline")})}
     facts |= config
-    return facts | _counters(record.counters) | {"seconds": record.seconds}
+    return facts | _counters(record.table(COUNTERS)) | {"seconds": record.seconds}
 
 
 def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     """The mean over seeds of everything that the variant's runs counted."""
     names = [name for name in counters[0] if name != "seed"] if counters else []
-    return {f"counter.{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
+    return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 
 def _format(config: Mapping[str, Any]) -> str:
@@ -214,14 +228,16 @@ def _digest(value: object) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "max_index": " ".join(map(str, row.get("max_index", ())))}
+    """Of a table of plain cells: a list is its items."""
+    return {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _rows(rows: list[dict[str, Any]], points: pd.DataFrame) -> pd.DataFrame:
+def _rows(rows: list[dict[str, Any]], points: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
-    found = typed(rows, ["point", "seed", CLUSTER, *COMPARISON[1:], *METRIC_NAMES, "max_index"])
+    found = typed(rows, ["point", *columns])
+    if PRIMARY in found:  # a mask, also where there are no rows
+        found[PRIMARY] = found[PRIMARY].astype(bool)
     kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR, "point") or _is_axis(name)]
-    found[CLUSTER] = found[CLUSTER].fillna("")
     merged = points[kept].merge(found, on="point", how="inner", sort=False)
     return merged.drop(columns="point")
 
@@ -255,8 +271,7 @@ def _is_axis(name: str) -> bool:
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether a comparison holds NaN, or Inf where the other side has none."""
-    held = [name for name in NONFINITE if name in rows]  # records of an older version count fewer kinds
-    return rows[held].sum(axis=1) > 0
+    return rows[list(NONFINITE)].sum(axis=1) > 0
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention
@@ -22,7 +23,6 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.bench import Bench
 from numdev.results.record import Status
 from tests.cases import MASKS, draw, reach
 

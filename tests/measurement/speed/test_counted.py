@@ -17,6 +17,7 @@ from numdev.attention.base import Output
 from numdev.attention.distributions import Distribution
 from numdev.attention.kernels import profiling
 from numdev.attention.mask import Mask
+from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor import dispatch as vendor
 from numdev.attention.vendor.dispatch import InDtype
@@ -64,7 +65,7 @@ def written(folder: Path, *packed: bytes) -> Path:
 
 
 def test_one_call_lies_within_the_range_and_one_before_it(tmp_path: Path) -> None:
-    counted.main(written(tmp_path, pickle.dumps((PROBLEM, Watched()))), CPU)
+    counted.main(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
     assert SEEN == ["call", "wait", "numdev:0", "start", "call", "wait", "stop", "pop"]
 
 
@@ -72,14 +73,14 @@ def test_one_call_lies_within_the_range_and_one_before_it(tmp_path: Path) -> Non
 def test_what_fails_is_remarked_on_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails_at: int, expected: list[str]
 ) -> None:
-    points = [pickle.dumps((PROBLEM, variant)) for variant in (Watched(fails_at), Vanilla(FP32))]
+    points = [pickle.dumps((ATTENTION, PROBLEM, variant)) for variant in (Watched(fails_at), Vanilla(FP32))]
     counted.main(written(tmp_path, *points), CPU)
     assert capsys.readouterr().err == "numdev:0 RuntimeError: deliberate second line\n"
     assert ["call", *expected, "wait", "numdev:1", "start", "wait", "stop", "pop"] == SEEN
 
 
 def test_what_cannot_be_loaded_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    counted.main(written(tmp_path, b"cno_such_module\nname\n.", pickle.dumps((PROBLEM, Watched()))), CPU)
+    counted.main(written(tmp_path, b"cno_such_module\nname\n.", pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
     assert "numdev:0 ModuleNotFoundError: No module named 'no_such_module'" in capsys.readouterr().err
     assert "numdev:1" in SEEN
 
@@ -90,6 +91,6 @@ def test_nobody_asks_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(profiling, "kernels", forbidden)
     monkeypatch.setattr(vendor, "_RAN", {})
-    counted.main(written(tmp_path, pickle.dumps((PROBLEM, Sdpa(Backend.MATH, FP32)))), CPU)
+    counted.main(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Sdpa(Backend.MATH, FP32)))), CPU)
     assert "numdev:0" in SEEN
     assert vendor._RAN == {}  # what is not proven is not said to be

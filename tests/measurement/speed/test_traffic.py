@@ -13,8 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from numdev import api
+from numdev.api import speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
@@ -23,16 +26,19 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import show_speed
 from numdev.errors import BadInput
-from numdev.measurement.speed import bench as module
-from numdev.measurement.speed.bench import DEVIATIONS, SpeedBench
+from numdev.measurement.deviation.measurement import COMPARISON
+from numdev.measurement.protocol import LooksAhead
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, derived
+from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import METRICS, Traffic
 from numdev.report.document.speed import frame, make_speed_report, traffic
 from numdev.report.reading.frames import load
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
-from numdev.results.study import LooksAhead, Study, StudyPoint, run
+from numdev.results.study import Study, StudyPoint, run
 from tests.cli.test_cli import Command, numdev
 from tests.fake_ncu import FakeNcu
 
@@ -47,6 +53,10 @@ REFUSED = (
 
 def problem(n: int) -> Problem:
     return Problem(Distribution(), Shape(queries=n, keys=n, head_dim=8))
+
+
+def pairs(*of: StudyPoint) -> list[tuple[Any, Any]]:
+    return [(point.problem, point.variant) for point in of]
 
 
 def points(*lengths: int, variant: Any = VARIANT, seeds: int = 1) -> tuple[StudyPoint, ...]:
@@ -69,35 +79,33 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def bench(ncu: FakeNcu, told: list[str]) -> SpeedBench:
+def bench(ncu: FakeNcu, told: list[str]) -> Runner:
     """On a CPU, which has no counters, with those that `ncu` makes up."""
-    bench = SpeedBench("cpu", QUICK)
-    bench.traffic = Traffic(torch.device("cuda"), told.append)
-    return bench
+    return Runner(Speeds(ATTENTION, QUICK, Traffic(ATTENTION, torch.device("cuda"), told.append)), "cpu")
 
 
-def test_a_record_has_what_was_counted(bench: SpeedBench, told: list[str]) -> None:
+def test_a_record_has_what_was_counted(bench: Runner, told: list[str]) -> None:
     found = bench.measure(problem(16), VARIANT, seeds=2)
     assert found.status is Status.OK
     for row in found.rows:
-        assert set(row) == {"seed", *MEASURED, *COUNTED, *DEVIATIONS}
+        assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *COUNTED, *DEVIATIONS}
         assert [row[name] for name in COUNTED] == [1000.0, 500.0, 4000.0, ""]
     assert Record.from_json(found.to_json()) == found
     assert told == []
 
 
-def test_what_follows_from_what_was_counted(bench: SpeedBench) -> None:
+def test_what_follows_from_what_was_counted(bench: Runner) -> None:
     row = bench.measure(problem(16), VARIANT).rows[0]
     found = derived(row)
     assert found["measured_intensity"] == row["operations"] / 1500
     assert found["l2_over_model"] == 4000 / row["model_bytes"]
     nothing = derived(row | {"dram_read_bytes": 0.0, "dram_write_bytes": 0.0})
     assert math.isnan(nothing["measured_intensity"])
-    assert not set(OF_COUNTED) & set(derived(SpeedBench("cpu", QUICK).measure(problem(16), VARIANT).rows[0]))
+    assert not set(OF_COUNTED) & set(derived(speed_bench("cpu", QUICK).measure(problem(16), VARIANT).rows[0]))
 
 
-def test_one_process_counts_sixteen_points_of_a_study(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
-    assert isinstance(bench, LooksAhead)
+def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
+    assert isinstance(bench.kind, LooksAhead)
     store = Store(tmp_path / "results")
     grid = points(*range(4, 24), seeds=2)
     run(Study("toy", "A toy", None, (), grid), bench, store)
@@ -106,7 +114,7 @@ def test_one_process_counts_sixteen_points_of_a_study(bench: SpeedBench, ncu: Fa
     assert sorted(row["dram_read_bytes"] for row in rows) == sorted([1000.0 * (n % 16 + 1) for n in range(20)])
 
 
-def test_only_what_is_to_be_measured_is_counted(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+def test_only_what_is_to_be_measured_is_counted(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     run(Study("toy", "A toy", None, (), points(4, 6)), bench, store)
     run(Study("toy", "A toy", None, (), points(4, 5, 6, 7)), bench, store)
@@ -115,7 +123,7 @@ def test_only_what_is_to_be_measured_is_counted(bench: SpeedBench, ncu: FakeNcu,
     assert ncu.chunks == [2, 2]  # known to this bench
 
 
-def test_what_cannot_be_timed_starts_no_process(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+def test_what_cannot_be_timed_starts_no_process(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
     """Nor is it counted with those behind it."""
     grid = (*points(4, 5, variant=Sdpa(Backend.CUDNN)), *points(6, 7))
     outcome = run(Study("toy", "A toy", None, (), grid), bench, Store(tmp_path / "results"))
@@ -123,8 +131,8 @@ def test_what_cannot_be_timed_starts_no_process(bench: SpeedBench, ncu: FakeNcu,
     assert ncu.chunks == [2]
 
 
-def test_a_point_that_was_not_announced_is_counted_alone(bench: SpeedBench, ncu: FakeNcu) -> None:
-    bench.announce(points(4, 5))
+def test_a_point_that_was_not_announced_is_counted_alone(bench: Runner, ncu: FakeNcu) -> None:
+    bench.announce(pairs(*points(4, 5)))
     bench.measure(problem(9), VARIANT)
     assert ncu.chunks == [1]
 
@@ -139,7 +147,7 @@ def uncounted(found: Record) -> str:
     return str(row["not_counted"])
 
 
-def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: SpeedBench, ncu: FakeNcu, told: list[str]) -> None:
+def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: Runner, ncu: FakeNcu, told: list[str]) -> None:
     ncu.behaves(REFUSED)
     for n in (4, 5, 6):
         assert uncounted(bench.measure(problem(n), VARIANT)).startswith("ncu: ERR_NVGPUCTRPERM - The user does not have")
@@ -147,9 +155,9 @@ def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: Spee
     assert [text.split(": ERR")[0] for text in told] == ["counters: traffic is not counted: ncu"]
 
 
-def test_a_failed_chunk_is_not_the_end(bench: SpeedBench, ncu: FakeNcu, told: list[str]) -> None:
+def test_a_failed_chunk_is_not_the_end(bench: Runner, ncu: FakeNcu, told: list[str]) -> None:
     ncu.behaves("code, lines = 11, []")
-    bench.announce(points(4, 5))
+    bench.announce(pairs(*points(4, 5)))
     for n in (4, 5):
         assert uncounted(bench.measure(problem(n), VARIANT)) == "ncu: ended with 11"
     ncu.behaves("")
@@ -158,35 +166,35 @@ def test_a_failed_chunk_is_not_the_end(bench: SpeedBench, ncu: FakeNcu, told: li
     assert len(told) == 1
 
 
-def test_one_that_fails_takes_no_other_with_it(bench: SpeedBench, ncu: FakeNcu) -> None:
+def test_one_that_fails_takes_no_other_with_it(bench: Runner, ncu: FakeNcu) -> None:
     """As a GPU does that gives every later call of the process an error."""
     ncu.behaves("if len(points) > 1: code, lines = 1, lines[:-1]; print('numdev:1 AcceleratorError: illegal address')")
-    bench.announce(points(4, 5, 6))
+    bench.announce(pairs(*points(4, 5, 6)))
     rows = [bench.measure(problem(n), VARIANT).rows[0] for n in (4, 5, 6)]
     assert [row["not_counted"] for row in rows] == ["", "", ""]
     assert ncu.chunks == [3, 1, 1]
 
 
-def test_one_row_is_missing(bench: SpeedBench, ncu: FakeNcu) -> None:
+def test_one_row_is_missing(bench: Runner, ncu: FakeNcu) -> None:
     ncu.behaves("if len(points) == 3: del lines[4]\nelse: del lines[3]")
-    bench.announce(points(4, 5, 6))
+    bench.announce(pairs(*points(4, 5, 6)))
     rows = [bench.measure(problem(n), VARIANT) for n in (4, 5, 6)]
     assert [rows[0].rows[0]["dram_read_bytes"], rows[2].rows[0]["dram_read_bytes"]] == [1000.0, 3000.0]
     assert uncounted(rows[1]) == "ncu: it listed nothing of the call"
     assert ncu.chunks == [3, 1]
 
 
-def test_what_the_call_said_goes_before(bench: SpeedBench, ncu: FakeNcu) -> None:
+def test_what_the_call_said_goes_before(bench: Runner, ncu: FakeNcu) -> None:
     """Its range may have been closed half way."""
     ncu.behaves("print('numdev:0 OutOfMemoryError: no more')")
     assert uncounted(bench.measure(problem(4), VARIANT)) == "OutOfMemoryError: no more"
 
 
-def test_what_cannot_be_sent_is_not_counted(bench: SpeedBench, ncu: FakeNcu) -> None:
+def test_what_cannot_be_sent_is_not_counted(bench: Runner, ncu: FakeNcu) -> None:
     class Local(Vanilla):
         pass
 
-    bench.announce([*points(4, variant=Local(FP32)), *points(5)])
+    bench.announce(pairs(*points(4, variant=Local(FP32)), *points(5)))
     assert uncounted(bench.measure(problem(4), Local(FP32))).startswith("it cannot be sent to another process")
     bench.measure(problem(5), VARIANT)
     assert ncu.chunks == [1]
@@ -194,30 +202,30 @@ def test_what_cannot_be_sent_is_not_counted(bench: SpeedBench, ncu: FakeNcu) -> 
 
 def test_without_a_gpu_or_ncu_counters_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"counters: True cannot be used; .*the device is cpu; use counters=false"):
-        SpeedBench("cpu", counters=True)
+        speed_bench("cpu", counters=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"counters: True cannot be used; .*ncu is not on PATH; install it"):
-        Traffic(torch.device("cuda"))
+        Traffic(ATTENTION, torch.device("cuda"))
 
 
-def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: SpeedBench) -> None:
-    plain = SpeedBench("cpu", QUICK)
+def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: Runner) -> None:
+    plain = speed_bench("cpu", QUICK)
     assert set(plain.config(problem(4), VARIANT)) == {"problem", "variant", "baseline", "seeds", "timing"}
     assert bench.config(problem(4), VARIANT) == plain.config(problem(4), VARIANT) | {"counters": True}
     assert bench.key(problem(4), VARIANT) != plain.key(problem(4), VARIANT)
 
 
-def test_one_point_on_a_terminal_shows_them(bench: SpeedBench, tmp_path: Path) -> None:
+def test_one_point_on_a_terminal_shows_them(bench: Runner, tmp_path: Path) -> None:
     console = Console(width=200, record=True)
     show_speed.record(console, bench.measure(problem(16), VARIANT), tmp_path, already=False)
     text = console.export_text()
     assert all(name in text for name in (*COUNTED, *OF_COUNTED))
 
 
-def test_the_report_sets_the_model_against_them(bench: SpeedBench, ncu: FakeNcu, tmp_path: Path) -> None:
+def test_the_report_sets_the_model_against_them(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     run(Study("counted", "A toy", None, (), points(16, 32)), bench, store)
-    run(Study("timed", "A toy", None, (), points(16, 32)), SpeedBench("cpu", QUICK), store)
+    run(Study("timed", "A toy", None, (), points(16, 32)), speed_bench("cpu", QUICK), store)
     console = Console(width=250, record=True)
     make_speed_report(store.path, tmp_path / "out", console)
     assert "Bytes moved at the greatest length" in console.export_text()
@@ -233,7 +241,7 @@ def test_the_report_sets_the_model_against_them(bench: SpeedBench, ncu: FakeNcu,
 
 def test_a_report_without_them_has_no_such_table(tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
-    run(Study("timed", "A toy", None, (), points(16)), SpeedBench("cpu", QUICK), store)
+    run(Study("timed", "A toy", None, (), points(16)), speed_bench("cpu", QUICK), store)
     assert traffic(frame(load(store))).empty
 
 
@@ -248,7 +256,7 @@ axes: {problem.n: [16, 32, 48]}
 def test_a_study_from_the_command_line(
     numdev: Command, ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch, behaviour: str, notes: int
 ) -> None:
-    monkeypatch.setattr(module, "Traffic", lambda device, tell: Traffic(torch.device("cuda"), tell))
+    monkeypatch.setattr(api, "Traffic", lambda operation, device, tell: Traffic(operation, torch.device("cuda"), tell))
     ncu.behaves(behaviour)
     Path("mine/study").mkdir(parents=True)
     Path("mine/study/toy.yaml").write_text(TOY)
@@ -270,7 +278,7 @@ def test_a_gpu_reads_its_inputs_about_once(variant: Any) -> None:
     The bounds leave room for what other processes move meanwhile, which the GPU counts too.
     """
     shape = Shape(4, 16, 16, 4096, 4096, 64)
-    row = SpeedBench("cuda", QUICK, counters=True).measure(Problem(Distribution(), shape), variant).rows[0]
+    row = speed_bench("cuda", QUICK, counters=True).measure(Problem(Distribution(), shape), variant).rows[0]
     assert row["not_counted"] == ""
     assert 0.9 <= row["dram_read_bytes"] / row["input_bytes"] <= 3
     assert row["dram_write_bytes"] <= 3 * row["output_bytes"]
@@ -280,7 +288,7 @@ def test_a_gpu_reads_its_inputs_about_once(variant: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("ncu") is None, reason="needs a CUDA device and ncu")
 def test_a_gpu_counts_a_study_in_one_process(tmp_path: Path) -> None:
-    bench = SpeedBench("cuda", QUICK, counters=True)
+    bench = speed_bench("cuda", QUICK, counters=True)
     grid = tuple(replace(p, problem=Problem(Distribution(), Shape(1, 8, 8, n, n, 64))) for n in (512, 1024) for p in points(n))
     variants = (Triton(), Sdpa(Backend.CUDNN), Tiled(Precision.parse("fp32")))
     outcome = run(

@@ -21,8 +21,12 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
 from numdev.errors import BadInput
-from numdev.measurement import deviation
-from numdev.measurement.deviation import METRICS, NONFINITE, Deviation, Sample, compare, wasserstein
+from numdev.measurement.deviation import metrics
+from numdev.measurement.deviation import sample as sampling
+from numdev.measurement.deviation import wasserstein as distance
+from numdev.measurement.deviation.metrics import METRICS, NONFINITE, Deviation, compare
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.deviation.wasserstein import wasserstein
 from tests.cases import U64
 
 INF, NAN = math.inf, math.nan
@@ -352,11 +356,11 @@ def test_large_samples_take_threads_and_give_the_same_bits(counts: tuple[int, in
             pools.append(workers)
             super().__init__(workers)
 
-    monkeypatch.setattr(deviation, "ThreadPoolExecutor", Watched)
+    monkeypatch.setattr(distance, "ThreadPoolExecutor", Watched)
     x, y = normal(counts[0]), normal(counts[1], seed=1)
     small = wasserstein(x, y)
     assert pools == []
-    monkeypatch.setattr(deviation, "_PARALLEL", min(counts))
+    monkeypatch.setattr(distance, "_PARALLEL", min(counts))
     assert wasserstein(x, y) == small
     assert pools == [2]
 
@@ -365,18 +369,19 @@ def test_chunks_of_the_distance_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another order of summation: both within n u of the exact sum of n positive terms."""
     x, y = normal(500), normal(500, seed=1)
     whole = wasserstein(x, y)
-    monkeypatch.setattr(deviation, "_CHUNK", 7)
+    monkeypatch.setattr(distance, "_CHUNK", 7)
     assert wasserstein(x, y) == pytest.approx(whole, rel=2 * 500 * U64, abs=0)
 
 
 def test_a_sample_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sizes = deviation._ordered, []
+    real, sizes = distance.ascending, []
 
     def counted(values: Tensor) -> Tensor:
         sizes.append(values.numel())
         return real(values)
 
-    monkeypatch.setattr(deviation, "_ordered", counted)
+    for module in (sampling, metrics):
+        monkeypatch.setattr(module, "ascending", counted)
     x, first, second = Sample(normal(4, 5)), Sample(normal(4, 5, seed=1)), Sample(normal(4, 5, seed=2))
     sorts = []
     for reference in (first, second, first):

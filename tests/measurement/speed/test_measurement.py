@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from numdev.api import Bench, speed_bench
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Output
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
@@ -21,10 +23,11 @@ from numdev.attention.vendor.dispatch import InDtype
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.bench import Bench
-from numdev.measurement.speed import bench as module
-from numdev.measurement.speed.bench import DEVIATIONS, SpeedBench, one_group, prepared
+from numdev.measurement.deviation.measurement import COMPARISON
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import MEASURED, derived
+from numdev.measurement.speed.measurement import DEVIATIONS, prepared
 from numdev.measurement.speed.timing import Budget
 from numdev.results.record import Record, Status
 
@@ -38,22 +41,22 @@ def _no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bench() -> SpeedBench:
-    return SpeedBench("cpu", QUICK)
+def bench() -> Runner:
+    return speed_bench("cpu", QUICK)
 
 
-def test_every_figure_is_there_and_documented(bench: SpeedBench) -> None:
+def test_every_figure_is_there_and_documented(bench: Runner) -> None:
     found = bench.measure(PROBLEM, Tiled(Precision.parse("kernel_bf16")), seeds=2)
     assert found.status is Status.OK
     assert [row["seed"] for row in found.rows] == [0, 1]
     for row in found.rows:
-        assert set(row) == {"seed", *MEASURED, *DEVIATIONS}
+        assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *DEVIATIONS}
         assert row["calls"] == 3
         assert 0 < row["latency_low"] <= row["latency"] <= row["latency_high"]
     assert Record.from_json(found.to_json()) == found
 
 
-def test_memory_of_vanilla_attention_is_its_scores(bench: SpeedBench) -> None:
+def test_memory_of_vanilla_attention_is_its_scores(bench: Runner) -> None:
     """S and P of FP32 at once: 2 B H N N' 4 bytes, and some numbers that torch makes tensors of."""
     given = Problem(Distribution(), Shape(1, 3, 3, 200, 300, 16))
     row = bench.measure(given, Vanilla(FP32)).rows[0]
@@ -63,11 +66,11 @@ def test_memory_of_vanilla_attention_is_its_scores(bench: SpeedBench) -> None:
     assert row["algorithm"] == "vanilla"
 
 
-def test_the_deviation_is_that_of_an_ordinary_measurement(bench: SpeedBench) -> None:
+def test_the_deviation_is_that_of_an_ordinary_measurement(bench: Runner) -> None:
     """Each replicate's, of inputs of its own, although heads beside the compared ones are computed in the same call."""
     variant = Tiled(Precision.parse("bf16"))
     found = bench.measure(PROBLEM, variant, seeds=2)
-    ordinary = Bench(Exact(), "cpu").measure(one_group(PROBLEM), variant, None, 2)
+    ordinary = Bench(Exact(), "cpu").measure(ATTENTION.workload.sample(PROBLEM), variant, None, 2)
     expected = [r for r in ordinary.rows if (r["output"], r["reference"]) == ("out", "golden")]
     for row, other in zip(found.rows, expected, strict=True):
         assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
@@ -90,7 +93,7 @@ CALLS: list[int] = []
 
 
 @pytest.mark.parametrize(("wrong_from", "status"), [(1, Status.NONFINITE), (2, Status.OK)])
-def test_what_is_compared_is_a_result_of_the_timed_call(bench: SpeedBench, wrong_from: int, status: Status) -> None:
+def test_what_is_compared_is_a_result_of_the_timed_call(bench: Runner, wrong_from: int, status: Status) -> None:
     CALLS.clear()
     found = bench.measure(PROBLEM, Counts(wrong_from))
     assert found.status is status
@@ -99,8 +102,8 @@ def test_what_is_compared_is_a_result_of_the_timed_call(bench: SpeedBench, wrong
 
 
 def test_every_head_holds_the_drawn_group() -> None:
-    q, k, v = prepared(PROBLEM, Vanilla(), 0, torch.device("cpu"))
-    drawn = Vanilla().round_inputs(*one_group(PROBLEM).inputs(0).values())
+    q, k, v = prepared(ATTENTION, PROBLEM, Vanilla(), 0, torch.device("cpu"))
+    drawn = Vanilla().round_inputs(*ATTENTION.workload.sample(PROBLEM).inputs(0).values())
     assert q.shape == (2, 4, 32, 16)
     assert k.shape == v.shape == (2, 2, 48, 16)
     assert q.is_contiguous()
@@ -113,19 +116,19 @@ def test_every_head_holds_the_drawn_group() -> None:
 
 def test_a_group_keeps_mask_and_sizes() -> None:
     lengths = Problem(Distribution(), Shape(2, 6, 3, 8, 8, 4), Mask(window=3, key_lengths=(5, 8)), scale=0.5)
-    small = one_group(lengths)
+    small = ATTENTION.workload.sample(lengths)
     assert small.shape == Shape(1, 2, 1, 8, 8, 4)
     assert small.mask == Mask(window=3, key_lengths=(5,))
     assert small.scale == 0.5
 
 
-def test_unsupported_with_the_reason(bench: SpeedBench) -> None:
+def test_unsupported_with_the_reason(bench: Runner) -> None:
     found = bench.measure(PROBLEM, Sdpa(Backend.CUDNN))
     assert (found.status, found.rows) == (Status.UNSUPPORTED, [])
     assert found.reason.startswith("attention.backend: cudnn")
 
 
-def test_refuses_memory_that_is_not_there(bench: SpeedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_memory_that_is_not_there(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
     given = Problem(Distribution(), Shape(queries=1025, keys=1025))
     assert bench.measure(given, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
@@ -135,17 +138,17 @@ def test_refuses_memory_that_is_not_there(bench: SpeedBench, monkeypatch: pytest
     assert bench.measure(small, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
 
 
-def test_takes_no_baseline(bench: SpeedBench) -> None:
+def test_takes_no_baseline(bench: Runner) -> None:
     with pytest.raises(BadInput, match=r"baseline: .*baseline=none"):
         bench.key(PROBLEM, Vanilla(), Vanilla())
 
 
 def test_the_budget_is_part_of_the_key() -> None:
-    keys = {SpeedBench("cpu", budget).key(PROBLEM, Vanilla()) for budget in (QUICK, Budget())}
+    keys = {speed_bench("cpu", budget).key(PROBLEM, Vanilla()) for budget in (QUICK, Budget())}
     assert len(keys) == 2
 
 
-def test_a_record_shows_its_figures(bench: SpeedBench) -> None:
+def test_a_record_shows_its_figures(bench: Runner) -> None:
     text = repr(bench.measure(PROBLEM, Vanilla(FP32), seeds=2))
     assert text.startswith("Record(ok, 2 seeds")
     assert all(name in text for name in MEASURED)
@@ -159,13 +162,13 @@ class Fails(InDtype):
         raise RuntimeError("it broke")
 
 
-def test_an_error_is_a_status(bench: SpeedBench) -> None:
+def test_an_error_is_a_status(bench: Runner) -> None:
     found = bench.measure(PROBLEM, Fails())
     assert found.status is Status.ERROR
     assert "it broke" in found.reason
 
 
-def test_an_unknown_algorithm_has_no_model(bench: SpeedBench) -> None:
+def test_an_unknown_algorithm_has_no_model(bench: Runner) -> None:
     row = bench.measure(PROBLEM, Exact()).rows[0]
     assert row["algorithm"] == ""
     assert math.isnan(derived(row)["intensity"])

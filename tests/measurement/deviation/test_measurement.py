@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
@@ -24,12 +24,14 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.bench import Bench, Measurable, Outputs, Reproducible
-from numdev.measurement.deviation import Deviation
+from numdev.measurement.deviation import measurement as module
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation.metrics import Deviation
+from numdev.measurement.operation import Inputs, Measurable, Operation, Outputs, Reproducible
+from numdev.measurement.operation import Output as Named
+from numdev.measurement.runner import Runner
+from numdev.results.columns import Column
 from numdev.results.record import Record, Status
-
-# `numdev.measurement.bench` is the function of that name, as soon as the package has been asked for it.
-module = importlib.import_module("numdev.measurement.bench")
 
 NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
 UNIFORM = Problem(Distribution(), Shape(queries=10, keys=10, head_dim=4), Mask(causal=True))
@@ -134,9 +136,11 @@ def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
         for name, tensor in x.tensors().items():
             (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
             expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16 if name == "out" else FP32)
-            head = {"seed": 1, "cluster": "", "subject": subject, "output": name, "reference": reference}
+            head = {"seed": 1, "cluster": "", "subject": subject, "output": name, "primary": name == "out"}
+            head |= {"reference": reference}
             assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
-    assert record.counters == [{"seed": 0} | record.counters[0], {"seed": 1} | variant.counters]
+    first, second = record.table("counters")
+    assert (first["seed"], second) == (0, {"seed": 1} | variant.counters)
     assert record.seconds > 0
 
 
@@ -182,7 +186,7 @@ def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None
     other = Bench(Exact(), "cpu", cache_bytes=1)
     other.measure(UNIFORM, Tiled(Precision.uniform(FP16)), BASELINE, seeds=1)
     again = other.measure(NORMAL, KERNEL, BASELINE, seeds=5)
-    assert (again.key, again.rows, again.counters) == (five.key, five.rows, five.counters)
+    assert (again.key, again.tables) == (five.key, five.tables)
     alone = Bench(Exact(), "cpu").measure(NORMAL, KERNEL, None, seeds=2)
     assert alone.rows == [row for row in two.rows if row["subject"] == "variant" and row["reference"] != "baseline"]
 
@@ -227,7 +231,7 @@ def test_what_goes_wrong_is_a_status_of_its_own_point(what: str, status: Status,
     assert record.status is status
     assert record.reason.startswith(reason)
     assert "\n" not in record.reason
-    assert record.rows == record.counters == []
+    assert record.tables == {"deviation": [], "counters": []}
     assert record.key == bench.key(NORMAL, Wrong(what), BASELINE, 2)
     after = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
     assert (after.status, after.rows) == (Status.OK, before.rows)
@@ -394,6 +398,7 @@ class Product:
     y: Tensor
     extra: Tensor | None = None
     counters: dict[str, float] = field(default_factory=lambda: {"products": 1.0})
+    kernel: str = "a loop"
 
     def tensors(self) -> dict[str, Tensor]:
         return {"y": self.y} if self.extra is None else {"y": self.y, "extra": self.extra}
@@ -423,18 +428,30 @@ class Multiply:
         return Product(y * gain, extra=None if self.fmt == FP64 else y)
 
 
-def test_another_operation_is_measured_by_the_same_bench() -> None:
+def test_another_operation_is_measured_by_the_same_runner() -> None:
     """Each of n products and n sums of positive terms is rounded: off by at most (1 + u)^(2n) - 1 relatively.
 
     With both inputs rounded too, (1 + u)^(2n + 2) - 1. What that is of every element, it is of the norm.
     """
     n, seeds = 6, 3
-    bench = Bench(Multiply(FP64), "cpu")
+    operation = Operation(
+        name="product",
+        golden=Multiply(FP64),
+        inputs=(Inputs(("a",)), Inputs(("x",), lambda problem, seed, device: {"x": problem.inputs(seed, device)["x"]})),
+        outputs=(Named("y", "gain A x"), Named("extra", "A x")),
+        counters=(Column("products", "count", "products in all"),),
+    )
+    bench = Runner(Deviations(operation), "cpu")
     record = bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds)
     assert record.status is Status.OK
     assert len(only(record, output="y")) == seeds * 5
     assert {row["reference"] for row in only(record, output="extra")} == {"baseline"}, "golden returns none"
-    assert record.counters == [{"seed": seed, "products": 1.0} for seed in range(seeds)]
+    assert record.table("counters") == [{"seed": seed, "products": 1.0} for seed in range(seeds)]
+    assert (record.kind, record.operation, record.outputs) == ("deviation", "product", ("y", "extra"))
+    assert record.kernel == "a loop"
+    assert {row["output"] for row in record.rows if row["primary"]} == {"y"}
+    assert [column.name for column in record.columns["counters"]] == ["seed", "products"]
+    assert [column.name for column in record.primary] == list(record.rows[0])
     assert record.config["variant"] == {"type": "Multiply", "fmt": "bf16"}
     for row in only(record, subject="variant", reference="golden_same_inputs"):
         assert 0 < row["relative_frobenius"] <= (1 + BF16.u) ** (2 * n) - 1

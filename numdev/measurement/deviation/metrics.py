@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.measurement.scaled import Scaled, exponent_of, shifted
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.deviation.scaled import Scaled, exponent_of, shifted
+from numdev.measurement.deviation.wasserstein import ascending, between
 
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_PARALLEL = 1 << 18  # values from which two sorts are worth two threads
-_CHUNK = 1 << 16  # values whose differences stay in the cache
 _MOST_BITS = 53.0  # of agreement, as many as FP64 has
 
 
@@ -106,64 +102,6 @@ NONFINITE = ("nan_count", "inf_count", "reference_nan_count", "reference_inf_cou
 """Metrics that count what a comparison should not hold; the same infinity on both sides is no fault."""
 
 
-class Sample:
-    """The values of a tensor in FP64, and what every comparison with it needs again: whether finite, sorted, norms, ulp."""
-
-    def __init__(self, tensor: Float[Tensor, "*shape"]) -> None:
-        self.shape = tensor.shape
-        self.values = tensor.detach().double().reshape(-1)
-        self._ulp: dict[Format, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Of the values and of what is computed from them at their length: the same sorted, their signs, their ulp."""
-        return 4 * self.values.nbytes
-
-    @cached_property
-    def is_finite(self) -> bool:
-        return bool(self.values.isfinite().all())
-
-    @cached_property
-    def ordered(self) -> Tensor:
-        """The values in ascending order."""
-        return _ordered(self.values)
-
-    @cached_property
-    def largest(self) -> float:
-        return float(self.values.abs().amax())
-
-    @cached_property
-    def exponent(self) -> int:
-        """Of the power of two that `scaled` leaves out; 0 where every sum of squares is safe."""
-        return exponent_of(self.largest)
-
-    @cached_property
-    def scaled(self) -> Tensor:
-        """`values / 2^exponent`."""
-        return shifted(self.values, -self.exponent)
-
-    @cached_property
-    def norm(self) -> Scaled:
-        return Scaled(float(self.scaled.norm()), self.exponent)
-
-    @cached_property
-    def l1(self) -> Scaled:
-        return Scaled(float(self.scaled.abs().sum()), self.exponent)
-
-    @cached_property
-    def sign(self) -> Tensor:
-        return self.values.sign()
-
-    def ulp(self, fmt: Format) -> Tensor:
-        """The spacing of a format at each value."""
-        if fmt not in self._ulp:
-            self._ulp[fmt] = fmt.ulp(self.values)
-        return self._ulp[fmt]
-
-    def at(self, places: Tensor) -> Sample:
-        return Sample(self.values[places])
-
-
 def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | None = None) -> Deviation:
     """`Deviation.between` on samples, whose sorted values are kept from one comparison to the next.
 
@@ -207,7 +145,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | 
         relative_frobenius=square.over(reference.norm),
         relative_l1=l1.over(reference.l1),
         cosine_similarity=_cosine(sample, reference),
-        wasserstein=_between(sample.ordered, reference.ordered),
+        wasserstein=between(sample.ordered, reference.ordered),
         p50=p50,
         p90=p90,
         p99=p99,
@@ -241,74 +179,9 @@ def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
     return {name: int(places.sum()) for name, places in found.items()}
 
 
-def wasserstein(x: Float[Tensor, " n"], y: Float[Tensor, " m"]) -> float:
-    """Wasserstein-1 distance between the empirical distributions of two samples, absolute.
-
-    On the line `W1 = int |F_x - F_y|` (Panaretos & Zemel 2019, section 2.1); for equal counts that is the mean distance of the
-    sorted samples.
-
-    Raises:
-        BadInput: if a sample is empty or not finite.
-    """
-    if x.numel() == 0 or y.numel() == 0:
-        raise BadInput("sample", 0, "each sample needs at least one value")
-    if x.is_cuda or min(x.numel(), y.numel()) < _PARALLEL:
-        first, second = _ordered(x), _ordered(y)
-    else:
-        copies = _copy(x), _copy(y)  # here: what another thread allocates comes from fresh pages every time
-        with ThreadPoolExecutor(2) as pool:  # NumPy's sort lets go of the interpreter lock
-            list(pool.map(np.ndarray.sort, copies))
-        first, second = (torch.from_numpy(copy).double() for copy in copies)
-    ends = [float(end) for ordered in (first, second) for end in (ordered[0], ordered[-1])]
-    if not all(map(math.isfinite, ends)):  # NaN sorts to the end
-        raise BadInput("sample", "NaN or Inf", "leave them out first; Deviation counts them")
-    return _between(first, second)
-
-
-def _ordered(values: Tensor) -> Tensor:
-    """Ascending, in FP64. NumPy's sort has vector kernels and is an order of magnitude faster than torch's on a CPU."""
-    if values.is_cuda:
-        return values.detach().reshape(-1).double().sort().values
-    copy = _copy(values)
-    copy.sort()
-    return torch.from_numpy(copy).double()
-
-
-def _copy(values: Tensor) -> NDArray[np.floating[Any]]:
-    """A flat copy to sort: FP32 as FP32, which is half the bytes, narrower formats too."""
-    flat = values.detach().reshape(-1)
-    return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy().copy()
-
-
-def _between(x: Tensor, y: Tensor) -> float:
-    """The area between two empirical distribution functions, given the sorted samples."""
-    with np.errstate(over="ignore"):
-        found = _area(x, y)
-    if math.isfinite(found):
-        return found
-    down = 2 + max(x.numel(), y.numel()).bit_length()  # a difference, or a sum of differences, went beyond FP64
-    return float(Scaled(_area(shifted(x, -down), shifted(y, -down)), down))
-
-
-def _area(x: Tensor, y: Tensor) -> float:
-    if x.numel() == y.numel():
-        if x.is_cuda:
-            return float((x - y).abs_().mean())
-        a, b, scratch, total = x.numpy(), y.numpy(), np.empty(min(x.numel(), _CHUNK)), 0.0
-        for start in range(0, a.size, _CHUNK):
-            part = scratch[: min(_CHUNK, a.size - start)]
-            np.subtract(a[start : start + _CHUNK], b[start : start + _CHUNK], out=part)
-            total += float(np.abs(part, out=part).sum())
-        return total / a.size
-    both = torch.cat([x, y]).sort().values
-    below_x = torch.searchsorted(x, both[:-1], right=True).double() / x.numel()
-    below_y = torch.searchsorted(y, both[:-1], right=True).double() / y.numel()
-    return float(((below_x - below_y).abs_() * both.diff()).sum())
-
-
 def _percentiles(absolute: Tensor) -> list[float]:
     """Linear interpolation between order statistics, as NumPy's default."""
-    count, ordered, values = absolute.numel(), _ordered(absolute), []
+    count, ordered, values = absolute.numel(), ascending(absolute), []
     for percent in _PERCENTILES:
         place = percent / 100.0 * (count - 1)
         below = math.floor(place)

@@ -1,0 +1,55 @@
+"""How the error of RMSNorm goes with the block of columns: measured, stored, and written as CSV.
+
+PYTHONPATH=examples/rmsnorm python examples/rmsnorm/blocks.py [folder]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rmsnorm.operation import RMSNORM
+from rmsnorm.policy import Policy
+from rmsnorm.problem import Kind, Problem
+from rmsnorm.variants import Blocked, Eager
+
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.runner import Runner
+from numdev.report.document.export import to_csv
+from numdev.report.reading.frames import load
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+
+BLOCKS = (64, 256, 1024)
+
+
+def points(rows: int, hidden: int, seeds: int) -> tuple[StudyPoint, ...]:
+    """Every step in BF16, and FP32 inside, over the block, on normal inputs and with outliers."""
+    return tuple(
+        StudyPoint(
+            Problem(rows, hidden, kind=kind),
+            Blocked(Policy.compose(preset), block),
+            Eager("bf16"),
+            seeds,
+            kind.value,
+            {"policy": preset, "block": block},
+        )
+        for kind in Kind
+        for preset in ("bf16", "kernel_bf16")
+        for block in BLOCKS
+    )
+
+
+def main(folder: Path, rows: int = 64, hidden: int = 2048, seeds: int = 5) -> None:
+    study = Study("rmsnorm_blocks", "The error of RMSNorm over the block of columns", None, (), points(rows, hidden, seeds))
+    store = Store(folder / "results")
+    run(study, Runner(Deviations(RMSNORM), "cpu"), store)
+    rows_of = load(store).rows
+    mine = rows_of[rows_of["primary"] & (rows_of["subject"] == "variant") & (rows_of["reference"] == "golden_same_inputs")]
+    keys = ["scenario", "label.policy", "label.block"]
+    print(mine.groupby(keys)["rmse"].mean().to_string())
+    (folder / "rows.csv").write_bytes(to_csv(rows_of))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "reports/rmsnorm"))

@@ -1,0 +1,73 @@
+"""What a measurement of speed must know of attention."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numdev.attention import cost
+from numdev.attention.mask import Mask
+from numdev.attention.problem import Problem
+from numdev.attention.ran import Ran
+from numdev.attention.triton import Products
+from numdev.attention.vendor import dispatch
+from numdev.measurement.workload import Cost, Workload
+
+
+@dataclass(frozen=True)
+class AttentionWorkload(Workload):
+    """One group of heads is drawn and repeated: what is timed does not depend on the numbers.
+
+    But for the power that their bits take; and to draw all of them would take longer than to time them.
+    """
+
+    def sample(self, problem: Problem) -> Problem:
+        """The problem of the first batch entry and the query heads that share one KV head."""
+        shape, mask = problem.shape, problem.mask
+        lengths = None if mask.key_lengths is None else mask.key_lengths[:1]
+        small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+
+    def held(self, problem: Problem, variant: Any, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Every head and batch entry, in the dtype that a call converts nothing of."""
+        shape, dtype = problem.shape, getattr(variant, "storage", rounded[0].dtype)
+        return tuple(tensor.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1) for tensor in rounded)
+
+    def compared(self, problem: Problem, output: Tensor) -> Tensor:
+        """The heads that golden has: all others see the same numbers."""
+        return output[:1, : problem.shape.heads // problem.shape.kv_heads]
+
+    def needed_bytes(self, problem: Problem, variant: Any) -> int:
+        """q, k, v and the output, and scores where they are in memory whole."""
+        shape, size = problem.shape, getattr(variant, "storage", torch.float32).itemsize
+        wanted = size * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
+        model = variant.cost_model(Ran())
+        if model is not None and model.holds_scores:
+            wanted += 2 * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
+        return int(wanted)
+
+    def cost(self, problem: Problem, variant: Any, output: Any, device: torch.device) -> Cost:
+        """By the variant's own model of what ran."""
+        operations, model = cost.operations(problem), variant.cost_model(output.ran)
+        if model is None:
+            return Cost(operations)
+        found = cost.cost_of(problem, model, device)
+        return Cost(operations, found.algorithm.value, found.bytes, found.br)
+
+    def is_tf32(self, variant: Any) -> bool:
+        return getattr(variant, "products", Products.IEEE) is Products.TF32
+
+    def call(self, variant: Any) -> Any:
+        return getattr(variant, "bare", variant)
+
+    def forget(self) -> None:
+        """The dense mask, which may be as large as the scores."""
+        dispatch.forget_masks()
+
+    def counting(self) -> AbstractContextManager[None]:
+        return dispatch.unproven()

@@ -1,0 +1,142 @@
+"""Configurations as Hydra composes them, each option of a group once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from numdev.cli import schema
+from numdev.cli.library import Library
+from numdev.cli.settings import Flat, flat, type_mend
+from numdev.errors import BadInput
+from numdev.nearest import one_of
+
+STUDY = "study"  # the one group whose options are no part of a point
+
+
+@dataclass
+class Composer:
+    """What Hydra makes of a primary file with one option of a group in place of the default.
+
+    Attributes:
+        folders: that of numdev, and those that the user adds with `--config-dir`.
+        name: of the primary file.
+    """
+
+    folders: tuple[Path, ...]
+    name: str
+    library: Library = field(init=False)
+    _composed: dict[str, DictConfig] = field(default_factory=dict, init=False)
+    _scratch: dict[str, DictConfig] = field(default_factory=dict, init=False)
+    _values: dict[str, Flat] = field(default_factory=dict, init=False)
+    _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.library = Library(self.folders)
+        self.choices = {
+            str(group): str(option)
+            for group, option in self._config("").hydra.runtime.choices.items()
+            if option is not None and not str(group).startswith("hydra/") and group != STUDY
+        }
+
+    def values(self, group: str = "", option: str = "") -> Flat:
+        """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
+        memo = f"{group}={option}"
+        if memo not in self._values:
+            plain: Any = OmegaConf.to_container(self._config(self._key(group, option)), resolve=False)
+            chosen = {group: plain[group]} if group else {name: value for name, value in plain.items() if name != "hydra"}
+            self._values[memo] = dict(flat(chosen))
+        return self._values[memo]
+
+    def check(self, group: str, option: str, key: str, value: Any) -> Any:
+        """The value, converted to the type that the setting has under this option; each is checked once.
+
+        Raises:
+            BadInput: if it is of another type.
+        """
+        memo = self._key(group, option), key, repr(value)
+        if memo not in self._checked:
+            self._checked[memo] = self._check(memo[0], key, value)
+        return self._checked[memo]
+
+    def _check(self, composed: str, key: str, value: Any) -> Any:
+        if composed not in self._scratch:
+            self._scratch[composed] = copy.deepcopy(self._config(composed))
+        scratch = self._scratch[composed]
+        try:
+            OmegaConf.update(scratch, key, value, merge=False)
+            if isinstance(value, str) and "${" in value:
+                return value
+            checked = OmegaConf.select(scratch, key)
+        except OmegaConfBaseException as error:
+            raise BadInput(key, value, type_mend(str(error))) from None
+        return OmegaConf.to_container(checked) if OmegaConf.is_config(checked) else checked
+
+    def of_others(self, group: str, key: str) -> list[str]:
+        """The options of a group that have a setting."""
+        return [option for option in self.library.options(group) if _names(self.library.leaf(group, option), key, group)]
+
+    def known(self) -> list[str]:
+        """The names of all settings, with those that an option alone has, but for what only refers to others."""
+        values = dict(self.values())
+        for group in self.choices:
+            for option in self.library.options(group):
+                values |= {key: one for key, one in flat({group: self.library.leaf(group, option)}) if key not in values}
+        declared = schema.settings()
+        return [key for key, one in values.items() if key in declared or not ("._" in key or _refers(one))]
+
+    def _key(self, group: str, option: str) -> str:
+        return f"{group}={option}" if group and self.choices.get(group) != option else ""
+
+    def _config(self, key: str) -> DictConfig:
+        if key not in self._composed:
+            group, _, option = key.partition("=")
+            if key and option not in self.library.options(group):
+                raise BadInput(group, option, one_of(option, self.library.options(group)))
+            schema.register()
+            with _initialised(self.folders, self.name) as search:
+                config = compose(self.name, [*search, *([key] if key else [])], return_hydra_config=True)
+            if key:
+                with open_dict(config):
+                    del config["hydra"]
+            self._composed[key] = config
+        return self._composed[key]
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _names(leaf: Flat, key: str, group: str) -> bool:
+    return key in dict(flat({group: leaf}))
+
+
+@contextmanager
+def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
+    """Hydra as the running command has initialised it, or over these folders; yields what names the further ones.
+
+    Hydra looks for the primary file before it reads where else to search.
+    """
+    if GlobalHydra.instance().is_initialized():
+        yield []
+        return
+    first = next((folder for folder in folders if (folder / f"{name}.yaml").is_file()), folders[0])
+    others = [f"file://{folder}" for folder in folders if folder != first]
+    with initialize_config_dir(str(first), version_base="1.3"):
+        yield [f"hydra.searchpath=[{','.join(others)}]"] if others else []
+
+
+@lru_cache(maxsize=8)
+def composer(folders: tuple[Path, ...], name: str = "config") -> Composer:
+    """The composer of some folders, kept so that a second study composes no option again."""
+    return Composer(folders, name)

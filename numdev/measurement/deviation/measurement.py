@@ -1,0 +1,225 @@
+"""A variant against golden and against a baseline, over replicates.
+
+A problem makes named inputs from a seed; a variant rounds them and returns named outputs; golden is another such callable.
+What is compared is whatever tensors both return under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import Format
+from numdev.errors import BadInput
+from numdev.measurement.deviation.metrics import METRICS, compare
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
+from numdev.measurement.protocol import Context, Findings
+from numdev.memory import available_bytes
+from numdev.results.canonical import describe
+from numdev.results.columns import Column, Use
+from numdev.usersource import foreign
+
+KIND = "deviation"
+COMPARISON = (
+    Column("seed", "", "the replicate: what the inputs were drawn with, or the place of a head among captured ones", Use.PLACE),
+    Column(
+        "cluster",
+        "",
+        "of replicates that are alike: the layer of a captured head; empty where replicates are independent",
+        Use.PLACE,
+    ),
+    Column(
+        "subject",
+        "",
+        "`variant` or `baseline`; a baseline stands once per scenario and problem, under its first point, "
+        "whose `variant.*` columns stand beside it",
+        Use.PLACE,
+    ),
+    Column("output", "", "which result is compared, by its name in the operation", Use.PLACE),
+    Column("primary", "", "whether it is the operation's primary output", Use.NOTE),
+    Column(
+        "reference",
+        "",
+        "what it is compared with: `golden`, the exact result of the unrounded inputs (total error); `golden_same_inputs`, "
+        "that of the subject's rounded inputs (arithmetic error); `baseline`, the plain implementation in the same format",
+        Use.PLACE,
+    ),
+)
+"""What tells the comparisons of a point apart, in the tables of every kind that compares."""
+
+_CHIEF = ("max_difference", "rmse", "wasserstein", "max_ulp", "agreement_bits")
+COLUMNS = (
+    *COMPARISON,
+    *(Column(name, *said, Use.CHIEF if name in _CHIEF else Use.FIGURE) for name, said in METRICS.items()),
+    Column("max_index", "", "where |D| is largest, as indices into the output", Use.NOTE),
+)
+SEED = Column("seed", "", COMPARISON[0].meaning, Use.PLACE)
+COUNTERS = "counters"
+"""The table of what the variant's runs counted of themselves, a row per seed."""
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """The kind `deviation` of measurement of an operation."""
+
+    operation: Operation
+    name: ClassVar[str] = KIND
+    seeds: ClassVar[int] = 10
+
+    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> DeviationPoint:
+        return DeviationPoint(self.operation, problem, variant, baseline, seeds)
+
+
+@dataclass(frozen=True)
+class DeviationPoint:
+    """How far a variant, and a baseline beside it, strays from golden on a problem."""
+
+    operation: Operation
+    problem: Reproducible
+    variant: Any  # a Measurable wherever it runs; what a study refuses has a key too
+    baseline: Measurable | None
+    seeds: int
+    kind: ClassVar[str] = KIND
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """With the sources of what is no class of numdev's own; BadInput where the file of such a class has changed."""
+        parts = {"problem": self.problem, "variant": self.variant, "baseline": self.baseline, "seeds": self.seeds}
+        return {name: describe(part) for name, part in parts.items()} | foreign(self.problem, self.variant, self.baseline)
+
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        return {KIND: COLUMNS, COUNTERS: (SEED, *self.operation.counters)}
+
+    def run(self, context: Context) -> Findings:
+        """Raises BadInput, naming the problem, where it is larger than the memory that is free."""
+        check_memory(self.problem, context.device, self.operation.smaller)
+        kernels: dict[str, None] = {}
+        rows: list[dict[str, Any]] = []
+        counters: list[dict[str, Any]] = []
+        for seed in context.replicates():
+            subjects = _of_replicate(self.variant, seed), None if self.baseline is None else _of_replicate(self.baseline, seed)
+            replicate = _Replicate(self.operation, self.problem, seed, context)
+            found, output = replicate.rows(*subjects)
+            rows += found
+            kernels[output.kernel] = None
+            counters.append({"seed": seed} | output.counters)
+        return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows))
+
+
+def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> None:
+    """Raise BadInput for a problem that is larger than what is free."""
+    free = available_bytes(device)
+    if problem.bytes > free:
+        gib = 2.0**30
+        mend = f"{free / gib:.1f} GiB are free on {device.type}; use {smaller}"
+        raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", mend)
+
+
+def _of_replicate(subject: Measurable, seed: int) -> Measurable:
+    return subject.replicate(seed) if isinstance(subject, Random) else subject
+
+
+@dataclass(frozen=True)
+class _Replicate:
+    """One replicate of a problem, and what has been computed for it, on this device, for whichever variant."""
+
+    operation: Operation
+    problem: Reproducible
+    seed: int
+    context: Context
+
+    def rows(self, variant: Measurable, baseline: Measurable | None) -> tuple[list[dict[str, Any]], Outputs]:
+        """Every comparison, and the variant's outputs."""
+        output = variant(*self._rounded(variant), **self.problem.arguments())
+        samples, references = _samples(output), self._golden(variant)
+        rows, others = [], dict[str, Sample]()
+        if baseline is not None:
+            others = self._baseline(baseline)
+            references = references | {"baseline": others}
+            rows = self._baseline_rows(baseline, samples)
+        return list(self._compared("variant", samples, references, others, variant.formats)) + rows, output
+
+    def _baseline_rows(self, baseline: Measurable, variant: dict[str, Sample]) -> list[dict[str, Any]]:
+        """The same for every variant of finite results, and so kept for them."""
+
+        def made() -> list[dict[str, Any]]:
+            samples, references = self._baseline(baseline), self._golden(baseline)
+            return list(self._compared("baseline", samples, references, variant, baseline.formats))
+
+        if all(sample.is_finite for sample in variant.values()):
+            return self._kept("baseline rows", made, baseline)
+        return made()
+
+    def _compared(
+        self,
+        subject: str,
+        samples: dict[str, Sample],
+        references: dict[str, dict[str, Sample]],
+        others: dict[str, Sample],
+        formats: Mapping[str, Format],
+    ) -> Iterator[dict[str, Any]]:
+        """Each output of a subject against each reference, in ulp and u of the output's own format.
+
+        `others` are the outputs of the other one of variant and baseline. Where one of these is not finite, the subject is not
+        compared either: figures of variant and baseline that stand side by side are taken over the same elements.
+        """
+        place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": subject}
+        for reference, expected in references.items():
+            for output, sample in samples.items():
+                if output in expected:
+                    other = others.get(output)
+                    leave_out = None if other is None or other.is_finite else ~other.values.isfinite()
+                    deviation = compare(sample, expected[output], formats[output], leave_out)
+                    head = {"output": output, "primary": output == self.operation.primary, "reference": reference}
+                    yield place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        return self._kept("inputs", lambda: self.operation.draw(self.problem, self.seed, self.context.device))
+
+    def _rounded(self, variant: Measurable) -> tuple[Tensor, ...]:
+        return self._kept("rounded", lambda: variant.round_inputs(*self._inputs()), variant.input_key)
+
+    def _golden(self, variant: Measurable) -> dict[str, dict[str, Sample]]:
+        """Golden on the unrounded inputs, and on those that the variant sees."""
+
+        def run(inputs: tuple[Tensor, ...]) -> dict[str, Sample]:
+            return _samples(self.operation.golden(*inputs, **self.problem.arguments()))
+
+        unrounded = self._kept("golden", lambda: run(self._inputs()))
+        same = self._kept("golden", lambda: run(self._rounded(variant)), variant.input_key)
+        return {"golden": unrounded, "golden_same_inputs": same}
+
+    def _baseline(self, baseline: Measurable) -> dict[str, Sample]:
+        return self._kept("baseline", lambda: _samples(baseline(*self._rounded(baseline), **self.problem.arguments())), baseline)
+
+    def _kept(self, what: str, make: Any, *of: Any) -> Any:
+        return self.context.kept.get((what, self.problem, *of, self.seed), make)
+
+
+def _samples(output: Outputs) -> dict[str, Sample]:
+    return {name: Sample(tensor) for name, tensor in output.tensors().items()}
+
+
+def nonfinite(rows: list[dict[str, Any]]) -> str:
+    """Whose results hold NaN, or Inf where another has none, and in how many places of all outputs and seeds; or nothing.
+
+    Variant and baseline are told by the comparison with golden. Golden's own are told by that with the variant.
+    """
+    found = {}
+    for subject in ("variant", "baseline"):
+        own = [row for row in rows if (row["subject"], row["reference"]) == (subject, "golden")]
+        found[subject] = _total(own, ("nan_count", "both_nan_count"), ("inf_count",))
+        if subject == "variant":
+            found["golden"] = _total(own, ("reference_nan_count", "both_nan_count"), ("reference_inf_count",))
+    told = [f"{who} {nan} NaN and {inf} Inf" for who, (nan, inf) in found.items() if nan or inf]
+    return f"NaN, or Inf where the other side has none: {', '.join(told)}" if told else ""
+
+
+def _total(rows: list[dict[str, Any]], nan: tuple[str, ...], inf: tuple[str, ...]) -> tuple[int, int]:
+    return sum(row[name] for row in rows for name in nan), sum(row[name] for row in rows for name in inf)

@@ -1,0 +1,160 @@
+"""What a measurement must know of an operation: its inputs, outputs, steps and golden, as the operation declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import Format
+from numdev.measurement.workload import Workload
+from numdev.results.columns import Column
+
+
+@runtime_checkable
+class Outputs(Protocol):
+    """Named tensors, and events that the run counted."""
+
+    @property
+    def counters(self) -> dict[str, float]: ...
+    @property
+    def kernel(self) -> str:
+        """The compiled kernel that really ran; empty for tensor operations."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """An implementation of an operation.
+
+    `formats` has the format of each output that it can return, by name, the primary one first.
+    """
+
+    @property
+    def formats(self) -> Mapping[str, Format]: ...
+    @property
+    def input_key(self) -> Hashable:
+        """Equal for implementations whose `round_inputs` is the same function."""
+        ...
+
+    def round_inputs(self, *inputs: Any, **named: Any) -> tuple[Tensor, ...]: ...
+    def __call__(self, *inputs: Any, **arguments: Any) -> Outputs: ...
+
+
+@runtime_checkable
+class Reproducible(Protocol):
+    """A problem: the arguments that go with its inputs, which replicates are alike, and its memory."""
+
+    def arguments(self) -> dict[str, Any]: ...
+    def cluster(self, seed: int) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+@runtime_checkable
+class Random(Protocol):
+    """An implementation that draws random numbers: in each replicate others."""
+
+    def replicate(self, seed: int) -> Measurable: ...
+
+
+Draw = Callable[[Any, int, torch.device], Mapping[str, Tensor]]  # problem, seed, device to tensors by name
+
+
+def from_problem(problem: Any, seed: int, device: torch.device) -> Mapping[str, Tensor]:
+    """What the problem itself draws: `problem.inputs(seed, device)`."""
+    drawn: Mapping[str, Tensor] = problem.inputs(seed, device)
+    return drawn
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs that one rule draws together.
+
+    Attributes:
+        names: in the order in which an implementation takes them.
+        draw: their rule: the same problem and seed give the same numbers in FP64 on every device.
+    """
+
+    names: tuple[str, ...]
+    draw: Draw = from_problem
+
+
+@dataclass(frozen=True)
+class Output:
+    """One of the named results.
+
+    Attributes:
+        name: by which an implementation returns it and states its format.
+        meaning: one sentence.
+    """
+
+    name: str
+    meaning: str
+
+
+def _nothing(device: torch.device) -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation, such as attention: what is true of all its implementations.
+
+    An operation of one's own needs no line of numdev. `Sum` and `Numbers` being classes with the methods of `Measurable` and
+    `Reproducible`:
+
+        >>> TOTAL = Operation(
+        ...     name="sum",
+        ...     golden=Sum(FP64),
+        ...     inputs=(Inputs(("x",)),),                 # drawn by `Numbers.inputs(seed, device)`
+        ...     outputs=(Output("total", "sum of x"),),   # `Sum.formats` has a format for it
+        ...     steps=("inputs", "additions", "output"),  # of the policy that its implementations follow
+        ... )
+        >>> Runner(Deviations(TOTAL), "cpu").measure(Numbers(1000), Sum(BF16), seeds=10)
+
+    A further input is one more `Inputs`, with a rule of its own.
+
+    Attributes:
+        name: of the operation, as records state it.
+        golden: the exact implementation.
+        inputs: named inputs, with the rules that draw them.
+        outputs: named outputs, the primary one first; a variant gives each a format of its own.
+        steps: the names of the steps of its precision policy, in the order of execution.
+        counters: what a run may count of itself: the columns of the table `counters`.
+        environment: facts beyond those of torch and the processor that may change a result on a device.
+        workload: what a measurement of speed must know of it.
+        smaller: what to ask for where memory does not suffice, as in "use ...".
+    """
+
+    name: str
+    golden: Measurable
+    inputs: tuple[Inputs, ...]
+    outputs: tuple[Output, ...]
+    steps: tuple[str, ...] = ()
+    counters: tuple[Column, ...] = ()
+    environment: Callable[[torch.device], dict[str, str]] = _nothing
+    workload: Workload = field(default_factory=Workload)
+    smaller: str = "a smaller problem"
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+    @property
+    def primary(self) -> str:
+        """The name of the primary output."""
+        return self.outputs[0].name
+
+    def draw(self, problem: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Every input of a replicate, in the order in which an implementation takes them."""
+        drawn: list[Tensor] = []
+        for inputs in self.inputs:
+            found = inputs.draw(problem, seed, device)
+            drawn += (found[name] for name in inputs.names)
+        return tuple(drawn)

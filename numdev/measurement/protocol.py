@@ -1,0 +1,101 @@
+"""What a kind of measurement is: a class that makes measurements of points, and the class of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from numdev.cache import LeastRecentlyUsed
+from numdev.measurement.operation import Operation
+from numdev.results.columns import Column
+
+Told = Callable[[int, int], None]  # replicates done, replicates in all
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a measurement returns.
+
+    Attributes:
+        tables: rows by the table's name; each table of `Measurement.columns`, in that order.
+        kernel: what really ran; empty where it is tensor operations.
+        nonfinite: whose results hold NaN or Inf, and how many; empty where none do.
+    """
+
+    tables: dict[str, list[dict[str, Any]]]
+    kernel: str = ""
+    nonfinite: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a measurement runs.
+
+    Attributes:
+        device: where everything runs.
+        seeds: how many replicates there are.
+        kept: what measurements on this device share, such as golden results.
+        folder: the measurement's own, in which it may keep what an interruption would lose; it stays until the record is stored.
+            The measurement makes it. None where nothing is stored.
+        told: learns how many replicates are done.
+    """
+
+    device: torch.device
+    seeds: int
+    kept: LeastRecentlyUsed
+    folder: Path | None = None
+    told: Told | None = None
+
+    def replicates(self) -> Iterator[int]:
+        """The seeds, each told when it is done."""
+        for seed in range(self.seeds):
+            yield seed
+            if self.told is not None:
+                self.told(seed + 1, self.seeds)
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """One point, measured in one way.
+
+    `config` is its canonical description (`numdev.results.canonical.describe`); `columns` those of each table, the primary table
+    first. `run` raises `Unsupported` or `BadInput`, naming the field, for what cannot be measured.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def operation(self) -> Operation: ...
+    @property
+    def seeds(self) -> int: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]: ...
+    def run(self, context: Context) -> Findings: ...
+
+
+@runtime_checkable
+class MeasurementKind(Protocol):
+    """What makes a measurement of a point; `seeds` is how many replicates one has unless a number is given."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def operation(self) -> Operation: ...
+    @property
+    def seeds(self) -> int: ...
+    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Measurement: ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A kind that does some work of several points together, and so wants to know which ones come."""
+
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
+        """Problem and variant of each point that will be measured, in this order."""
+        ...

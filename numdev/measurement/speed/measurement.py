@@ -1,0 +1,173 @@
+"""Time, memory, model and deviation of a variant on a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import COMPARISON, nonfinite
+from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.operation import Operation
+from numdev.measurement.protocol import Context, Findings
+from numdev.measurement.speed.ceiling import matmul_flops
+from numdev.measurement.speed.columns import COUNTED, MEASURED
+from numdev.measurement.speed.memory import peak_bytes
+from numdev.measurement.speed.timing import Budget, timed
+from numdev.measurement.speed.traffic import Traffic
+from numdev.memory import available_bytes
+from numdev.results.canonical import describe
+from numdev.results.columns import Column
+from numdev.usersource import foreign
+
+KIND = "speed"
+DEVIATIONS = ("rmse", "max_difference", "max_u")
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The kind `speed` of measurement of an operation.
+
+    Attributes:
+        operation: what is timed is an implementation of it.
+        budget: how long each variant is timed.
+        traffic: what counts the bytes that calls move; None where they are not counted.
+    """
+
+    operation: Operation
+    budget: Budget = field(default_factory=Budget)
+    traffic: Traffic | None = None
+    name: ClassVar[str] = KIND
+    seeds: ClassVar[int] = 1
+
+    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> SpeedPoint:
+        """Raises BadInput for a baseline, with which nothing is compared here."""
+        if baseline is not None:
+            mend = "speed is compared between variants, each a point of its own; give baseline=none"
+            raise BadInput("baseline", type(baseline).__name__, mend)
+        return SpeedPoint(self.operation, problem, variant, seeds, self.budget, self.traffic)
+
+    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
+        """The points of a study that will be measured, in this order: those of a chunk are counted together."""
+        if self.traffic is not None:
+            self.traffic.announce(points)
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """A variant timed on a problem; each replicate has inputs of its own, and a row of figures.
+
+    They are those of `MEASURED` in `numdev.measurement.speed.columns`, with counters those of `COUNTED`, and the deviation from
+    golden of what the first call returned, of the part of the problem that `Workload.sample` is.
+    """
+
+    operation: Operation
+    problem: Any
+    variant: Any
+    seeds: int
+    budget: Budget
+    traffic: Traffic | None = None
+    kind: ClassVar[str] = KIND
+
+    @property
+    def config(self) -> dict[str, Any]:
+        parts = {"problem": self.problem, "variant": self.variant, "baseline": None, "seeds": self.seeds, "timing": self.budget}
+        counters = {} if self.traffic is None else {"counters": True}
+        return {name: describe(part) for name, part in parts.items()} | counters | foreign(self.problem, self.variant)
+
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        figures = MEASURED if self.traffic is None else MEASURED | COUNTED
+        deviations = {name: METRICS[name] for name in DEVIATIONS}
+        return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
+
+    def run(self, context: Context) -> Findings:
+        """Raises MemoryError rather than be killed by a system that promises memory which it does not have."""
+        rows: list[dict[str, Any]] = []
+        compared: list[dict[str, Any]] = []
+        kernels: dict[str, None] = {}
+        try:
+            self._check_memory(context.device)
+            for seed in context.replicates():
+                row, deviation, kernel = self._replicate(seed, context)
+                place = {"seed": seed, "cluster": self.problem.cluster(seed), "subject": "variant"}
+                place |= {"output": self.operation.primary, "primary": True, "reference": "golden"}
+                rows.append(place | row)
+                compared.append(place | deviation.metrics())
+                kernels[kernel] = None
+        finally:
+            self.operation.workload.forget()
+        if self.traffic is not None:  # last, since a call is counted without proof of which kernel it runs
+            counted = self.traffic.of(self.problem, self.variant)
+            rows = [row | counted for row in rows]
+        return Findings({KIND: rows}, "; ".join(kernels), nonfinite(compared))
+
+    def _replicate(self, seed: int, context: Context) -> tuple[dict[str, Any], Deviation, str]:
+        device, workload = context.device, self.operation.workload
+        inputs = prepared(self.operation, self.problem, self.variant, seed, device)
+        run = bound(self.operation, self.problem, self.variant, inputs)
+        first = run()
+        kernel = first.kernel
+        deviation = self._deviation(seed, context, first)
+        output_bytes = sum(map(_bytes, first.tensors().values()))
+        cost = workload.cost(self.problem, self.variant, first, device)
+        del first
+        peak = peak_bytes(run, device)
+        timing = timed(run, device, self.budget)
+        figures = {
+            "latency": timing.latency,
+            "latency_low": timing.low,
+            "latency_high": timing.high,
+            "host": timing.host,
+            "host_hidden": timing.hidden,
+            "calls": timing.calls,
+            "operations": cost.operations,
+            "matmul_flops": matmul_flops(inputs[0].dtype, device, workload.is_tf32(self.variant)),
+            "peak_bytes": peak,
+            "input_bytes": sum(map(_bytes, inputs)),
+            "output_bytes": output_bytes,
+            "algorithm": cost.algorithm,
+            "model_bytes": cost.model_bytes,
+            "model_br": cost.model_br,
+        }
+        metrics = deviation.metrics()
+        return figures | {name: metrics[name] for name in DEVIATIONS}, deviation, kernel
+
+    def _deviation(self, seed: int, context: Context, output: Any) -> Deviation:
+        """Of the result that is timed, in the part of it that golden has."""
+        operation, primary = self.operation, self.operation.primary
+        small = operation.workload.sample(self.problem)
+
+        def exact() -> Sample:
+            drawn = operation.draw(small, seed, context.device)
+            return Sample(operation.golden(*drawn, **small.arguments()).tensors()[primary])
+
+        golden = context.kept.get(("golden of speed", small, seed), exact)
+        found = operation.workload.compared(self.problem, output.tensors()[primary])
+        return compare(Sample(found), golden, self.variant.formats[primary])
+
+    def _check_memory(self, device: torch.device) -> None:
+        wanted, free = self.operation.workload.needed_bytes(self.problem, self.variant), available_bytes(device)
+        if wanted > free:
+            raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
+
+
+def prepared(operation: Operation, problem: Any, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs as the variant holds them, so that a call converts nothing."""
+    drawn = operation.draw(operation.workload.sample(problem), seed, device)
+    return operation.workload.held(problem, variant, variant.round_inputs(*drawn))
+
+
+def bound(operation: Operation, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+    """The call that is measured."""
+    call, arguments = operation.workload.call(variant), problem.arguments()
+    return lambda: call(*inputs, **arguments)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

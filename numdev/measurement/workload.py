@@ -1,0 +1,68 @@
+"""What a measurement of speed must know of an operation."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs by a model.
+
+    Attributes:
+        operations: that any algorithm must do; NaN where nothing is known.
+        algorithm: whose traffic is counted; empty where there is no model.
+        model_bytes: traffic with the processor's memory; NaN without a model.
+        model_br: rows of a tile in the model; 0 where there are none.
+    """
+
+    operations: int | float = math.nan
+    algorithm: str = ""
+    model_bytes: int | float = math.nan
+    model_br: int = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The answers of an operation of which nothing more is known; one that knows more overrides them."""
+
+    def sample(self, problem: Any) -> Any:
+        """The part of a problem that is drawn, and whose result is compared with golden."""
+        return problem
+
+    def held(self, problem: Any, variant: Any, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The inputs of the whole problem as a call takes them, from the rounded ones of the sample."""
+        return rounded
+
+    def compared(self, problem: Any, output: Tensor) -> Tensor:
+        """The part of the primary output that belongs to the sample."""
+        return output
+
+    def needed_bytes(self, problem: Any, variant: Any) -> int:
+        """Memory that a call needs at least."""
+        return int(problem.bytes)
+
+    def cost(self, problem: Any, variant: Any, output: Any, device: torch.device) -> Cost:
+        """By a model of the variant, whose call returned `output`."""
+        return Cost()
+
+    def is_tf32(self, variant: Any) -> bool:
+        """Whether its products of FP32 are in TF32, and so what they are held against."""
+        return False
+
+    def call(self, variant: Any) -> Any:
+        """What is timed: the variant's work alone, where it does some for its caller's sake."""
+        return variant
+
+    def forget(self) -> None:
+        """Release what the last point leaves behind; the next one has another problem."""
+
+    def counting(self) -> AbstractContextManager[None]:
+        """In it nothing else uses the GPU's profiler."""
+        return nullcontext()

@@ -1,0 +1,44 @@
+"""Names near to a misspelt one, and choices by their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import TypeVar
+
+from numdev.errors import BadInput
+
+E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
+
+
+def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
+    """The mend for a name that does not exist: those that look like it, and all there are unless they are more than `most`."""
+    known = list(names)
+    near = difflib.get_close_matches(str(wrong), known, n=3, cutoff=0.6)
+    rest = [name for name in known if name not in near]
+    if not near:
+        return "use one of " + ", ".join(rest if len(rest) <= most else [*rest[:most], "..."])
+    meant = f"did you mean {' or '.join(near)}"
+    return f"{meant}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else meant
+
+
+def choice(field: str, kind: type[E], value: object) -> E:
+    """The member of an Enum with this value.
+
+    Raises:
+        BadInput: naming the setting, and the values that there are.
+    """
+    known = [member.value for member in kind]
+    if value not in known:
+        raise BadInput(field, value, one_of(value, known))
+    return kind(value)
+
+
+def named(field: str, parse: Callable[[str], T], text: str) -> T:
+    """`parse(text)`, with a complaint that names the setting."""
+    try:
+        return parse(text)
+    except BadInput as error:
+        raise BadInput(field, text, error.mend) from None

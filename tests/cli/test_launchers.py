@@ -1,0 +1,139 @@
+"""Launchers and sweepers of other packages: what their jobs say, how they end, and the figure that a sweeper minimises."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+from numdev.results.store import Store
+from tests.cli.test_cli import SMALL, Command, numdev, python
+
+__all__ = ["numdev"]  # the fixture
+
+pytestmark = pytest.mark.slow
+
+RUN = ("-m", "numdev.cli.main")
+OPTUNA = ("hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1")
+TILES = "tiling.bc=choice(8,16,32)"
+
+
+def has(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not has("hydra_plugins", *packages), reason=f"needs {' and '.join(packages)}")
+
+
+joblib = needs("hydra_plugins.hydra_joblib_launcher")
+optuna = needs("hydra_plugins.hydra_optuna_sweeper")
+LAUNCHERS = [
+    pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=joblib, id="joblib"),
+    pytest.param(
+        ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"),
+        marks=needs("hydra_plugins.hydra_submitit_launcher", "submitit"),
+        id="submitit",
+    ),
+    pytest.param(
+        ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"),
+        marks=needs("hydra_plugins.hydra_ray_launcher", "ray"),
+        id="ray",
+    ),
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_that_run_elsewhere_say_what_they_did(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    ran = python(*RUN, "measure", "-m", *SMALL, "tiling.bc=8,0,16", *launcher, cwd=tmp_path)
+    assert ran.returncode == 2
+    lines = sorted(line for line in ran.stdout.splitlines() if "max_difference" in line)
+    assert len(lines) == 2
+    assert all(f"tiling.bc={size}:" in line for size, line in zip((16, 8), lines, strict=True))
+    (sentence,) = [line for line in ran.stderr.splitlines() if "tiling.bc: 0 cannot be used" in line]
+    assert sentence.startswith("problem.n=32 ")
+    assert len(list(Store(tmp_path / "results").records())) == 2
+
+
+@joblib
+def test_what_nobody_reads_where_it_was_printed_is_shown_once(tmp_path: Path) -> None:
+    """As where a job has an output of its own, such as the log of a batch system."""
+    sweep = [*SMALL, "tiling.bc=8,16", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    script = (
+        "from numdev.cli import jobs, launch\n"
+        "launch.Outlet.here = classmethod(lambda cls: jobs.Outlet('elsewhere', 0, 0))\n"
+        f"assert launch.launch('measure', ['-m', *{sweep!r}]) == 0\n"
+    )
+    ran = python("-c", script, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.partition(":")[0][-2:] for line in ran.stdout.splitlines()] == ["=8", "16"], "in the order of the jobs"
+
+
+@optuna
+class TestOptuna:
+    def test_minimises_a_metric_and_keeps_every_record(self, numdev: Command) -> None:
+        ran = numdev("measure", "-m", *SMALL, *OPTUNA, "hydra.sweeper.n_trials=8", TILES, "objective=out.rmse")
+        assert ran.code == 0, ran.err
+        assert len(ran.out.splitlines()) == 8
+        records = {record.config["variant"]["tiling"]["bc"]: record for record in Store(Path("results")).records()}
+        means = {
+            size: next(
+                s["mean"]
+                for s in record.summaries("rmse")
+                if (s["subject"], s["output"], s["reference"]) == ("variant", "out", "golden")
+            )
+            for size, record in records.items()
+        }
+        found = yaml.safe_load(Path("results/sweep/optimization_results.yaml").read_text())
+        best = min(means, key=lambda size: means[size])
+        assert len(means) > 1
+        assert found == {"name": "optuna", "best_params": {"tiling.bc": best}, "best_value": means[best]}
+
+    @joblib
+    def test_in_other_processes(self, tmp_path: Path) -> None:
+        where = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2", "hydra.sweeper.max_failure_rate=1")
+        sweep = ("-m", *SMALL, *OPTUNA, *where, "hydra.sweeper.n_trials=6", "tiling.bc=choice(0,16)", "objective=out.rmse")
+        ran = python(*RUN, "measure", *sweep, cwd=tmp_path)
+        assert ran.returncode == 2, "also where the sweeper tolerates failures"
+        assert "objective=out.rmse: tiling.bc: 0 cannot be used" in ran.stderr
+        assert len(list(Store(tmp_path / "results").records())) == 1
+        found = yaml.safe_load((tmp_path / "results/sweep/optimization_results.yaml").read_text())
+        assert found["best_params"] == {"tiling.bc": 16}
+
+    def test_a_job_without_a_figure_ends_it(self, numdev: Command) -> None:
+        Path("mine.py").write_text("def fails(q, k, v, mask, scale):\n    raise RuntimeError('deliberate')\n")
+        mine = ("attention=custom", "attention.function=mine:fails", "precision=fp32")
+        ran = numdev("measure", "-m", *SMALL, *OPTUNA, *mine, "hydra.sweeper.n_trials=6", "objective=out.rmse")
+        assert ran.code == 1
+        assert len(ran.out.splitlines()) == 2, "the first batch"
+        assert "the sweep ended early" in ran.err
+
+    @pytest.mark.parametrize(
+        ("command", "arguments", "words"),
+        [
+            ("measure", (), "hydra/sweeper: 'optuna' cannot be used; it minimises a figure; name one, as in objective=out.max"),
+            ("speed", (), "as in objective=latency"),
+            ("measure", ("objective=out.rsme",), "objective: 'out.rsme' cannot be used; did you mean out.rmse"),
+            ("measure", ("objective=rmse",), "did you mean out.rmse"),
+            ("speed", ("objective=latensy",), "did you mean latency"),
+            ("paper", (), "hydra/sweeper: 'optuna' cannot be used; numdev paper has no figure for it"),
+        ],
+    )
+    def test_says_before_the_first_job_what_cannot_be(
+        self, numdev: Command, command: str, arguments: tuple[str, ...], words: str
+    ) -> None:
+        ran = numdev(command, "-m", "hydra/sweeper=optuna", "problem.n=16", *arguments)
+        assert (ran.code, ran.out) == (2, "")
+        assert words in ran.err
+        assert len(ran.err.splitlines()) == 1
+
+    def test_minimises_a_time(self, numdev: Command) -> None:
+        quick = ("timing.seconds=0.001", "timing.least=3", "timing.most=3", "attention=vanilla", "precision=fp32")
+        ran = numdev(
+            "speed", "-m", *SMALL, *OPTUNA, *quick, "hydra.sweeper.n_trials=2", "problem.n=choice(16,32)", "objective=latency"
+        )
+        assert ran.code == 0, ran.err
+        found = yaml.safe_load(Path("results/speed/sweep/optimization_results.yaml").read_text())
+        assert 0 < found["best_value"] < 1

@@ -1,0 +1,234 @@
+"""A sweep's jobs, what they return, and how often their configs are read and composed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from numdev.cli import flags, objective, process, sources
+from numdev.cli.jobs import Figure, NoFigure
+from numdev.cli.library import config_folder
+from numdev.cli.outcome import Ended
+from numdev.cli.sweep import ComposedOnce, combinations
+from numdev.errors import BadInput
+from tests.cli.test_cli import SMALL, Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+
+def jobs_of(*texts: str) -> list[tuple[str, ...]]:
+    return combinations(OverridesParser.create().parse_overrides(list(texts)))
+
+
+class TestCombinations:
+    @pytest.mark.parametrize(
+        "texts",
+        [
+            ("a=1,2", "b=x"),
+            ("a=1,2", "b=range(0,3)", "c=choice(x,y)"),
+            ("a=[1,2]", "b={x:1}", "+c=3,4", "~d"),
+            ("a=1", "a=2,3"),
+            ("group=one,two", "a=glob(t*)", "a='x,y'"),
+            (),
+        ],
+    )
+    def test_are_those_of_hydras_own_sweeper(self, texts: tuple[str, ...]) -> None:
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+        overrides = OverridesParser.create().parse_overrides([text for text in texts if "glob" not in text])
+        (expected,) = BasicSweeper.split_arguments(overrides, None)
+        assert [list(job) for job in combinations(overrides)] == expected
+
+    def test_an_interval_lists_nothing(self) -> None:
+        with pytest.raises(BadInput, match=r"softmax.p_scale: 'interval\(1,4\)' cannot be used; it lists no values"):
+            jobs_of("softmax.p_scale=interval(1,4)")
+
+    def test_batches(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16", "hydra.sweeper.max_batch_size=2")
+        assert (ran.code, len(ran.out.splitlines())) == (0, 3)
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,0", "hydra.sweeper.max_batch_size=2")
+        assert (ran.code, len(ran.out.splitlines())) == (2, 2)
+
+    def test_params_of_the_sweeper(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "+hydra.sweeper.params={tiling.bc:'4,8'}")
+        assert [line.partition(" ")[0] for line in ran.out.splitlines()] == ["tiling.bc=4", "tiling.bc=8"]
+
+
+class TestComposing:
+    @pytest.fixture
+    def composed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+        calls: list[tuple[str, ...]] = []
+        original = ConfigLoaderImpl.load_sweep_config
+
+        def counted(loader: Any, master_config: Any, sweep_overrides: list[str]) -> Any:
+            calls.append(tuple(sweep_overrides))
+            return original(loader, master_config, sweep_overrides)
+
+        monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+        return calls
+
+    def test_each_job_once(self, numdev: Command, composed: list[tuple[str, ...]]) -> None:
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16")
+        assert ran.code == 0
+        assert len(composed) == len(set(composed)) == 3
+
+    def test_each_file_once(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[str] = []
+        original = OmegaConf.load
+
+        def counted(file: Any) -> Any:
+            if not isinstance(file, Path):  # so reads the library of studies
+                read.append(str(file.name))
+            return original(file)
+
+        sources._read.cache_clear()
+        monkeypatch.setattr(OmegaConf, "load", counted)
+        assert numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16", "softmax=fa1,fa2").code == 0
+        ours = [path for path in read if path.startswith(str(config_folder()))]
+        assert len(ours) == len(set(ours))
+        assert {str(config_folder() / f"softmax/{name}.yaml") for name in ("fa1", "fa2")} < set(ours)
+
+    def test_a_file_that_changed_is_read_again(self, tmp_path: Path) -> None:
+        source = sources.FolderSource("main", f"numdev://{tmp_path}")
+        path = tmp_path / "leaf.yaml"
+        path.write_text("# @package other\na: 1\n")
+        first = source.load_config("leaf")
+        assert (first.config["a"], first.header["package"]) == (1, "other")
+        first.config["a"] = 5
+        assert source.load_config("leaf").config["a"] == 1, "what Hydra does to its copy stays there"
+        path.write_text("a: 22\n")
+        assert source.load_config("leaf").config["a"] == 22
+
+    def test_a_loader_for_another_process_brings_no_configs(self) -> None:
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+        from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+
+        held = ComposedOnce(ConfigLoaderImpl(ConfigSearchPathImpl()))
+        held.composed["a=1",] = OmegaConf.create({"a": 1})
+        assert pickle.loads(pickle.dumps(held)).composed == {}
+        assert len(held.composed) == 1
+
+
+class TestSource:
+    def test_lists_and_finds_as_hydras_own(self, tmp_path: Path) -> None:
+        from hydra._internal.core_plugins.file_config_source import FileConfigSource
+        from hydra.core.object_type import ObjectType
+
+        ours = sources.FolderSource("main", f"numdev://{config_folder()}")
+        theirs = FileConfigSource("main", f"file://{config_folder()}")
+        for wanted in (None, ObjectType.GROUP, ObjectType.CONFIG):
+            for group in ("", "softmax", "hydra"):
+                assert ours.list(group, wanted) == theirs.list(group, wanted)
+        for name in ("softmax", "softmax/fa2", "config", "nothing", "softmax/nothing"):
+            assert (ours.is_group(name), ours.is_config(name)) == (theirs.is_group(name), theirs.is_config(name))
+        for name in ("config", "softmax/fa2", "hydra/help/measure"):
+            assert ours.load_config(name).config == theirs.load_config(name).config
+            assert ours.load_config(name).header == theirs.load_config(name).header
+
+    def test_an_absent_file(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="not found"):
+            sources.FolderSource("main", f"numdev://{tmp_path}").load_config("leaf")
+
+
+class TestFlags:
+    def test_are_those_of_hydra(self) -> None:
+        def of(parser: Any) -> dict[tuple[str, ...], Any]:
+            return {tuple(a.option_strings): a.nargs for a in parser._actions if a.option_strings}
+
+        assert of(flags.parser()) == of(get_args_parser())
+
+    def test_split(self) -> None:
+        texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults"]
+        assert flags.split("measure", texts) == (
+            ["a=1", "b=2", "c=3"],
+            ["-m", "--config-dir", "mine", "-cn", "other", "--info", "defaults"],
+        )
+
+
+class TestProcess:
+    def test_is_put_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("THERE", "before")
+        monkeypatch.delenv("ABSENT", raising=False)
+        before = sys.argv
+
+        def failing() -> None:
+            with process.given(["a"], THERE="x", ABSENT="y"):
+                assert (sys.argv, os.environ["THERE"], os.environ["ABSENT"]) == ([before[0], "a"], "x", "y")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            failing()
+        assert sys.argv is before
+        assert os.environ["THERE"] == "before"
+        assert "ABSENT" not in os.environ
+
+
+class TestReturned:
+    def test_crosses_processes(self) -> None:
+        ended = Ended(3, "why", 0.5, "a=1", 7, "line\n")
+        figure = pickle.loads(pickle.dumps(Figure(0.5, ended)))
+        assert (figure, figure.ended) == (0.5, ended)
+        assert pickle.loads(pickle.dumps(NoFigure(ended))).ended == ended
+
+    def test_an_error_nobody_thought_of_stops_no_other_job(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        from numdev.cli import build
+
+        original = build.point
+
+        def point(request: Any, *arguments: Any) -> Any:
+            if request.config["tiling"]["bc"] == 8:
+                raise ZeroDivisionError("deliberate")
+            return original(request, *arguments)
+
+        monkeypatch.setattr(build, "point", point)
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16")
+        assert (ran.code, len(ran.out.splitlines())) == (1, 2)
+        assert ran.err.endswith("numdev failed: ZeroDivisionError: deliberate; HYDRA_FULL_ERROR=1 shows where\n")
+        assert len(ran.err.splitlines()) == 1
+
+    def test_also_through_hydras_own_sweeper(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "hydra/sweeper=basic", "tiling.bc=0,8")
+        assert (ran.code, len(ran.out.splitlines()), len(ran.err.splitlines())) == (2, 1, 1)
+
+
+class TestObjective:
+    ROWS = (
+        {"subject": "variant", "reference": "golden", "output": "out", "rmse": 1.0, "seed": 0},
+        {"subject": "variant", "reference": "golden", "output": "out", "rmse": 2.0, "seed": 1},
+        {"subject": "variant", "reference": "golden", "output": "lse", "rmse": 7.0, "seed": 0},
+        {"subject": "variant", "reference": "baseline", "output": "out", "rmse": 9.0, "seed": 0},
+    )
+
+    @pytest.fixture(autouse=True)
+    def _one_metric(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(objective, "_metrics", lambda: ["rmse"])
+
+    def test_is_the_mean_over_seeds_against_golden(self) -> None:
+        assert objective.value("out.rmse", "measure", self.ROWS) == 1.5
+        assert objective.value("lse.rmse", "measure", self.ROWS) == 7.0
+        assert objective.value(None, "measure", self.ROWS) is None
+        assert objective.value("out.rmse", "measure", []) is None
+
+    def test_nan_is_no_figure(self) -> None:
+        rows = [self.ROWS[0] | {"rmse": float("nan")}, self.ROWS[1]]
+        assert objective.value("out.rmse", "measure", rows) is None
+
+    def test_of_an_output_that_is_not_there(self) -> None:
+        with pytest.raises(BadInput, match=r"objective: 'lze.rmse' cannot be used; did you mean lse.rmse"):
+            objective.value("lze.rmse", "measure", self.ROWS)
+
+    def test_belongs_to_one_point(self, numdev: Command) -> None:
+        for command, words in (("measure", "study=fig3"), ("paper", "studies=[fig3]")):
+            ran = numdev(command, words, "objective=out.rmse")
+            assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+            assert ran.err.startswith("objective: 'out.rmse' cannot be used; ")

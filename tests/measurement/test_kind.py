@@ -1,0 +1,122 @@
+"""A kind of measurement of one's own: two classes, and it is run, stored, read and explained like those that ship."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from numdev.attention.distributions import Distribution
+from numdev.attention.exact import Exact
+from numdev.attention.operation import ATTENTION
+from numdev.attention.problem import Problem, Shape
+from numdev.errors import BadInput, Unsupported
+from numdev.measurement.operation import Operation
+from numdev.measurement.protocol import Context, Findings, Measurement, MeasurementKind
+from numdev.measurement.runner import Runner
+from numdev.report.document.export import environments, to_csv
+from numdev.report.reading.columns import dictionary, meaning
+from numdev.report.reading.frames import load
+from numdev.results.canonical import describe
+from numdev.results.columns import Column, Use
+from numdev.results.record import Status
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+from numdev.results.tables import LONG
+
+SEED = Column("seed", "", "the replicate", Use.PLACE)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The kind `largest`: the largest entry of each input, and, in a long table, every entry of the first."""
+
+    operation: Operation = ATTENTION
+    name: ClassVar[str] = "largest"
+    seeds: ClassVar[int] = 3
+
+    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> LargestOf:
+        return LargestOf(self.operation, problem, seeds)
+
+
+@dataclass(frozen=True)
+class LargestOf:
+    operation: Operation
+    problem: Any
+    seeds: int
+    kind: ClassVar[str] = "largest"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"problem": describe(self.problem), "seeds": self.seeds}
+
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        input_, entry = Column("input", "", "which input", Use.PLACE), Column("entry", "", "an entry of the first")
+        largest = Column("largest", "absolute", "largest entry", Use.CHIEF)
+        return {"largest": (SEED, input_, largest), "entries": (SEED, entry)}
+
+    def run(self, context: Context) -> Findings:
+        if self.problem.shape.queries == 1:
+            raise Unsupported("problem.queries", "one query is not enough")
+        rows, entries = [], []
+        for seed in context.replicates():
+            drawn = self.operation.draw(self.problem, seed, context.device)
+            names = [name for inputs in self.operation.inputs for name in inputs.names]
+            rows += [{"seed": seed, "input": n, "largest": float(t.max())} for n, t in zip(names, drawn, strict=True)]
+            entries += [{"seed": seed, "entry": value} for value in drawn[0].flatten().tolist()]
+        return Findings({"largest": rows, "entries": entries}, kernel="max")
+
+
+def problem(queries: int) -> Problem:
+    return Problem(Distribution(), Shape(queries=queries, keys=8, head_dim=64))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    points = tuple(StudyPoint(problem(n), Exact(), None, 3, "one", {"n": n}) for n in (1, 16))
+    store = Store(tmp_path)
+    run(Study("mine", "Mine", None, (), points), Runner(Largest(), "cpu"), store)
+    return store
+
+
+def test_it_keeps_to_the_protocols() -> None:
+    assert isinstance(Largest(), MeasurementKind)
+    assert isinstance(Largest().of(problem(16), None, None, 3), Measurement)
+
+
+def test_the_runner_gives_it_key_seeds_status_and_progress() -> None:
+    runner, told = Runner(Largest(), "cpu"), list[tuple[int, int]]()
+    found = runner.measure(problem(16), None, told=lambda done, total: told.append((done, total)))
+    assert (found.kind, found.operation, found.outputs, found.kernel) == ("largest", "attention", ("out", "lse"), "max")
+    assert (found.status, found.key) == (Status.OK, runner.key(problem(16), None))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert [row["input"] for row in found.rows] == ["q", "k", "v"] * 3
+    assert runner.measure(problem(1), None).reason == "problem.queries: one query is not enough"
+    with pytest.raises(BadInput, match="^seeds: 0 "):
+        runner.measure(problem(16), None, seeds=0)
+    assert "input  largest" in repr(found)
+
+
+def test_the_store_keeps_every_table(store: Store) -> None:
+    good = next(record for record in store.records() if record.status is Status.OK)
+    q = problem(16).inputs(2)["q"].flatten().tolist()
+    assert len(good.table("entries")) == 3 * len(q) > LONG
+    assert [row["entry"] for row in good.table("entries") if row["seed"] == 2] == q
+    assert list((store.path / "records" / good.key).glob("entries.*.parquet"))
+
+
+def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
+    found = load(store, kind="largest")
+    assert found.rows[["label.n", "seed", "input"]].to_numpy().tolist() == [[16, s, i] for s in range(3) for i in "qkv"]
+    assert found.points["kind"].tolist() == ["largest"] * 2
+    assert found.points["status"].tolist() == ["unsupported", "ok"]
+    assert meaning("largest", found.columns) == ("absolute, in the units of the output", "largest entry")
+    told = dictionary({"results.csv": found.rows.columns}, found.columns)
+    assert all(f"| `{name}` |" in told for name in ("seed", "input", "largest"))
+    assert to_csv(found.rows).startswith(b"study,scenario,key")
+    assert environments(found)
+    with pytest.raises(BadInput, match="no study of deviation but mine, on which a report of largest reports"):
+        load(store, kind="deviation")

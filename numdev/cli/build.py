@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from numdev.cli import honoured, nodes
@@ -22,22 +22,24 @@ class Rule(Protocol):
         ...
 
 
-def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
-    """What a whole configuration asks for.
+def point(
+    request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None, made: nodes.Made | None = None
+) -> StudyPoint:
+    """What a whole configuration asks for; points that are built with one `made` share the objects of equal nodes.
 
     Raises:
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    here = str(Path.cwd())
+    here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # where modules of the user's own may lie
     honoured.check(request)
-    config = request.config
-    variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")
+    config, made = request.config, {} if made is None else made
+    variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
     honoured.check_built(request, variant)
-    baseline = nodes.build(config, "baseline")
-    against = baseline.of(variant, problem) if isinstance(baseline, Rule) else baseline
+    baseline = nodes.build(config, "baseline", made)
+    against = baseline.of(variant, problem) if nodes.satisfies(baseline, Rule) else baseline
     return StudyPoint(problem, variant, against, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
 
 

@@ -35,7 +35,7 @@ def point(
     if here not in sys.path:
         sys.path.append(here)  # where modules of the user's own may lie
     honoured.check(request)
-    config, made = request.config, {} if made is None else made
+    config, made = request.config, made or nodes.Made()
     variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
     honoured.check_built(request, variant)
     baseline = nodes.build(config, "baseline", made)

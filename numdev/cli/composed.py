@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -24,6 +23,13 @@ from numdev.nearest import one_of
 STUDY = "study"  # the one group whose options are no part of a point
 
 
+class _Composed(NamedTuple):
+    """What Hydra composed, as it stands there, and to try values in, of which the last one stays."""
+
+    plain: dict[str, Any]
+    scratch: DictConfig
+
+
 @dataclass
 class Composer:
     """What Hydra makes of a primary file with one option of a group in place of the default.
@@ -36,16 +42,16 @@ class Composer:
     folders: tuple[Path, ...]
     name: str
     library: Library = field(init=False)
-    _composed: dict[str, DictConfig] = field(default_factory=dict, init=False)
-    _scratch: dict[str, DictConfig] = field(default_factory=dict, init=False)
+    _composed: dict[str, _Composed] = field(default_factory=dict, init=False)
     _values: dict[str, Flat] = field(default_factory=dict, init=False)
     _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
+        schema.register()
         self.choices = {
             str(group): str(option)
-            for group, option in self._config("").hydra.runtime.choices.items()
+            for group, option in self._config("").plain["hydra"]["runtime"]["choices"].items()
             if option is not None and not str(group).startswith("hydra/") and group != STUDY
         }
 
@@ -53,7 +59,7 @@ class Composer:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
         memo = f"{group}={option}"
         if memo not in self._values:
-            plain: Any = OmegaConf.to_container(self._config(self._key(group, option)), resolve=False)
+            plain = self._config(self._key(group, option)).plain
             chosen = {group: plain[group]} if group else {name: value for name, value in plain.items() if name != "hydra"}
             self._values[memo] = dict(flat(chosen))
         return self._values[memo]
@@ -70,9 +76,7 @@ class Composer:
         return self._checked[memo]
 
     def _check(self, composed: str, key: str, value: Any) -> Any:
-        if composed not in self._scratch:
-            self._scratch[composed] = copy.deepcopy(self._config(composed))
-        scratch = self._scratch[composed]
+        scratch = self._config(composed).scratch
         try:
             OmegaConf.update(scratch, key, value, merge=False)
             if isinstance(value, str) and "${" in value:
@@ -98,19 +102,23 @@ class Composer:
     def _key(self, group: str, option: str) -> str:
         return f"{group}={option}" if group and self.choices.get(group) != option else ""
 
-    def _config(self, key: str) -> DictConfig:
+    def _config(self, key: str) -> _Composed:
         if key not in self._composed:
             group, _, option = key.partition("=")
             if key and option not in self.library.options(group):
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
-            schema.register()
             with _initialised(self.folders, self.name) as search:
                 config = compose(self.name, [*search, *([key] if key else [])], return_hydra_config=True)
             if key:
                 with open_dict(config):
                     del config["hydra"]
-            self._composed[key] = config
+            self._composed[key] = _Composed(_plain(config), config)
         return self._composed[key]
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
 
 
 def _refers(value: Any) -> bool:

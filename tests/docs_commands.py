@@ -21,7 +21,7 @@ from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.settings import flat, request
+from numdev.cli.requests import flat, request
 from numdev.cli.studies import stated
 from numdev.report.comparison.changes import Criterion
 

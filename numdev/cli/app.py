@@ -115,7 +115,7 @@ def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ende
     from numdev.cli import build, objective, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.console import output
-    from numdev.cli.settings import flat, request
+    from numdev.cli.requests import flat, request
     from numdev.results.store import Store
     from numdev.results.study import DONE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from numdev.cli import honoured, nodes
-from numdev.cli.settings import Request
+from numdev.cli.requests import Request
 from numdev.errors import BadInput
 from numdev.results.study import Refused, StudyPoint
 

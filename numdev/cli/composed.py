@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from numdev.cli import schema
 from numdev.cli.library import Library
-from numdev.cli.settings import Flat, flat, type_mend
+from numdev.cli.requests import Flat, flat, type_mend
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 

@@ -41,7 +41,7 @@ from numdev.cli import build
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import Library
 from numdev.cli.nodes import TARGET
-from numdev.cli.settings import Flat, Request, Statement, flat, request, written
+from numdev.cli.requests import Flat, Request, Statement, flat, request, written
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of

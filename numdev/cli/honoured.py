@@ -14,7 +14,7 @@ from numdev.attention.honours import Declares, Honours
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
-from numdev.cli.settings import Flat, Request, Said, reference
+from numdev.cli.requests import Flat, Request, Said, reference
 from numdev.errors import NotHonoured
 
 

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from numdev.cli.settings import reference
+from numdev.cli.requests import reference
 from numdev.errors import BadInput
 from numdev.nearest import choice
 from numdev.settings import declared

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from numdev.cli.composed import composer
 from numdev.cli.library import config_folder
-from numdev.cli.settings import type_mend
+from numdev.cli.requests import type_mend
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
 

@@ -17,7 +17,7 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library
 from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
-from numdev.cli.settings import flat
+from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
 from numdev.results.study import Measures, Outcome, Shard, Study, replaced

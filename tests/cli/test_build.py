@@ -35,7 +35,7 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import build, nodes
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
-from numdev.cli.settings import Request, nested, written
+from numdev.cli.requests import Request, nested, written
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
 

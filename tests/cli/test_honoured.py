@@ -20,7 +20,7 @@ from numdev.cli import build, honoured
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.settings import Flat, Request, Statement, flat
+from numdev.cli.requests import Flat, Request, Statement, flat
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS
 from numdev.results.canonical import describe, key_of

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from numdev.cli import honoured, nodes
@@ -22,6 +20,13 @@ class Rule(Protocol):
         ...
 
 
+class NoBaseline:
+    """The baseline of a node that says there is none: the variant is compared with golden alone."""
+
+    def of(self, variant: Any, problem: Any) -> None:
+        """No baseline."""
+
+
 def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
     """What a whole configuration asks for.
 
@@ -29,9 +34,6 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # where modules of the user's own may lie
     honoured.check(request)
     config = request.config
     variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,12 +16,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from numdev.cli import schema
-from numdev.cli.library import Library
+from numdev.cli.library import OPERATION, STUDY, Library
 from numdev.cli.requests import Flat, flat, type_mend
 from numdev.errors import BadInput
 from numdev.nearest import one_of
-
-STUDY = "study"  # the one group whose options are no part of a point
 
 
 @dataclass
@@ -31,10 +29,12 @@ class Composer:
     Attributes:
         folders: that of numdev, and those that the user adds with `--config-dir`.
         name: of the primary file.
+        operation: the option of `operation`; None for that of the primary file, which may also have no such group.
     """
 
     folders: tuple[Path, ...]
     name: str
+    operation: str | None = None
     library: Library = field(init=False)
     _composed: dict[str, DictConfig] = field(default_factory=dict, init=False)
     _scratch: dict[str, DictConfig] = field(default_factory=dict, init=False)
@@ -43,18 +43,14 @@ class Composer:
 
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
-        self.choices = {
-            str(group): str(option)
-            for group, option in self._config("").hydra.runtime.choices.items()
-            if option is not None and not str(group).startswith("hydra/") and group != STUDY
-        }
+        self.choices = of_points(self._config("").hydra.runtime.choices)
 
     def values(self, group: str = "", option: str = "") -> Flat:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
         memo = f"{group}={option}"
         if memo not in self._values:
             plain: Any = OmegaConf.to_container(self._config(self._key(group, option)), resolve=False)
-            chosen = {group: plain[group]} if group else {name: value for name, value in plain.items() if name != "hydra"}
+            chosen = {group: plain[group]} if group else {name: plain[name] for name in plain if name not in ("hydra", OPERATION)}
             self._values[memo] = dict(flat(chosen))
         return self._values[memo]
 
@@ -82,6 +78,12 @@ class Composer:
             raise BadInput(key, value, type_mend(str(error))) from None
         return OmegaConf.to_container(checked) if OmegaConf.is_config(checked) else checked
 
+    @property
+    def of(self) -> dict[str, Any]:
+        """The node that makes the operation."""
+        node: Any = OmegaConf.to_container(self._config("").get(OPERATION) or OmegaConf.create(), resolve=True)
+        return dict(node)
+
     def of_others(self, group: str, key: str) -> list[str]:
         """The options of a group that have a setting."""
         return [option for option in self.library.options(group) if _names(self.library.leaf(group, option), key, group)]
@@ -93,7 +95,8 @@ class Composer:
             for option in self.library.options(group):
                 values |= {key: one for key, one in flat({group: self.library.leaf(group, option)}) if key not in values}
         declared = schema.settings()
-        return [key for key, one in values.items() if key in declared or not ("._" in key or _refers(one))]
+        own = [*self.choices, *([OPERATION] if self.of else [])]
+        return own + [key for key, one in values.items() if key in declared or not ("._" in key or _refers(one))]
 
     def _key(self, group: str, option: str) -> str:
         return f"{group}={option}" if group and self.choices.get(group) != option else ""
@@ -105,12 +108,22 @@ class Composer:
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
             schema.register()
             with _initialised(self.folders, self.name) as search:
-                config = compose(self.name, [*search, *([key] if key else [])], return_hydra_config=True)
+                stated = [f"{OPERATION}={self.operation}"] if self.operation else []
+                config = compose(self.name, [*search, *stated, *([key] if key else [])], return_hydra_config=True)
             if key:
                 with open_dict(config):
                     del config["hydra"]
             self._composed[key] = config
         return self._composed[key]
+
+
+def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
+    """The groups of a point with their options, of all that Hydra has chosen."""
+    return {
+        str(group): str(option)
+        for group, option in choices.items()
+        if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
+    }
 
 
 def _refers(value: Any) -> bool:
@@ -137,6 +150,6 @@ def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=8)
-def composer(folders: tuple[Path, ...], name: str = "config") -> Composer:
+def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
     """The composer of some folders, kept so that a second study composes no option again."""
-    return Composer(folders, name)
+    return Composer(folders, name, operation)

@@ -39,7 +39,7 @@ from typing import Any
 
 from numdev.cli import build
 from numdev.cli.composed import Composer, composer
-from numdev.cli.library import Library
+from numdev.cli.library import OPERATION, Library
 from numdev.cli.nodes import TARGET
 from numdev.cli.requests import Flat, Request, Statement, flat, request, written
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
@@ -63,6 +63,7 @@ class Expander:
         own: the config folder that the command line adds, as `--config-dir` takes it again.
         manner: what the command line states of how points are measured, not of which; it is told again too.
         name: of the primary file.
+        operation: the option of `operation` that all points are of; None for that of the primary file.
     """
 
     library: Library
@@ -71,11 +72,17 @@ class Expander:
     own: str | None = None
     manner: Statements = field(default_factory=dict)
     name: str = "config"
+    operation: str | None = None
 
     @cached_property
     def composer(self) -> Composer:
         """What Hydra makes of the options."""
-        return composer(self.library.folders, self.name)
+        return composer(self.library.folders, self.name, self.operation)
+
+    def of(self, study: str) -> Expander:
+        """The same for the operation that a study's file chooses, unless the command line does."""
+        own = None if OPERATION in self.manner else self.library.operation_of(study)
+        return self if own in (None, self.operation) else replace(self, operation=own)
 
     @property
     def groups(self) -> Mapping[str, str]:
@@ -130,11 +137,13 @@ class Expander:
 
         Another number of replicates is no other point, nor is one value of an axis.
         """
-        stated = tuple(f"{key}={written(value)}" for key, value in self.task.items() if key != "seeds")
+        of = {key: value for key, value in self.manner.items() if key == OPERATION}
+        stated = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
         if not stated:
             return ()
+        usual = replace(self, task={}, manner={}, operation=None if of else self.operation).of(name)
         try:
-            plain = Expander(self.library, name=self.name)._points(name, scenarios, fields)
+            plain = usual._points(name, scenarios, fields)
         except BadInput:  # the file alone makes no study
             return stated
         own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}

@@ -101,7 +101,7 @@ def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
     for option, leaf in _options(group).items():
-        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None)
+        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None) if TARGET in leaf else None
         if isinstance(declared, Honours) and declared.settings.issuperset(settings):
             yield option
 

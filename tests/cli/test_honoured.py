@@ -320,7 +320,7 @@ class Measuring:
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record:
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, **_: Any) -> Record:
         self.measured.append(variant)
         return self.without_figures((problem, variant, baseline, seeds), Status.OK, "")
 

@@ -21,7 +21,7 @@ def names(kind: MeasurementKind) -> list[str]:
     """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
     from numdev.measurement.deviation.measurement import KIND
 
-    table = next(iter(kind.of(None, None, None, 1).columns.values()))
+    table = next(iter(kind.columns.values()))
     figures = [*_figures(table), *_following(table)]
     outputs = kind.operation.output_names if kind.name == KIND else ()
     return [f"{output}.{name}" for output in outputs for name in figures] if outputs else figures
@@ -77,7 +77,7 @@ def _example(kind: MeasurementKind) -> str:
     """The first chief figure of the primary output, or the first there is."""
     from numdev.results.columns import Use
 
-    table = next(iter(kind.of(None, None, None, 1).columns.values()))
+    table = next(iter(kind.columns.values()))
     chief = [column.name for column in table if column.use is Use.CHIEF]
     known = names(kind)
     return next((name for name in known if chief and name.endswith(f".{chief[0]}")), known[0])

@@ -62,9 +62,7 @@ def _operation(node: Mapping[str, Any] | None) -> Operation:
     made = nodes.build({OPERATION: node}, OPERATION)
     if isinstance(made, Operation):
         return made
-    raise BadInput(
-        OPERATION, node, "it makes no numdev.measurement.operation.Operation; choose an option of the group, operation=NAME"
-    )
+    raise BadInput(OPERATION, node, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
 
 
 def _note(text: str) -> None:

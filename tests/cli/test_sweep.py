@@ -217,8 +217,8 @@ class TestObjective:
 
     @staticmethod
     def record(rows: Sequence[Any]) -> Record:
-        columns = {"deviation": (Column("rmse", "absolute"),)}
-        tables = {"deviation": list(rows)}
+        columns: dict[str, tuple[Column, ...]] = {"deviation": (Column("rmse", "absolute"),)}
+        tables: dict[str, list[Any]] = {"deviation": list(rows)}
         return Record("k", "deviation", "attention", ("out", "lse"), columns, {}, {}, Status.OK, tables=tables)
 
     def test_is_the_mean_over_seeds_against_golden(self) -> None:

@@ -27,19 +27,21 @@ class NoBaseline:
         """No baseline."""
 
 
-def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
-    """What a whole configuration asks for.
+def point(
+    request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None, made: nodes.Made | None = None
+) -> StudyPoint:
+    """What a whole configuration asks for; points that are built with one `made` share the objects of equal nodes.
 
     Raises:
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
     honoured.check(request)
-    config = request.config
-    variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")
+    config, made = request.config, nodes.Made() if made is None else made
+    variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
     honoured.check_built(request, variant)
-    baseline = nodes.build(config, "baseline")
-    against = baseline.of(variant, problem) if isinstance(baseline, Rule) else baseline
+    baseline = nodes.build(config, "baseline", made)
+    against = baseline.of(variant, problem) if nodes.satisfies(baseline, Rule) else baseline
     return StudyPoint(problem, variant, against, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
 
 

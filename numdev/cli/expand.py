@@ -32,12 +32,12 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build
+from numdev.cli import build, nodes
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.nodes import TARGET
@@ -50,6 +50,39 @@ from numdev.results.study import Study, StudyPoint
 
 _OF_SCENARIO = ("title", "role", "stands_for")
 _ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the points of a grid have in common that differ in values alone.
+
+    Attributes:
+        settings: every setting of the options chosen, with the values that are stated.
+        said: what states each of these.
+        foreign: what is stated that the options do not have, with the reason.
+        chosen: the option of each group of which one is chosen.
+        options: that of every group.
+    """
+
+    settings: Flat
+    said: dict[str, Statement]
+    foreign: dict[str, NotHonoured]
+    chosen: Mapping[str, str]
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An entry of an axis, and once for all its points: what it states, and why its label would not be true."""
+
+    entry: Entry
+    choices: Statements
+    values: Statements
+    deny: Callable[[], NotHonoured | None]
+
+    @cached_property
+    def denied(self) -> NotHonoured | None:
+        return self.deny()
 
 
 @dataclass
@@ -119,13 +152,15 @@ class Expander:
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
+        made = nodes.Made()
         for scenario, own in scenarios.items():
             try:
                 for entries, request, denied in self._grid(own, fields):
                     labels = {axis: entry.label for axis, entry in entries.items()}
-                    roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
-                    key = json.dumps([scenario, labels, request.config], sort_keys=True)
-                    points.setdefault(key, replace(_point(request, scenario, labels, denied), roles=roles))
+                    place = json.dumps([scenario, labels], sort_keys=True)  # which says what the entries state
+                    if place not in points:
+                        roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
+                        points[place] = replace(_point(request, scenario, labels, denied, made), roles=roles)
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
@@ -151,18 +186,32 @@ class Expander:
 
     def request(self, *layers: Statements) -> Request:
         """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
+        return self._above(self._ground(*layers))
+
+    def _ground(self, *layers: Statements) -> Ground:
+        """What some layers come to, on which layers can stand that choose no options."""
         chosen = self._chosen(layers)
         settings: Flat = dict(self.composer.values())
         for group, option in chosen.items():
             settings = {key: value for key, value in settings.items() if not key.startswith(f"{group}.")}
             settings |= self.composer.values(group, option)
-        foreign: dict[str, NotHonoured] = {}
+        ground = Ground(settings, {}, {}, chosen, {**self.groups, **chosen})
         for statements, group, replaced in self._stated(layers, chosen):
             if group:
                 settings |= statements
             else:
-                foreign |= self._state(settings, statements, chosen, replaced)
-        return request(settings, self.said(settings, *layers), {**self.groups, **chosen}, tuple(foreign.values()))
+                ground.foreign.update(self._state(settings, statements, chosen, replaced))
+            ground.said.update(self._saying(statements, group, chosen))
+        return ground
+
+    def _above(self, ground: Ground, *layers: Statements) -> Request:
+        """The request of values that stand above everything else."""
+        settings, said, foreign = dict(ground.settings), dict(ground.said), dict(ground.foreign)
+        for layer in layers:
+            statements = dict(flat(layer))
+            foreign |= self._state(settings, statements, ground.chosen, frozenset())
+            said |= self._saying(statements, "", ground.chosen)
+        return request(settings, _not_null(said, settings, ground.chosen), ground.options, tuple(foreign.values()))
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
         """What states each setting that the layers give, where it is not null in the end.
@@ -172,13 +221,17 @@ class Expander:
         said: dict[str, Statement] = {}
         chosen = self._chosen(layers)
         for statements, group, _ in self._stated(layers, chosen):
-            if not group:
-                said |= {key: Statement(key, value) for key, value in flat(statements)}
-                continue
-            option = Statement(group, chosen[group])
-            own = [key for key in statements if "._" not in key]
-            said |= {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
-        return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
+            said |= self._saying(statements, group, chosen)
+        return _not_null(said, settings, chosen)
+
+    @staticmethod
+    def _saying(statements: Flat, group: str, chosen: Mapping[str, str]) -> dict[str, Statement]:
+        """What each statement of `_stated` says."""
+        if not group:
+            return {key: Statement(key, value) for key, value in statements.items()}
+        option = Statement(group, chosen[group])
+        own = [key for key in statements if "._" not in key]
+        return {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
 
     def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
         """The option of each group that the layers choose, of which the last counts."""
@@ -210,13 +263,21 @@ class Expander:
         merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = self._split(self.task)
-        axes = {key: self._axis(key, values) for key, values in merged.items()}
+        axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
+        grounds: dict[str, Ground] = {}  # by what the entries choose: of a grid of values there is one
         for combination in itertools.product(*axes.values()):
-            entries = dict(zip(axes, combination, strict=True))
-            choices, values = self._split({key: value for entry in combination for key, value in entry.statements.items()})
-            found = (self._denied(axis, entry) for axis, entry in entries.items())
-            denied = next((error for error in found if error is not None), None)
-            yield entries, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
+            places = dict(zip(axes, combination, strict=True))
+            choices = {group: option for place in combination for group, option in place.choices.items()}
+            values = {key: value for place in combination for key, value in place.values.items()}
+            denied = next((error for place in combination if (error := place.denied) is not None), None)
+            if (chosen := repr(choices)) not in grounds:
+                grounds[chosen] = self._ground(fields["base"], layer, choices | task_choices)
+            entries = {axis: place.entry for axis, place in places.items()}
+            yield entries, self._above(grounds[chosen], values, task_values), denied
+
+    def _place(self, axis: str, entry: Entry) -> _Place:
+        choices, values = self._split(entry.statements)
+        return _Place(entry, choices, values, lambda: self._denied(axis, entry))
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
@@ -278,12 +339,19 @@ class Expander:
         return foreign
 
 
-def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
+def _not_null(said: Mapping[str, Statement], settings: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:
+    """The statements of which something is left."""
+    return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
+
+
+def _point(
+    request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None, made: nodes.Made
+) -> StudyPoint:
     """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
     try:
         if denied is not None:
             raise denied
-        return build.point(request, scenario, labels)
+        return build.point(request, scenario, labels, made)
     except NotHonoured as error:
         return build.refused_point(request, scenario, labels, str(error))
 

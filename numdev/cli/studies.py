@@ -20,7 +20,7 @@ from numdev.cli.progress import Progress
 from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
-from numdev.results.study import Measures, Outcome, Shard, Study, replaced
+from numdev.results.study import Measures, Outcome, Shard, Study, keys_of, replaced
 from numdev.results.study import run as run_study
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
@@ -76,27 +76,22 @@ def run(work: Sequence[tuple[Study, Measures]], cfg: DictConfig, *, live: bool |
     """
     store = Store(Path(cfg.results))
     shard = shard or Shard()
-    expected = [len(range(shard.index, _distinct(study), shard.count)) for study, _ in work]
-    for study, bench in work:
-        if lost := replaced(study, bench, Store(store.path)):  # of its own: what it finds torn is not measured again here
+    keys = [keys_of(study, bench) for study, bench in work]
+    expected = [len(range(shard.index, len(set(own)), shard.count)) for own in keys]  # a point may stand in several scenarios
+    for (study, bench), own in zip(work, keys, strict=True):
+        if lost := replaced(study, bench, Store(store.path), own):  # of its own: what it finds torn is not measured again here
             ERRORS.print(show.replaced(study.name, lost, store))
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
         try:
-            for (study, bench), count in zip(work, expected, strict=True):
-                callback = progress.of(study.name, count)
-                told = progress.replicates
-                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, told=told)
+            for (study, bench), own, count in zip(work, keys, expected, strict=True):
+                callback, told = progress.of(study.name, count), progress.replicates
+                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, told=told, keys=own)
                 outcomes[study.name] = done
                 progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
     return _summarise(outcomes, store)
-
-
-def _distinct(study: Study) -> int:
-    """How many points there are to measure: one may stand in several scenarios."""
-    return len({(point.problem, point.variant, point.baseline, point.seeds) for point in study.points})
 
 
 def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -83,7 +83,7 @@ class Study:
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
 
-    def manifest(self, keys: list[str], kind: str) -> dict[str, Any]:
+    def manifest(self, keys: Sequence[str], kind: str) -> dict[str, Any]:
         """Which points belong to the study, and how they are measured: what the report reads."""
         points = [
             {
@@ -162,6 +162,11 @@ class Measures(Protocol):
         ...
 
 
+def keys_of(study: Study, bench: Measures) -> list[str]:
+    """The key of each point of a study, in their order: what `run` and `replaced` take, so that a command computes them once."""
+    return [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+
+
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
 
 
@@ -174,14 +179,15 @@ def run(
     shard: Shard | None = None,
     progress: Progress | None = None,
     told: Told | None = None,
+    keys: Sequence[str] | None = None,
 ) -> Outcome:
     """Measure the points of a study that the store does not have yet; `told` learns how far the point at hand is.
 
     Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
+    `keys` are those of the points, where they are at hand.
     """
-    shard = shard or Shard()
-    keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+    shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
     store.put_study(study.name, study.manifest(keys, bench.kind_name))
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
@@ -219,18 +225,17 @@ class Replaced:
     shared: int
 
 
-def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
+def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | None = None) -> Replaced | None:
     """How a run narrows or changes the stored study of the same name; None where it keeps every point.
 
     A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
-    should be. Of a point without a record the configuration is not known, and scenario and labels tell.
+    should be. Of a point without a record the configuration is not known, and scenario and labels tell. `keys` as in `run`.
     """
-    manifest = store.studies().get(study.name)
+    manifest = store.study(study.name)
     if manifest is None:
         return None
     points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
-    for point in study.points:
-        key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
+    for key, point in zip(keys_of(study, bench) if keys is None else keys, study.points, strict=True):
         points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
     ours = sum(map(len, points.values()))
     if is_old(manifest):

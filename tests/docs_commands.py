@@ -101,7 +101,7 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
             hydra = cfg.hydra
             OmegaConf.set_struct(cfg, False)
             del cfg["hydra"]
-            refuse_unknown(cfg)
+            refuse_unknown(cfg, groups=hydra.runtime.choices)
             if command != "report":
                 check_points(command, cfg, hydra, job, library(tuple(folders)))
 
@@ -122,14 +122,28 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
 
 def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Library) -> None:
     name = launch.CONFIGS[command]
-    groups = composer(files.folders, name).choices
+    operation = hydra.runtime.choices["operation"]
+    groups = composer(files.folders, name, operation).choices
     of_point = [
         str(key)
         for key in cfg
         if key
-        not in ("study", "studies", "out", "timing", "counters", "device", "results", "fresh", "shard", "shards", "objective")
+        not in (
+            "operation",
+            "study",
+            "studies",
+            "out",
+            "timing",
+            "counters",
+            "device",
+            "results",
+            "fresh",
+            "shard",
+            "shards",
+            "objective",
+        )
     ]
-    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name)
+    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
     elif cfg.study is None:

@@ -88,6 +88,10 @@ class Composer:
         """The options of a group that have a setting."""
         return [option for option in self.library.options(group) if _names(self.library.leaf(group, option), key, group)]
 
+    def before_equals(self) -> list[str]:
+        """What an override may name: groups and settings."""
+        return [*self.choices, *([OPERATION] if self.of else []), *self.known()]
+
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
         values = dict(self.values())
@@ -95,8 +99,7 @@ class Composer:
             for option in self.library.options(group):
                 values |= {key: one for key, one in flat({group: self.library.leaf(group, option)}) if key not in values}
         declared = schema.settings()
-        own = [*self.choices, *([OPERATION] if self.of else [])]
-        return own + [key for key, one in values.items() if key in declared or not ("._" in key or _refers(one))]
+        return [key for key, one in values.items() if key in declared or not ("._" in key or _refers(one))]
 
     def _key(self, group: str, option: str) -> str:
         return f"{group}={option}" if group and self.choices.get(group) != option else ""

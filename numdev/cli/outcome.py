@@ -120,7 +120,7 @@ def _unknown(name: str, known: Composer) -> str:
     if able := known.of_others(group, name):
         options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
         return f"{name}: only {options} {has} it; take {that}, or leave it out"
-    names = known.known()
+    names = known.before_equals()
     alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
     return f"{name}: there is no such setting; {one_of(name, alike if is_near(name, alike) else names, most=12)}"
 

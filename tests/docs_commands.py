@@ -95,6 +95,7 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
     overrides = [text for text in kept if text not in ("-m", "--cfg", "job")]
     searched = [f"hydra.searchpath=[{', '.join(f'file://{path}' for path in folders[:-1])}]"] if folders[1:] else []
     schema.register()
+    composed = []
     with initialize_config_dir(str(folders[-1]), version_base="1.3"):
         for job in jobs(overrides) if "-m" in kept else [overrides]:
             cfg = compose(launch.CONFIGS[command], [*searched, *job], return_hydra_config=True)
@@ -102,8 +103,11 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
             OmegaConf.set_struct(cfg, False)
             del cfg["hydra"]
             refuse_unknown(cfg, groups=hydra.runtime.choices)
-            if command != "report":
-                check_points(command, cfg, hydra, job, library(tuple(folders)))
+            composed.append((cfg, hydra, job))
+    for cfg, hydra, job in (
+        composed if command != "report" else ()
+    ):  # behind the context, in which Hydra searches its folder alone
+        check_points(command, cfg, hydra, job, library(tuple(folders)))
 
 
 library = lru_cache(maxsize=8)(Library)  # each file is read once

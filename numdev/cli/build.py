@@ -59,7 +59,7 @@ def _problem_of(rule: Callable[..., Any]) -> type:
         found = get_type_hints(rule).get("problem")
     except NameError:  # the annotation is for a type checker alone
         return object
-    return found if isinstance(found, type) else object
+    return found if isinstance(found, type) and found is not Any else object
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:

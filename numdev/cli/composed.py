@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,12 +15,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from numdev.cli import schema
-from numdev.cli.library import Library
-from numdev.cli.settings import Flat, flat, type_mend
+from numdev.cli.library import OPERATION, STUDY, Library
+from numdev.cli.requests import Flat, flat, type_mend
 from numdev.errors import BadInput
 from numdev.nearest import one_of
-
-STUDY = "study"  # the one group whose options are no part of a point
 
 
 class _Composed(NamedTuple):
@@ -37,11 +35,14 @@ class Composer:
     Attributes:
         folders: that of numdev, and those that the user adds with `--config-dir`.
         name: of the primary file.
+        operation: the option of `operation`; None for that of the primary file, which may also have no such group.
     """
 
     folders: tuple[Path, ...]
     name: str
+    operation: str | None = None
     library: Library = field(init=False)
+    of: dict[str, Any] = field(init=False)  # the node that makes the operation
     _composed: dict[str, _Composed] = field(default_factory=dict, init=False)
     _values: dict[str, Flat] = field(default_factory=dict, init=False)
     _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
@@ -49,18 +50,17 @@ class Composer:
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
         schema.register()
-        self.choices = {
-            str(group): str(option)
-            for group, option in self._config("").plain["hydra"]["runtime"]["choices"].items()
-            if option is not None and not str(group).startswith("hydra/") and group != STUDY
-        }
+        config = self._config("")
+        self.choices = of_points(config.plain["hydra"]["runtime"]["choices"])
+        node: Any = OmegaConf.to_container(config.scratch.get(OPERATION) or OmegaConf.create(), resolve=True)
+        self.of = dict(node)
 
     def values(self, group: str = "", option: str = "") -> Flat:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
         memo = f"{group}={option}"
         if memo not in self._values:
             plain = self._config(self._key(group, option)).plain
-            chosen = {group: plain[group]} if group else {name: value for name, value in plain.items() if name != "hydra"}
+            chosen = {group: plain[group]} if group else {name: plain[name] for name in plain if name not in ("hydra", OPERATION)}
             self._values[memo] = dict(flat(chosen))
         return self._values[memo]
 
@@ -90,6 +90,10 @@ class Composer:
         """The options of a group that have a setting."""
         return [option for option in self.library.options(group) if _names(self.library.leaf(group, option), key, group)]
 
+    def before_equals(self) -> list[str]:
+        """What an override may name: groups and settings."""
+        return [*self.choices, *([OPERATION] if self.of else []), *self.known()]
+
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
         values = dict(self.values())
@@ -108,7 +112,8 @@ class Composer:
             if key and option not in self.library.options(group):
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
             with _initialised(self.folders, self.name) as search:
-                config = compose(self.name, [*search, *([key] if key else [])], return_hydra_config=True)
+                stated = [f"{OPERATION}={self.operation}"] if self.operation else []
+                config = compose(self.name, [*search, *stated, *([key] if key else [])], return_hydra_config=True)
             if key:
                 with open_dict(config):
                     del config["hydra"]
@@ -119,6 +124,15 @@ class Composer:
 def _plain(config: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     return plain
+
+
+def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
+    """The groups of a point with their options, of all that Hydra has chosen."""
+    return {
+        str(group): str(option)
+        for group, option in choices.items()
+        if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
+    }
 
 
 def _refers(value: Any) -> bool:
@@ -145,6 +159,6 @@ def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=8)
-def composer(folders: tuple[Path, ...], name: str = "config") -> Composer:
+def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
     """The composer of some folders, kept so that a second study composes no option again."""
-    return Composer(folders, name)
+    return Composer(folders, name, operation)

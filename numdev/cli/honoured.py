@@ -14,7 +14,7 @@ from numdev.attention.honours import Declares, Honours
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
-from numdev.cli.settings import Flat, Request, Said, Structure, reference, structure_of
+from numdev.cli.requests import Flat, Request, Said, Structure, reference, structure_of
 from numdev.errors import NotHonoured
 
 
@@ -117,7 +117,7 @@ def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
     for option, leaf in _options(group).items():
-        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None)
+        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None) if TARGET in leaf else None
         if isinstance(declared, Honours) and declared.settings.issuperset(settings):
             yield option
 

@@ -14,7 +14,7 @@ from cachetools import LRUCache, cached
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from numdev.cli.settings import reference
+from numdev.cli.requests import reference
 from numdev.errors import BadInput
 from numdev.nearest import choice
 from numdev.settings import declared

@@ -142,6 +142,9 @@ class Outcome:
         return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
+Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
+
+
 @runtime_checkable
 class Measures(Protocol):
     """What measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
@@ -150,7 +153,9 @@ class Measures(Protocol):
     def kind_name(self) -> str: ...
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record: ...
+    def measure(
+        self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None, told: Told | None = None
+    ) -> Record: ...
     def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         """Problem and variant of what will be measured, in this order."""
@@ -173,9 +178,10 @@ def run(
     fresh: bool = False,
     shard: Shard | None = None,
     progress: Progress | None = None,
+    told: Told | None = None,
     keys: Sequence[str] | None = None,
 ) -> Outcome:
-    """Measure the points of a study that the store does not have yet.
+    """Measure the points of a study that the store does not have yet; `told` learns how far the point at hand is.
 
     Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
@@ -194,7 +200,7 @@ def run(
         if _is_done(record):
             outcome.skipped += 1
         else:
-            record = _measure(bench, store.work(key), point)
+            record = _measure(bench, store.work(key), point, told)
             store.put(record)
             shutil.rmtree(store.work(key), ignore_errors=True)
             outcome.measured += 1
@@ -255,13 +261,13 @@ def _is_done(record: Record | None) -> TypeGuard[Record]:
     return record is not None and record.status in DONE
 
 
-def _measure(bench: Measures, folder: Path, point: StudyPoint) -> Record:
+def _measure(bench: Measures, folder: Path, point: StudyPoint, told: Told | None) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
     parts = point.problem, point.variant, point.baseline, point.seeds
     if point.refused:
         return bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
     try:
-        return bench.measure(*parts, folder=folder)
+        return bench.measure(*parts, folder=folder, told=told)
     except BadInput as error:
         return bench.without_figures(parts, Status.ERROR, str(error))
 

@@ -18,7 +18,7 @@ from numdev.cli import composed as composing
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.settings import flat, resolved
+from numdev.cli.requests import flat, resolved
 from numdev.errors import BadInput
 from numdev.report.claims.published import FA3_RMSE
 from numdev.results.scenario import EntryRole, Role, Scenario
@@ -164,8 +164,8 @@ class TestPrecedence:
 
     def test_agrees_with_what_hydra_composes(self) -> None:
         from numdev.cli import build
+        from numdev.cli.requests import request
         from numdev.cli.schema import register
-        from numdev.cli.settings import request
 
         register()
         task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}

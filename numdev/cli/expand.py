@@ -39,7 +39,7 @@ from typing import Any
 
 from numdev.cli import build, nodes
 from numdev.cli.composed import Composer, composer
-from numdev.cli.layers import Layers
+from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.requests import Flat, Request, Statement, flat, written
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of

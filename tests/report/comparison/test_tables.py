@@ -13,7 +13,7 @@ from numdev.report.comparison.changes import Criterion, compare
 from numdev.report.comparison.tables import show
 from numdev.report.reading.frames import load
 from numdev.results.record import Status
-from tests.report.test_compare import Point, failed, point, scaled, store_of
+from tests.report.comparison.test_changes import Point, failed, point, scaled, store_of
 
 WORSE, LARGEST = "Changes for the worse", "Largest ratios B / A"
 LARGER = (1.2, 1.21, 1.19, 1.2, 1.22)

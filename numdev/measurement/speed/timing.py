@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 _WARM_UP = 3
 FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
@@ -22,9 +23,9 @@ _MOST_FILLS = 64  # some 5 ms of an H100; a call that takes the host longer is t
 class Budget:
     """How long one thing is timed: until `seconds` are used up, but `least` to `most` calls."""
 
-    seconds: float = 0.3
-    least: int = 10
-    most: int = 100
+    seconds: float = setting(0.3, "time for all timed calls together, within the least and the most of them", "s")
+    least: int = setting(10, "calls that are timed at least", "count")
+    most: int = setting(100, "calls that are timed at most", "count")
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.reading.columns import dictionary
+from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 from numdev.results.record import summary
@@ -50,7 +51,10 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
     if packed is not None:
         write_atomically(out / "results.parquet", packed)
     write_atomically(
-        out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}, results.columns).encode()
+        out / "columns.md",
+        dictionary(
+            {name: table.columns for name, table in tables.items()}, results.columns | settings(results.manifests.values())
+        ).encode(),
     )
     write_atomically(out / "environment.json", environments(results))
 

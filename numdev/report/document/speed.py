@@ -18,6 +18,7 @@ from numdev.report.document.export import environments, to_csv
 from numdev.report.document.tables import failures_table
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.columns import dictionary
+from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import COMPARISON, LABEL, Results, load
 from numdev.report.statistics.estimates import significant
 from numdev.report.studies.speed import SPEED_FIGURES
@@ -48,7 +49,10 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     for name, table in tables.items():
         write_atomically(out / name, to_csv(table))
     write_atomically(
-        out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}, loaded.columns).encode()
+        out / "columns.md",
+        dictionary(
+            {name: table.columns for name, table in tables.items()}, loaded.columns | settings(loaded.manifests.values())
+        ).encode(),
     )
     write_atomically(out / "environment.json", environments(loaded))
     draw(loaded, rows, out / "figures")

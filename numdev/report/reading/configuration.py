@@ -34,8 +34,8 @@ def settings(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Column]:
 def setting(column: str, known: Mapping[str, Column]) -> tuple[str, str] | None:
     """Unit and meaning of a column `<part>.<setting>`; None where it is no part of a configuration.
 
-    A baseline has the settings of a variant. Of a setting that nothing declares, such as one of the user's own class, the class is
-    said.
+    A baseline has the settings of a variant. Where nothing declares the setting, as with a class of the user's own, the meaning
+    names the column that holds the class.
     """
     part, _, name = column.partition(".")
     if part not in PARTS or not name:

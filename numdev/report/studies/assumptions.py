@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import GOLDEN, OURS, Claim
+from numdev.report.claims.claim import GOLDEN, OURS
 from numdev.report.claims.comparisons import AROUND, DEVIATION, LENGTH, beside_baseline, over_baseline
 from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, about, left_out
 from numdev.report.claims.published import FIG4_RATIO
@@ -19,6 +19,7 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, slope
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.results.scenario import Role
 
@@ -121,7 +122,7 @@ CHAPTERS = (
         "FlashAttention-1.",
         paper="Roughly ten times, for _randomly initialized_ query, key and value vectors (section IV).",
         claims=(
-            Claim(
+            claim(
                 "fig4_assumptions",
                 "fig4_assumptions",
                 "The ratio of Figure 4 is about 10 whatever N is",

@@ -7,7 +7,8 @@ import pytest
 
 from numdev.report.figures.grid import by_scenario
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.scenarios import describe, formats, is_sources, ordered
+from numdev.report.reading.scenarios import formats, is_sources, ordered
+from numdev.report.studies.attention import arithmetic
 from numdev.results.store import Store
 from tests.toy_studies import title_of
 
@@ -25,9 +26,9 @@ def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
     assert [panel.title for panel in panels] == [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
     assert [panel.note for panel in panels] == ["our assumption", "", ""]
     uniform = rows.query("scenario == 'uniform_end'")
-    assert describe(uniform) == "U[0, 1), all steps in F, FA2"
+    assert arithmetic(uniform) == "U[0, 1), all steps in F, FA2"
     strict = uniform.assign(**{"baseline.precision.name": rows["format"]})
-    assert describe(strict) == "U[0, 1), all steps in F (baseline too), FA2"
+    assert arithmetic(strict) == "U[0, 1), all steps in F (baseline too), FA2"
 
 
 def test_formats_go_from_few_bits_to_many() -> None:

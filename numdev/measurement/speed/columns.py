@@ -79,22 +79,3 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
     moved = row["dram_read_bytes"] + row["dram_write_bytes"]
     found["measured_intensity"] = row["operations"] / moved if moved else math.nan
     return found | {"l2_over_model": row["l2_bytes"] / row["model_bytes"]}
-
-
-SHAPE = (
-    *("scenario", "scenario.title", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
-    *("problem.mask.causal", "problem.mask.window"),
-)
-"""What measurements have in common that lie on one line over N, but for what is measured."""
-
-
-def shape_text(shape: Mapping[Any, Any]) -> str:
-    """The values of `SHAPE`, in few words: `d = 64, causal, bf16, 32 heads`."""
-    window = shape["problem.mask.window"]
-    windowed = "" if window is None or math.isnan(window) else f"window {window:g}"  # NaN where a table has none
-    causal = "causal" if shape["problem.mask.causal"] else ""
-    mask = " ".join(part for part in (causal, windowed) if part) or "no mask"
-    heads, kv_heads = shape["problem.shape.heads"], shape["problem.shape.kv_heads"]
-    counted = "1 head" if heads == 1 else f"{heads} heads"
-    grouped = counted if heads == kv_heads else f"{counted} on {kv_heads}"
-    return f"d = {shape['problem.shape.head_dim']}, {mask}, {shape['format']}, {grouped}"

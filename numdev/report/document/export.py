@@ -50,12 +50,10 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
         write_atomically(out / name, to_csv(table))
     if packed is not None:
         write_atomically(out / "results.parquet", packed)
-    write_atomically(
-        out / "columns.md",
-        dictionary(
-            {name: table.columns for name, table in tables.items()}, results.columns | settings(results.manifests.values())
-        ).encode(),
+    said = dictionary(
+        {name: table.columns for name, table in tables.items()}, results.columns | settings(results.manifests.values())
     )
+    write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 
 

@@ -11,12 +11,13 @@ from rich.console import Console
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.export import write_tables
-from numdev.report.document.speed import draw, frame
+from numdev.report.document.speed import draw
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.figures.points import POINTS
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.studies.latency import frame
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.results.store import Store, write_atomically
 

@@ -21,12 +21,12 @@ from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
-from numdev.report.document.speed import frame, latest
 from numdev.report.document.tables import deviations
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.latency import frame, latest, of_attention
 from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
 
 HERE = Path(__file__).resolve().parent
@@ -115,7 +115,7 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
 
 def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
     """Tables of a study without a claim: speed at the greatest length, or the deviation of every point."""
-    timed = frame(results)
+    timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
         found = deviations(results.study(study))

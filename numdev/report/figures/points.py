@@ -72,7 +72,7 @@ def _series(rows: pd.DataFrame, names: list[str]) -> Iterator[tuple[str, pd.Data
         yield "", rows
         return
     for values, own in rows.groupby(names, sort=False, dropna=False):
-        told = zip(names, values, strict=True)
+        told: Any = zip(names, values, strict=True)
         yield ", ".join(f"{name.removeprefix(LABEL)} = {value}" for name, value in told if not pd.isna(value)), own
 
 

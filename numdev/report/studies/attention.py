@@ -7,8 +7,11 @@ from functools import partial
 import pandas as pd
 
 from numdev.report.claims.claim import Claim
+from numdev.report.claims.comparisons import exponent_of
 from numdev.report.reading.words import Words
+from numdev.report.statistics.estimates import Interval
 
+LENGTH, AREA = "problem.shape.keys", "tiling.area"
 _INPUTS = {
     "uniform": "U[0, 1)",
     "normal": "N(0, 1)",
@@ -79,6 +82,16 @@ def _only(rows: pd.DataFrame, column: str, words: dict[str, str]) -> str:
     """The word for the value of a column, if the column has one value only."""
     values = [str(value) for value in rows[column].dropna().unique()] if column in rows else []
     return words.get(values[0], "") if len(values) == 1 else ""
+
+
+def over_length(rows: pd.DataFrame, metric: str, reference: str = "baseline") -> Interval:
+    """The exponent of N, the number of keys."""
+    return exponent_of(rows, LENGTH, metric, "N", reference)
+
+
+def over_area(rows: pd.DataFrame, metric: str) -> Interval:
+    """The exponent of the block area Br Bc."""
+    return exponent_of(rows, AREA, metric, "block area")
 
 
 WORDS = Words(

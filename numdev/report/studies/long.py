@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from numdev.report.claims.claim import GOLDEN, OURS
-from numdev.report.claims.comparisons import DEVIATION, EVERY, LENGTH, over_length
+from numdev.report.claims.comparisons import DEVIATION, EVERY
 from numdev.report.claims.finding import GROWS, Evidence, Question, by_format, left_out, select
 from numdev.report.figures.plot import Plot
 from numdev.report.statistics.estimates import significant
-from numdev.report.studies.attention import claim
+from numdev.report.studies.attention import LENGTH, claim, over_length
 from numdev.report.studies.beyond import draw_parting
 from numdev.report.studies.chapter import Chapter
 

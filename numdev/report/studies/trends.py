@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.claims.claim import GOLDEN
-from numdev.report.claims.comparisons import DEVIATION, EVERY, over_area, over_length, resolution
+from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner, paper_goes, spread
@@ -24,7 +24,7 @@ from numdev.report.figures.plot import PANELS, Plot
 from numdev.report.figures.style import GREY, colour
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, significant
-from numdev.report.studies.attention import claim
+from numdev.report.studies.attention import claim, over_area, over_length
 from numdev.report.studies.beyond import draw_rescales
 from numdev.report.studies.chapter import Chapter
 

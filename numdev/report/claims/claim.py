@@ -10,9 +10,8 @@ import pandas as pd
 from numdev.report.claims.finding import Evidence, Finding, Undecidable, judged
 from numdev.report.reading.words import PLAIN, Words, generality
 
-GOLDEN = "Golden et al. 2024"
-FA3 = "Shah et al. 2024 (FlashAttention-3)"
 OURS = "Our question"
+"""The source of a claim that no paper makes."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Words:
         title: of a report on it.
         methods: the template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none.
         headlines: the files of figures of which the first that is drawn stands on the first page of a report.
+        told: the columns that a summary has for every point, even where all points agree.
         inputs: what the inputs of some rows are, if it is the same in all, such as `U[0, 1)`.
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
@@ -31,6 +32,7 @@ class Words:
     title: str = "How far fast implementations stray from exact results"
     methods: str = ""
     headlines: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     inputs: Callable[[pd.DataFrame], str] = _nothing
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"

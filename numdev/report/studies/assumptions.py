@@ -9,10 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import GOLDEN, OURS
+from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import AROUND, DEVIATION, beside_baseline, over_baseline
 from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, about, left_out
-from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
 from numdev.report.figures.plot import Plot
@@ -21,6 +20,7 @@ from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, slope
 from numdev.report.studies.attention import LENGTH, claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FIG4_RATIO, GOLDEN
 from numdev.results.scenario import Role
 
 _MARKERS = "os^Dv<>P"

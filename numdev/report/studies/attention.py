@@ -99,6 +99,11 @@ WORDS = Words(
     title="How far fast attention strays from exact attention",
     methods="attention.typ",
     headlines=("fig5a_parting.svg", "fig4.svg"),
+    told=(
+        *("attention", "policy", "tiling.area", "problem.source.type", "problem.source.kind"),
+        *("problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
+        *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise"),
+    ),
     inputs=inputs,
     describe=describe,
     replicates="heads",

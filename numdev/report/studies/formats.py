@@ -11,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numdev.arithmetic.formats import Format
-from numdev.report.claims.claim import GOLDEN
 from numdev.report.claims.comparisons import AROUND, DEVIATION, over, over_baseline, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, about, known_formats, left_out, select
-from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, highest, replicates, whiskers
 from numdev.report.figures.labels import WHITE, room_above
 from numdev.report.figures.plot import PANELS, Plot
@@ -25,6 +23,7 @@ from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.report.studies.attention import claim
 from numdev.report.studies.beyond import draw_total
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FIG4_RATIO, GOLDEN
 
 _ROOM = 0.15  # share of the vertical axis above the bars: a line of words
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import FA3, OURS
+from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import clustered
 from numdev.report.claims.finding import Evidence, Question, Region, Undecidable, about, select
 from numdev.report.figures.grid import replicates, whiskers
@@ -17,6 +17,7 @@ from numdev.report.statistics.estimates import Interval, ratio, significant
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import KERNEL, METRIC, beside, kernels, panels, readable, subjects, the
+from numdev.report.studies.published import FA3
 from numdev.results.scenario import EntryRole
 
 NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s

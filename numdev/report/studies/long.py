@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from numdev.report.claims.claim import GOLDEN, OURS
+from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import DEVIATION, EVERY
 from numdev.report.claims.finding import GROWS, Evidence, Question, by_format, left_out, select
 from numdev.report.figures.plot import Plot
@@ -12,6 +12,7 @@ from numdev.report.statistics.estimates import significant
 from numdev.report.studies.attention import LENGTH, claim, over_length
 from numdev.report.studies.beyond import draw_parting
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 
 def weigh_long(rows: pd.DataFrame) -> Evidence:

@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from numdev.report.claims.claim import FA3
 from numdev.report.claims.comparisons import EVERY, over, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, Verdict, about, select
-from numdev.report.claims.published import FA3_RMSE
 from numdev.report.figures.grid import highest, whiskers
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL
@@ -22,6 +20,7 @@ from numdev.report.reading.scenarios import STANDS_FOR
 from numdev.report.statistics.estimates import Interval, ratio, significant, typical
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FA3, FA3_RMSE
 
 FACTOR = 1.5  # between a measured RMSE and the published one, whose N and d are not given
 _PUBLISHED: dict[str, Any] = {

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.claim import GOLDEN
 from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolution
 from numdev.report.claims.finding import ALIKE, LARGER, Evidence, Question, Undecidable, by_format, left_out, select
 from numdev.report.figures.grid import Panel, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
@@ -20,6 +19,7 @@ from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources
 from numdev.report.statistics.estimates import Interval, ratio, signs
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.claim import GOLDEN
 from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
@@ -27,6 +26,7 @@ from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.attention import claim, over_area, over_length
 from numdev.report.studies.beyond import draw_rescales
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 _ROOM = 0.2  # share of the vertical axis above the data: a line of words
 

@@ -18,7 +18,7 @@ from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.kernels import combine, forward
 from numdev.attention.kernels.arguments import Code, Every, Factors, Policy, Products, Recurrence, Sight, Sizes, Tile, View
-from numdev.attention.kernels.casts import spec
+from numdev.attention.kernels.casts import Spec, spec
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
@@ -81,7 +81,7 @@ class Request:
         sight = Sight(mask.causal, mask.window is not None, mask.key_lengths is not None)
         return Code(tile, sight, self.policy(factor), self.every, self.products, self.recurrence)
 
-    def policy(self, factor: float) -> Policy:
+    def policy(self, factor: float) -> tuple[Spec, ...]:
         """The casts of the steps; `factor` is that of the scores."""
         soft = self.softmax
         return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
@@ -141,9 +141,10 @@ def storage(precision: Precision) -> torch.dtype:
 
 
 @lru_cache(maxsize=256)
-def _policy(precision: Precision, constants: tuple[float, ...]) -> Policy:
+def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
     found = []
-    for name in Policy._fields:
+    names: tuple[str, ...] = Policy._fields
+    for name in names:
         step = getattr(precision, name)
         cast = step.accumulate if isinstance(step, Dot) else step
         found.append(spec(cast, f"precision.{name}", not is_harmless(precision, torch.float32, name, constants)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -80,11 +80,13 @@ class Precision:
         )
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def uniform(fmt: Format) -> Precision:
         """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
         return Precision.throughout(Cast(fmt))
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def eager(fmt: Format) -> Precision:
         """matmul, softmax, matmul as three tensor operations in `fmt`: softmax works in FP32 inside and rounds once."""
         inside = FP64 if fmt == FP64 else FP32
@@ -198,13 +200,17 @@ class Precision:
         noise = Noise()
         return tuple(self.inputs(t.double(), noise).to(self.carrier) for t in (q, k, v))  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The preset that this policy is, as `parse` reads it; `custom` for any other."""
         return _preset_names().get(self, "custom")
 
     def steps(self) -> dict[str, str]:
         """Every step and its format as text, as the command line takes them."""
+        return dict(self._texts)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
         return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
     def describe(self) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -20,6 +19,13 @@ from numdev.cli.library import OPERATION, STUDY, Library
 from numdev.cli.requests import Flat, flat, type_mend
 from numdev.errors import BadInput
 from numdev.nearest import one_of
+
+
+class _Composed(NamedTuple):
+    """What Hydra composed, as it stands there, and to try values in, of which the last one stays."""
+
+    plain: dict[str, Any]
+    scratch: DictConfig
 
 
 @dataclass
@@ -36,20 +42,20 @@ class Composer:
     name: str
     operation: str | None = None
     library: Library = field(init=False)
-    _composed: dict[str, DictConfig] = field(default_factory=dict, init=False)
-    _scratch: dict[str, DictConfig] = field(default_factory=dict, init=False)
+    _composed: dict[str, _Composed] = field(default_factory=dict, init=False)
     _values: dict[str, Flat] = field(default_factory=dict, init=False)
     _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
-        self.choices = of_points(self._config("").hydra.runtime.choices)
+        schema.register()
+        self.choices = of_points(self._config("").plain["hydra"]["runtime"]["choices"])
 
     def values(self, group: str = "", option: str = "") -> Flat:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
         memo = f"{group}={option}"
         if memo not in self._values:
-            plain: Any = OmegaConf.to_container(self._config(self._key(group, option)), resolve=False)
+            plain = self._config(self._key(group, option)).plain
             chosen = {group: plain[group]} if group else {name: plain[name] for name in plain if name not in ("hydra", OPERATION)}
             self._values[memo] = dict(flat(chosen))
         return self._values[memo]
@@ -66,9 +72,7 @@ class Composer:
         return self._checked[memo]
 
     def _check(self, composed: str, key: str, value: Any) -> Any:
-        if composed not in self._scratch:
-            self._scratch[composed] = copy.deepcopy(self._config(composed))
-        scratch = self._scratch[composed]
+        scratch = self._config(composed).scratch
         try:
             OmegaConf.update(scratch, key, value, merge=False)
             if isinstance(value, str) and "${" in value:
@@ -80,9 +84,8 @@ class Composer:
 
     @property
     def of(self) -> dict[str, Any]:
-        """The node that makes the operation."""
-        node: Any = OmegaConf.to_container(self._config("").get(OPERATION) or OmegaConf.create(), resolve=True)
-        return dict(node)
+        """The node that makes the operation; empty where the primary file has none."""
+        return self._config("").plain.get(OPERATION) or {}
 
     def of_others(self, group: str, key: str) -> list[str]:
         """The options of a group that have a setting."""
@@ -104,19 +107,18 @@ class Composer:
     def _key(self, group: str, option: str) -> str:
         return f"{group}={option}" if group and self.choices.get(group) != option else ""
 
-    def _config(self, key: str) -> DictConfig:
+    def _config(self, key: str) -> _Composed:
         if key not in self._composed:
             group, _, option = key.partition("=")
             if key and option not in self.library.options(group):
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
-            schema.register()
             with _initialised(self.folders, self.name) as search:
                 stated = [f"{OPERATION}={self.operation}"] if self.operation else []
                 config = compose(self.name, [*search, *stated, *([key] if key else [])], return_hydra_config=True)
             if key:
                 with open_dict(config):
                     del config["hydra"]
-            self._composed[key] = config
+            self._composed[key] = _Composed(_plain(config), config)
         return self._composed[key]
 
 
@@ -127,6 +129,11 @@ def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
         for group, option in choices.items()
         if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
     }
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
 
 
 def _refers(value: Any) -> bool:

@@ -41,7 +41,7 @@ from numdev.cli import build, nodes
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.nodes import TARGET
-from numdev.cli.requests import Flat, Request, Statement, flat, request, written
+from numdev.cli.requests import Flat, Request, Statement, changed, flat, request, written
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of
@@ -69,6 +69,14 @@ class Ground:
     foreign: dict[str, NotHonoured]
     chosen: Mapping[str, str]
     options: Mapping[str, str]
+
+    @cached_property
+    def request(self) -> Request | None:
+        """What the points share; None where a reference leads nowhere, unless a value takes its place."""
+        try:
+            return request(self.settings, self.said, self.options)
+        except BadInput:
+            return None
 
 
 @dataclass(frozen=True)
@@ -200,18 +208,25 @@ class Expander:
             if group:
                 settings |= statements
             else:
-                ground.foreign.update(self._state(settings, statements, chosen, replaced))
+                values, foreign = self._values(settings, statements, chosen, replaced)
+                settings |= values
+                ground.foreign.update(foreign)
             ground.said.update(self._saying(statements, group, chosen))
         return ground
 
     def _above(self, ground: Ground, *layers: Statements) -> Request:
         """The request of values that stand above everything else."""
-        settings, said, foreign = dict(ground.settings), dict(ground.said), dict(ground.foreign)
+        values, said, foreign = dict[str, Any](), dict(ground.said), dict(ground.foreign)
         for layer in layers:
             statements = dict(flat(layer))
-            foreign |= self._state(settings, statements, ground.chosen, frozenset())
+            more, others = self._values(ground.settings, statements, ground.chosen, frozenset())
+            values, foreign = values | more, foreign | others
             said |= self._saying(statements, "", ground.chosen)
-        return request(settings, _not_null(said, settings, ground.chosen), ground.options, tuple(foreign.values()))
+        settings = ground.settings | values
+        said = _not_null(said, settings, ground.chosen)
+        if ground.request is None:
+            return request(settings, said, ground.options, tuple(foreign.values()))
+        return changed(ground.request, values, said, tuple(foreign.values()))
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
         """What states each setting that the layers give, where it is not null in the end.
@@ -315,28 +330,28 @@ class Expander:
             raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
         return str(option)
 
-    def _state(
+    def _values(
         self, settings: Flat, statements: Flat, chosen: Mapping[str, str], replaced: frozenset[str]
-    ) -> dict[str, NotHonoured]:
-        """Set the values; returns those that options other than the chosen ones have, with the reason.
+    ) -> tuple[Flat, dict[str, NotHonoured]]:
+        """The values, each of the right type, and those that options other than the chosen ones have, with the reason.
 
         An option of a later layer replaces a node inside its own, such as the source of a problem, with its parameters.
         """
-        foreign = {}
+        values, foreign = dict[str, Any](), dict[str, NotHonoured]()
         for key, value in statements.items():
             if key in _ELSEWHERE:
                 raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
             group = key.partition(".")[0]
             option = chosen.get(group, self.composer.choices.get(group, ""))
             if key in settings and "._" not in key:
-                settings[key] = self.composer.check(group if option else "", option, key, value)
+                values[key] = self.composer.check(group if option else "", option, key, value)
                 continue
             able = self.composer.of_others(group, key) if option else []
             if not able:
                 raise BadInput(key, value, f"there is no such setting; {one_of(key, self.composer.known(), most=12)}")
             if value is not None and not (group in replaced and key.count(".") > 1):
                 foreign[key] = NotHonoured(key, value, lacking(group, option, able))
-        return foreign
+        return values, foreign
 
 
 def _not_null(said: Mapping[str, Statement], settings: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:

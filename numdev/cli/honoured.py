@@ -14,7 +14,7 @@ from numdev.attention.honours import Declares, Honours
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
-from numdev.cli.requests import Flat, Request, Said, reference
+from numdev.cli.requests import Flat, Request, Said, Structure, reference, structure_of
 from numdev.errors import NotHonoured
 
 
@@ -30,7 +30,7 @@ def check(request: Request) -> None:
     if not said:
         return
     variant = nodes.place(request.config, "variant")
-    read = _read(_structure(request.raw), variant)
+    read = _read(request.structure, variant)
     if ignored := [name for name in said if name not in read]:
         raise _refusal(ignored[0], said, _why(ignored, request, variant, honours_of(request.raw, variant)))
     for name, one in _overruled():
@@ -72,22 +72,11 @@ def honours_of(raw: Flat, path: str) -> Honours:
 
 def under(raw: Flat, path: str) -> set[str]:
     """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
-    return set(_under(_structure(raw), path))
-
-
-_Structure = tuple[tuple[str, str | None], ...]
-
-
-def _structure(raw: Flat) -> _Structure:
-    """The names of all settings, and the values of references and targets: the same for all points of a grid of values."""
-    return tuple(
-        (name, value if isinstance(value, str) and ("${" in value or name.endswith(TARGET)) else None)
-        for name, value in raw.items()
-    )
+    return set(_under(structure_of(raw), path))
 
 
 @lru_cache(maxsize=256)
-def _under(structure: _Structure, path: str) -> frozenset[str]:
+def _under(structure: Structure, path: str) -> frozenset[str]:
     found: set[str] = set()
     waiting = [path]
     while waiting:
@@ -105,7 +94,7 @@ def _under(structure: _Structure, path: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def _read(structure: _Structure, variant: str) -> frozenset[str]:
+def _read(structure: Structure, variant: str) -> frozenset[str]:
     """Everything that a point reads, and the nodes that hold it: an option that names a constructor states its group alone."""
     settings = honours_of(dict(structure), variant).settings
     always = {"seeds", variant, "problem", "baseline"} | _under(structure, "problem") | _under(structure, "baseline")

@@ -29,6 +29,16 @@ class Made:
     def __init__(self) -> None:
         self._objects: dict[tuple[Any, ...], Any] = {}
         self._kept: set[int] = set()  # their identities, which stay theirs while they are kept
+        self._whole: dict[int, tuple[Mapping[str, Any], Any]] = {}  # by identity: nodes that refer to no other, and their objects
+
+    def known(self, node: Mapping[str, Any]) -> Any:
+        """The object that was kept for this very node; None where there is none."""
+        return self._whole.get(id(node), (node, None))[1]
+
+    def keep(self, node: Mapping[str, Any], found: Any) -> None:
+        """Keep the object of a node for where the node is met again, if that alone says what the object is."""
+        if id(found) in self._kept and not _refers(node):
+            self._whole[id(node)] = node, found
 
     def get(self, name: str, arguments: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """The object that a target makes of these arguments."""
@@ -45,7 +55,7 @@ class Made:
         """What tells an argument from every other one: equal numbers of two types are two; None for what cannot be told."""
         if isinstance(value, str):
             return value, str
-        if value is None or isinstance(value, (bool, int, float, list)):
+        if value is None or isinstance(value, (bool, int, float, list, dict)):
             return repr(value)  # -0.0 is another number than 0.0
         return id(value) if id(value) in self._kept else None
 
@@ -74,8 +84,18 @@ def _built(config: Mapping[str, Any], path: str, node: Any, made: Made) -> Any:
         return node if name is None else _built(config, name, at(config, name), made)
     if not isinstance(node, Mapping) or TARGET not in node:
         return node
-    own = {name: _built(config, f"{path}.{name}", value, made) for name, value in node.items() if not name.startswith("_")}
-    return made.get(node[TARGET], own, lambda: _made(node[TARGET], path, own))
+    if (found := made.known(node)) is None:
+        own = {name: _built(config, f"{path}.{name}", value, made) for name, value in node.items() if not name.startswith("_")}
+        found = made.get(node[TARGET], own, lambda: _made(node[TARGET], path, own))
+        made.keep(node, found)
+    return found
+
+
+def _refers(value: Any) -> bool:
+    """Whether a node, or one in it, holds a reference."""
+    if isinstance(value, Mapping):
+        return any(map(_refers, value.values()))
+    return isinstance(value, str) and "${" in value
 
 
 def _made(name: str, path: str, own: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, get_args, get_type_hints
@@ -127,7 +127,8 @@ class Precision:
         if name in SHIPPED:
             return SHIPPED[name]()
         kind, _, fmt = name.rpartition("_")
-        policies = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
+        uniform, kernel, eager = Precision.uniform, Precision.kernel, Precision.eager
+        policies: dict[str, Callable[[Format], Precision]] = {"": uniform, "uniform": uniform, "kernel": kernel, "eager": eager}
         try:
             return Precision.golden() if name == "golden" else policies[kind](Format.parse(fmt))
         except (BadInput, KeyError):

@@ -42,6 +42,7 @@ class Composer:
     name: str
     operation: str | None = None
     library: Library = field(init=False)
+    of: dict[str, Any] = field(init=False)  # the node that makes the operation
     _composed: dict[str, _Composed] = field(default_factory=dict, init=False)
     _values: dict[str, Flat] = field(default_factory=dict, init=False)
     _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
@@ -49,7 +50,10 @@ class Composer:
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
         schema.register()
-        self.choices = of_points(self._config("").plain["hydra"]["runtime"]["choices"])
+        config = self._config("")
+        self.choices = of_points(config.plain["hydra"]["runtime"]["choices"])
+        node: Any = OmegaConf.to_container(config.scratch.get(OPERATION) or OmegaConf.create(), resolve=True)
+        self.of = dict(node)
 
     def values(self, group: str = "", option: str = "") -> Flat:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
@@ -81,11 +85,6 @@ class Composer:
         except OmegaConfBaseException as error:
             raise BadInput(key, value, type_mend(str(error))) from None
         return OmegaConf.to_container(checked) if OmegaConf.is_config(checked) else checked
-
-    @property
-    def of(self) -> dict[str, Any]:
-        """The node that makes the operation; empty where the primary file has none."""
-        return self._config("").plain.get(OPERATION) or {}
 
     def of_others(self, group: str, key: str) -> list[str]:
         """The options of a group that have a setting."""
@@ -122,6 +121,11 @@ class Composer:
         return self._composed[key]
 
 
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
+
+
 def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
     """The groups of a point with their options, of all that Hydra has chosen."""
     return {
@@ -129,11 +133,6 @@ def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
         for group, option in choices.items()
         if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
     }
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return plain
 
 
 def _refers(value: Any) -> bool:

@@ -46,7 +46,7 @@ class Made:
         if asked in self._objects:
             return self._objects[asked]
         found = make()
-        if is_dataclass(found) and found.__dataclass_params__.frozen and None not in asked:
+        if _is_frozen(found) and None not in asked:
             self._objects[asked] = found
             self._kept.add(id(found))
         return found
@@ -58,6 +58,12 @@ class Made:
         if value is None or isinstance(value, (bool, int, float, list, dict)):
             return repr(value)  # -0.0 is another number than 0.0
         return id(value) if id(value) in self._kept else None
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether a value is a frozen dataclass."""
+    parameters = getattr(value, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 def build(config: Mapping[str, Any], path: str, made: Made | None = None) -> Any:

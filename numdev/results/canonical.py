@@ -20,7 +20,8 @@ def describe(value: object) -> Any:
     Raises:
         TypeError: for what has no such form.
     """
-    return _form(type(value))(value)
+    kind: Any = type(value)
+    return _form(kind)(value)
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
+from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
 from numdev.results.record import summary
 from numdev.results.store import write_atomically
@@ -94,15 +95,16 @@ _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "ma
 
 def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Places with settings of their points, which a key stands for."""
-    told = ("format", "seeds", *words_of(points).told)
-    names = [name for name in points.columns if name in told or (name.startswith(_VARYING) and _varies(name, points))]
+    words = words_of(points)
+    told = ("format", "seeds", *words.told)
+    names = [name for name in points.columns if name in told or (name.startswith(_VARYING) and _varies(name, points, words))]
     found = points.drop_duplicates("key").set_index("key")[names].loc[places["key"]].reset_index(drop=True)
     return pd.concat([places, found], axis=1)
 
 
-def _varies(name: str, points: pd.DataFrame) -> bool:
+def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
     """Whether points of one class differ in a setting. That classes have different settings does not count."""
-    kind = "problem.source.type" if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
+    kind = words.problem_class if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
     if name == kind or kind not in points:
         return points[name].nunique(dropna=False) > 1
     return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())

@@ -104,6 +104,7 @@ WORDS = Words(
         *("problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
         *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise"),
     ),
+    problem_class="problem.source.type",
     inputs=inputs,
     describe=describe,
     replicates="heads",

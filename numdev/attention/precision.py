@@ -124,7 +124,7 @@ class Precision(Policy):
         self,
         q: Float[Tensor, "batch heads queries dim"],
         k: Float[Tensor, "batch kv_heads keys dim"],
-        v: Float[Tensor, "batch kv_heads keys dim"],
+        v: Float[Tensor, "batch kv_heads keys values"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as the algorithm sees them, in the carrier."""
         if isinstance(self.inputs, Quantised):

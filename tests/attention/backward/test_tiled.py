@@ -372,7 +372,10 @@ def test_stochastic_rounding_repeats_and_differs_between_replicates() -> None:
 
 @pytest.mark.parametrize("step", ["scores", "exponential", "probabilities", "dp", "delta", "difference", "ds", "dq", "dk", "dv"])
 def test_every_step_rounds_without_bias(step: str) -> None:
-    """The mean over seeds of a pass with one random step is the result without its rounding, within five standard errors."""
+    """The mean over seeds of a pass with one random step is the result without its rounding, within six standard errors.
+
+    Student's t of 59 degrees of freedom is beyond 6 with a chance of 1.3e-7; there are about 4000 elements in all steps.
+    """
     inputs = BackwardPrecision.kernel(FP16).round_inputs(*draw_all((1, 1, 1, 8, 16, 8)))
     base = TiledBackward(Exact(), BackwardPrecision.parse("kernel_fp32"), Tiling(8, 8), count=False)
     exact = base(*inputs, Mask()).tensors()
@@ -388,7 +391,7 @@ def test_every_step_rounds_without_bias(step: str) -> None:
         # Where the chance to go up is below 1/20, three of 60 draws do or fewer, whose spread says little of that of the mean;
         # the mean is then off by less than ulp/20. The bias of exp of a rounded argument is second order.
         floor = FP16.ulp(exact[name].double()) / 20 + 2.0**-18
-        assert float(((stacked.mean(0) - exact[name].double()).abs() / torch.maximum(error, floor)).max()) < 5, name
+        assert float(((stacked.mean(0) - exact[name].double()).abs() / torch.maximum(error, floor)).max()) < 6, name
         moved = moved or float(stacked.std(0).mean()) > 1e-6
     assert moved
 

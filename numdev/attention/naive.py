@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -52,6 +52,12 @@ class Naive(UnderPolicy):
 
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         return Walk(self.precision, why="it has no tiles")
+
+    def unrounded(self) -> Naive:
+        """The same, its output left in the format of the last operation before the cast."""
+        each = self.normalise is Normalise.EACH
+        last = self.precision.values.accumulate if each else self.precision.accumulator
+        return replace(self, precision=self.precision.with_step(output=last))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from numdev.attention.kernels.backward_arguments import Keys, Rows, Sums
-from numdev.attention.kernels.backward_steps import accumulate, recompute, weigh
+from numdev.attention.kernels.backward_steps import accumulate, gradient_of_p, recompute, weigh
 from numdev.attention.kernels.backward_tiles import limits_of, load_between, pairs, saved_head, seeing, span_of
 from numdev.attention.kernels.casts import add, cast, times
 from numdev.attention.kernels.forward import head, row_sums
@@ -56,15 +56,12 @@ def meet_queries(tile, keys, q, do, saved, sums, limits, factors, side, MASK: tl
     else:
         base = tl.load(saved.base + places)  # [BR]
         delta = tl.load(saved.delta + places)  # [BR]
-    p, dp = recompute(keys.k, q_tile, keys.v, do_tile, base[None, :], sees, factors, MASK, CODE)  # [BC, BR]
+    p = recompute(keys.k, q_tile, base[None, :], sees, factors, MASK, CODE)  # [BC, BR]
+    rounded = cast(p, PROBABILITIES)
+    dv = accumulate(rounded, do_tile, sums.dv, BR, CODE.every.dv, OF_P, DV, DV_SUM, CODE.fused.dv)  # [BC, PAD]
+    dp = gradient_of_p(keys.v, do_tile, CODE)  # [BC, BR]
     ds = weigh(p, dp, delta[None, :], sees, MASK, CODE)  # [BC, BR]
-    p = cast(p, PROBABILITIES)
-    dv = accumulate(p, do_tile, sums.dv, BR, CODE.every.dv, OF_P, DV, DV_SUM, CODE.fused.dv)  # [BC, PAD]
     dk = accumulate(ds, q_tile, sums.dk, BR, CODE.every.dk, OF_DS, DK, DK_SUM, CODE.fused.dk)  # [BC, PAD]
-    if MASK:  # a key that no row of the tile sees keeps its sums, whatever those rows hold
-        touched = tl.max(sees.to(tl.int32), 1)[:, None] > 0  # [BC, 1]
-        dv = tl.where(touched, dv, sums.dv)
-        dk = tl.where(touched, dk, sums.dk)
     return Sums(dk, dv)
 
 
@@ -151,22 +148,15 @@ def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr
     if MASK:
         sees = pairs(rows.places[:, None], places[None, :], limits, CODE.sight.causal, CODE.sight.window)
         sees = sees & (places < end)[None, :]  # [BR, BC]
-    p, dp = recompute(rows.q, k_tile, rows.do, v_tile, rows.base[:, None], sees, factors, MASK, CODE)  # [BR, BC]
+    p = recompute(rows.q, k_tile, rows.base[:, None], sees, factors, MASK, CODE)  # [BR, BC]
+    dp = gradient_of_p(rows.do, v_tile, CODE)  # [BR, BC]
     if DELTA:
         products = times(dp, p, SPEC)
         if MASK:
             products = tl.where(sees, products, 0.0)
-        following = add(total, row_sums(products, CODE.every.delta, SPEC), SPEC)
-    else:
-        ds = weigh(p, dp, rows.delta[:, None], sees, MASK, CODE)
-        following = accumulate(ds, k_tile, total, BC, CODE.every.dq, OF_DS, DQ, DQ_SUM, CODE.fused.dq)
-    if MASK:  # a row that sees no key of the tile keeps its sum, whatever those keys hold
-        touched = tl.max(sees.to(tl.int32), 1) > 0  # [BR]
-        if DELTA:
-            following = tl.where(touched, following, total)
-        else:
-            following = tl.where(touched[:, None], following, total)
-    return following
+        return add(total, row_sums(products, CODE.every.delta, SPEC), SPEC)
+    ds = weigh(p, dp, rows.delta[:, None], sees, MASK, CODE)
+    return accumulate(ds, k_tile, total, BC, CODE.every.dq, OF_DS, DQ, DQ_SUM, CODE.fused.dq)
 
 
 @triton.jit
@@ -202,7 +192,9 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     inner = tl.arange(0, PAD)  # [PAD]
     is_row = places < row1
     own = saved_head(saved, pair, sizes.queries)
-    base = tl.load(own.base + places, mask=is_row, other=0.0)  # [BR]
+    base = tl.load(own.base + places, mask=is_row, other=float("-inf"))  # [BR]
+    hidden = base == float("-inf")  # [BR]
+    base = tl.where(hidden, 0.0, base)
     q_tile = load(head(q, b, h), places, inner, row1, DIM, True)  # [BR, PAD]
     do_tile = load(head(do, b, h), places, inner, row1, DIM, True)  # [BR, PAD]
     k = head(k, b, h // sizes.group)
@@ -229,8 +221,9 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     elif BEFORE:
         total = keys_between(start, whole, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
     if DELTA:
-        tl.store(own.delta + places, total, mask=is_row)
+        tl.store(own.delta + places, tl.where(hidden, 0.0, total), mask=is_row)
     else:
+        total = tl.where(hidden[:, None], 0.0, total)  # whatever the keys that others see hold
         total = times(total, factors.scale + tl.zeros_like(total), DQ_SUM)
         at = (pair.to(tl.int64) * sizes.queries + places)[:, None] * DIM + inner[None, :]  # [BR, PAD]
         tl.store(dq + at, total.to(dq.dtype.element_ty), mask=is_row[:, None] & (inner < DIM)[None, :])
@@ -240,7 +233,7 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
 def prepare(out, do, lse, saved, factors, sizes, CODE: tl.constexpr):
     """One block of rows of one head: the LSE in the units of the exponent, and delta where it is `rowsum(dO * O)`.
 
-    A row that sees no key, whose LSE is minus infinity, has 0 for both: what its dO holds reaches nothing.
+    A row that sees no key has an LSE of minus infinity, which is kept, and a delta of 0, whatever its dO holds.
     """
     SPEC: tl.constexpr = CODE.policy.delta
     EXPONENTIAL: tl.constexpr = CODE.policy.exponential
@@ -258,7 +251,7 @@ def prepare(out, do, lse, saved, factors, sizes, CODE: tl.constexpr):
     base = tl.where(hidden, 0.0, value)
     if CODE.binary:
         base = times(base, factors.log + tl.zeros_like(base), EXPONENTIAL)
-    tl.store(own.base + places, base, mask=is_row)
+    tl.store(own.base + places, tl.where(hidden, value, base), mask=is_row)
     if not CODE.of_probabilities:
         o = load(head(out, b, h), places, inner, sizes.queries, DIM, True).to(tl.float32)  # [BR, PAD]
         gradient = load(head(do, b, h), places, inner, sizes.queries, DIM, True).to(tl.float32)  # [BR, PAD]

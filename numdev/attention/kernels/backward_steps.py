@@ -10,25 +10,28 @@ from numdev.attention.kernels.forward import dot, multiply
 
 
 @triton.jit
-def recompute(left, right, left_v, right_v, base, sees, factors, MASK: tl.constexpr, CODE: tl.constexpr):
-    """`P` and `dP`, `[M, N]`; P of pairs that do not see each other is 0.
+def recompute(left, right, base, sees, factors, MASK: tl.constexpr, CODE: tl.constexpr):
+    """`P [M, N]`, 0 for pairs that do not see each other.
 
-    left and left_v, `[M, PAD]`, are q and do, and right and right_v, `[N, PAD]`, k and v; or the other way round. base is
-    `[M, 1]` or `[1, N]`.
+    left `[M, PAD]` is q and right `[N, PAD]` k, or the other way round; base, the LSE, is `[M, 1]` or `[1, N]`.
     """
     # Bound to names: triton 3.6 takes a number of a tuple for a constant in a call, but no text and no tuple.
     SCORES: tl.constexpr = CODE.policy.scores
     EXPONENTIAL: tl.constexpr = CODE.policy.exponential
-    DP: tl.constexpr = CODE.policy.dp
     INPUTS: tl.constexpr = CODE.products.inputs
-    PAD: tl.constexpr = CODE.tile.pad
-    s = dot(left, tl.trans(right), PAD, CODE.every.scores, INPUTS, SCORES)
-    dp = dot(left_v, tl.trans(right_v), PAD, CODE.every.dp, INPUTS, DP)
+    s = dot(left, tl.trans(right), CODE.tile.pad, CODE.every.scores, INPUTS, SCORES)
     s = times(s, factors.scores + tl.zeros_like(s), SCORES)
     if MASK:
         s = tl.where(sees, s, float("-inf"))
-    p = decay(s, base + tl.zeros_like(s), CODE.binary, EXPONENTIAL)
-    return p, dp
+    return decay(s, base + tl.zeros_like(s), CODE.binary, EXPONENTIAL)
+
+
+@triton.jit
+def gradient_of_p(left, right, CODE: tl.constexpr):
+    """`dP [M, N]`: left is do and right v, or the other way round."""
+    DP: tl.constexpr = CODE.policy.dp
+    INPUTS: tl.constexpr = CODE.products.inputs
+    return dot(left, tl.trans(right), CODE.tile.pad, CODE.every.dp, INPUTS, DP)
 
 
 @triton.jit

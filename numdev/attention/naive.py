@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.commonsteps import NEVER
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, STEPS, Honours
 from numdev.attention.mask import Mask
@@ -16,7 +17,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
-from numdev.attention.steps import NEVER, Steps
+from numdev.attention.steps import Steps
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 

@@ -43,8 +43,7 @@ class Policy:
         Raises:
             BadInput: naming the step, for one that the policy does not have, and for a value that it cannot hold.
         """
-        kind: type[Policy] = type(self)
-        allowed = _allowed(kind)
+        allowed = _allowed(type(self))  # type: ignore[arg-type]  # mypy takes the hash of instances for that of the class
         changed: dict[str, Any] = {}
         for name, value in steps.items():
             if name not in allowed:

@@ -51,8 +51,8 @@ def meet_queries(tile, keys, q, do, saved, sums, limits, factors, side, MASK: tl
     if MASK:
         base = tl.load(saved.base + places, mask=inside, other=0.0)  # [BR]
         delta = tl.load(saved.delta + places, mask=inside, other=0.0)  # [BR]
-        sees = pairs(places[None, :], keys.places[:, None], limits, CODE.sight.causal, CODE.sight.window)
-        sees = sees & inside[None, :]  # [BC, BR]
+        exist = inside[None, :] & (keys.places >= 0)[:, None]
+        sees = pairs(exist, places[None, :], keys.places[:, None], limits, CODE.sight.causal, CODE.sight.window)  # [BC, BR]
     else:
         base = tl.load(saved.base + places)  # [BR]
         delta = tl.load(saved.delta + places)  # [BR]
@@ -81,15 +81,14 @@ def queries_between(first, last, keys, q, do, saved, sums, limits, factors, side
 def meet_head(span, keys, q, do, saved, sums, limits, factors, CODE: tl.constexpr):
     """All tiles of queries of one head: those that need the mask before the whole ones, the whole ones, those behind."""
     start, whole, partial, stop, side = span.start, span.whole, span.partial, span.stop, span.side
-    BEFORE: tl.constexpr = CODE.sight.causal or CODE.sight.window
-    if CODE.tile.reverse:
+    if CODE.late and CODE.tile.reverse:
         sums = queries_between(partial, stop, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    elif BEFORE:
+    if CODE.early and not CODE.tile.reverse:
         sums = queries_between(start, whole, keys, q, do, saved, sums, limits, factors, side, True, CODE)
     sums = queries_between(whole, partial, keys, q, do, saved, sums, limits, factors, side, False, CODE)
-    if not CODE.tile.reverse:
+    if CODE.late and not CODE.tile.reverse:
         sums = queries_between(partial, stop, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    elif BEFORE:
+    if CODE.early and CODE.tile.reverse:
         sums = queries_between(start, whole, keys, q, do, saved, sums, limits, factors, side, True, CODE)
     return sums
 
@@ -146,8 +145,8 @@ def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr
     v_tile = load(v, places, inner, end, DIM, MASK or PAD != DIM)  # [BC, PAD]
     sees = True
     if MASK:
-        sees = pairs(rows.places[:, None], places[None, :], limits, CODE.sight.causal, CODE.sight.window)
-        sees = sees & (places < end)[None, :]  # [BR, BC]
+        exist = (places < end)[None, :] & (rows.places >= 0)[:, None]
+        sees = pairs(exist, rows.places[:, None], places[None, :], limits, CODE.sight.causal, CODE.sight.window)  # [BR, BC]
     p = recompute(rows.q, k_tile, rows.base[:, None], sees, factors, MASK, CODE)  # [BR, BC]
     dp = gradient_of_p(rows.do, v_tile, CODE)  # [BR, BC]
     if DELTA:
@@ -180,7 +179,6 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     BR: tl.constexpr = CODE.tile.br
     PAD: tl.constexpr = CODE.tile.pad
     DIM: tl.constexpr = CODE.tile.dim
-    BEFORE: tl.constexpr = CODE.sight.window
     block, pair = tl.program_id(0), tl.program_id(1)
     if CODE.sight.causal:
         block = tl.num_programs(0) - 1 - block  # the longest first
@@ -211,14 +209,14 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     )
     span = span_of(low, high, all_low, all_high, sizes.bc, CODE.tile.ragged)
     start, whole, partial, stop, side = span.start, span.whole, span.partial, span.stop, span.side
-    if CODE.tile.reverse:
+    if CODE.late and CODE.tile.reverse:
         total = keys_between(partial, stop, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
-    elif BEFORE:
+    if CODE.early and not CODE.tile.reverse:
         total = keys_between(start, whole, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
     total = keys_between(whole, partial, rows, k, v, total, limits, factors, side, False, DELTA, CODE)
-    if not CODE.tile.reverse:
+    if CODE.late and not CODE.tile.reverse:
         total = keys_between(partial, stop, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
-    elif BEFORE:
+    if CODE.early and CODE.tile.reverse:
         total = keys_between(start, whole, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
     if DELTA:
         tl.store(own.delta + places, tl.where(hidden, 0.0, total), mask=is_row)

@@ -56,7 +56,10 @@ class Fused(NamedTuple):
 class Code(NamedTuple):
     """Everything that is constant in one compiled kernel.
 
-    `binary` says that exponentials are `2^x`, `form` that delta is the row sum of `dP * P` and not of `dO * O`.
+    Attributes:
+        early, late: whether tiles before those that see everything, and behind them, may be there; each is a loop of its own.
+        binary: exponentials are `2^x`.
+        of_probabilities: delta is the row sum of `dP * P`, not of `dO * O`.
     """
 
     tile: Tile
@@ -65,6 +68,8 @@ class Code(NamedTuple):
     every: Every
     products: Products
     fused: Fused
+    early: bool
+    late: bool
     binary: bool
     of_probabilities: bool
 

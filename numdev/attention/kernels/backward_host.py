@@ -16,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.operations import BACKWARD_OPERATIONS
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.kernels import backward
@@ -28,6 +29,7 @@ from numdev.attention.kernels.portable import operand
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
+from numdev.attention.operations import is_harmless
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
 from numdev.errors import Unsupported
@@ -67,19 +69,25 @@ class Request:
             if given > _MOST:
                 raise Unsupported(f"tiling.{side}", f"{given} do not fit into registers; give at most {_MOST}")
 
-    def code(self, launch: Launch, of_rows: bool, mask: Mask, dim: int, factors: Factors) -> Code:
-        """The constants of one kernel; `of_rows` if it keeps a block of rows and meets tiles of keys."""
+    def code(self, of_rows: bool, mask: Mask, shape: tuple[int, int, int], factors: Factors) -> Code:
+        """The constants of one kernel for so many queries and keys of a head_dim; that `of_rows` meets tiles of keys."""
+        queries, keys, dim = shape
+        launch = self.launches.rows if of_rows else self.launches.keys
         br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (launch.br, launch.bc, dim))
         ragged = bc != launch.bc if of_rows else br != launch.br
+        ends = keys % bc != 0 or mask.causal or mask.key_lengths is not None if of_rows else queries % br != 0
+        window = mask.window is not None
         return Code(
-            Tile(br, bc, pad, dim, self.order is Order.REVERSE, ragged),
-            Sight(mask.causal, mask.window is not None, mask.key_lengths is not None),
-            _policy(self.precision, tuple(factors)),
-            self.every,
-            self.products,
-            self.fused,
-            self.recompute.exponential.is_binary,
-            self.recompute.delta is DeltaForm.PROBABILITIES,
+            tile=Tile(br, bc, pad, dim, self.order is Order.REVERSE, ragged),
+            sight=Sight(mask.causal, window, mask.key_lengths is not None),
+            policy=_policy(self.precision, tuple(factors)),
+            every=self.every,
+            products=self.products,
+            fused=self.fused,
+            early=not ragged and (window or (mask.causal and not of_rows)),
+            late=ragged or window or ends,
+            binary=self.recompute.exponential.is_binary,
+            of_probabilities=self.recompute.delta is DeltaForm.PROBABILITIES,
         )
 
     @property
@@ -137,7 +145,8 @@ def _policy(precision: BackwardPrecision, constants: tuple[float, ...]) -> Polic
     for name in Policy._fields:
         step = getattr(precision, name)
         cast = step.accumulate if isinstance(step, Dot) else step
-        found.append(spec(cast, f"precision.{name}", True))
+        once = not is_harmless(precision, torch.float32, name, constants, BACKWARD_OPERATIONS)
+        found.append(spec(cast, f"precision.{name}", once))
     return Policy(*found)
 
 
@@ -176,7 +185,7 @@ def _launch(request: Request, given: Given, found: Found, mask: Mask, scale: flo
     (batch, heads, queries, dim), (kv_heads, keys) = given.q.shape, given.k.shape[1:3]
     log = math.log2(math.e) if request.recompute.exponential.is_binary else 1.0
     factors = Factors(float(scale * log), log, scale)
-    saved = Saved(torch.empty_like(found.delta), found.delta)
+    saved = Saved(torch.empty(found.delta.shape, dtype=torch.float32, device=found.delta.device), found.delta)
     numbers = mask.key_lengths or (0,)
     lengths = _LENGTHS.get(numbers, given.q.device, lambda: torch.tensor(numbers, dtype=torch.int32))
     q, k, v, do, out = (View(each, *each.stride()) for each in given[:5])
@@ -185,7 +194,7 @@ def _launch(request: Request, given: Given, found: Found, mask: Mask, scale: flo
         return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, launch.br, launch.bc)
 
     keys_launch, rows_launch = request.launches.keys, request.launches.rows
-    of_rows = request.code(rows_launch, True, mask, dim, factors)
+    of_rows = request.code(True, mask, (queries, keys, dim), factors)
     blocks = triton.cdiv(queries, rows_launch.br)
     backward.prepare[triton.cdiv(queries, _PREPARED_ROWS), batch * heads](
         out, do, given.lse, saved, factors, sizes(rows_launch), of_rows._replace(tile=of_rows.tile._replace(br=_PREPARED_ROWS)),
@@ -198,6 +207,6 @@ def _launch(request: Request, given: Given, found: Found, mask: Mask, scale: flo
         )  # fmt: skip
     backward.dk_dv[triton.cdiv(keys, keys_launch.bc), batch * kv_heads](
         q, k, v, do, found.dk, found.dv, saved, lengths, factors, sizes(keys_launch),
-        request.code(keys_launch, False, mask, dim, factors),
+        request.code(False, mask, (queries, keys, dim), factors),
         num_warps=keys_launch.warps, num_stages=keys_launch.stages, enable_fp_fusion=not request.exactly,
     )  # fmt: skip

@@ -49,14 +49,13 @@ def span_of(low, high, all_low, all_high, side, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def pairs(rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether rows see columns, both of one shape with the other; the ends of tiles are the caller's."""
-    position = rows + limits.shift
-    sees = (rows < limits.queries) & (columns < limits.keys)
+def pairs(exist, rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Those of the pairs that `exist` that see each other; each may be a row or a column of the tile."""
+    sees = exist
     if CAUSAL:
-        sees = sees & (columns <= position)
+        sees = sees & (columns <= rows + limits.shift)
     if WINDOW:
-        sees = sees & (tl.abs(position - columns) < limits.window)
+        sees = sees & (tl.abs(rows + limits.shift - columns) < limits.window)
     return sees
 
 

@@ -71,16 +71,16 @@ def compiled(which: str, name: str, dim: int, masked: str, launch: Any, capabili
     from numdev.attention.mask import Mask
     from numdev.attention.softmax import Exponential
 
-    masks = {"none": Mask(), "causal": Mask(causal=True), "all": Mask(True, 1000, (999,))}
-    tokens = 1000 if masked == "all" else 1024
+    masks = {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
+    tokens = 1000 if masked in ("odd", "all") else 1024
     precision = getattr(BackwardPrecision, kind)(Format.parse(name))
     exactly = kind != "kernel"
-    request = backward_host.Request(
-        precision, Recompute(exponential=Exponential.EXP2), Launches(launch, launch), exactly=exactly
-    )
+    request = backward_host.Request(precision, Recompute(exponential=Exponential.EXP2), Launches(launch, launch), exactly=exactly)
     of_rows, view = which == "walk", View(f"*{name}", "i32", "i32", "i32", "1")
     gradient = "*fp32" if exactly else f"*{name}"
-    values: dict[str, Any] = {"CODE": request.code(of_rows, masks[masked], (tokens, tokens, dim), Factors(dim**-0.5, 1.44, dim**-0.5))}
+    values: dict[str, Any] = {
+        "CODE": request.code(of_rows, masks[masked], (tokens, tokens, dim), Factors(dim**-0.5, 1.44, dim**-0.5))
+    }
     if of_rows:
         values["DELTA"] = False
     types = {"q": view, "k": view, "v": view, "do": view, "dq": gradient, "dk": gradient, "dv": gradient, "lengths": "*i32"}

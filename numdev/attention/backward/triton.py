@@ -111,7 +111,9 @@ class TritonBackward:
         saved.check(q, v)
         require(q.device)
         if q.shape[-1] != v.shape[-1]:
-            raise Unsupported("problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}")
+            raise Unsupported(
+                "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
+            )
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 

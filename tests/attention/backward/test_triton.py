@@ -16,7 +16,7 @@ from numdev.attention.backward.function import attend
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.exact import Exact
-from numdev.attention.kernels import backward_host
+from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
@@ -222,11 +222,15 @@ def test_forward_and_backward_are_one_differentiable_function(device: str) -> No
 
 
 def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **settings: object) -> None:
         raise OutOfResources(139520, 101376, "shared memory")
 
-    monkeypatch.setattr(backward_host, "_launch", full)
-    with pytest.raises(Unsupported, match=r"tiling: .*139520 bytes of shared memory.*has 101376"):
+    class Full:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            return full
+
+    monkeypatch.setattr(backward, "dk_dv", Full())
+    with pytest.raises(Unsupported, match=r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376"):
         SMALL(*rounded(SMALL, drawn((1, 1, 1, 4, 4, 16)), device), Mask())
 
 

@@ -154,7 +154,7 @@ def row(problem: Problem, label: str) -> dict[str, float]:
 
 
 def show_parts(problem: Problem, label: str) -> None:
-    launches = RUNS.launches(problem.inputs[0].shape[-1], torch.device("cuda"))
+    launches = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     found = seconds({name: graphed(run) for name, run in problem.parts(launches).items()})
     share = {"prepare": 0.0, "dk_dv": 0.8, "dq": 0.6}  # of the counted operations: four products of five, three of five
     rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in found.items()}
@@ -162,7 +162,7 @@ def show_parts(problem: Problem, label: str) -> None:
 
 
 def try_tiles(problem: Problem, label: str) -> None:
-    chosen = RUNS.launches(problem.inputs[0].shape[-1], torch.device("cuda"))
+    chosen = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     for which, part in (("keys", "dk_dv"), ("rows", "dq")):
         found = {}
         for sides in TILES[which]:

@@ -117,7 +117,7 @@ class TritonBackward:
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 
-        launches = self.launches(q.shape[-1], q.device)
+        launches = self.launches(q.shape[-1], mask, q.device)
         request = backward_host.Request(self.precision, self.recompute, launches, self.order, self.tf32)
         inputs = (x.to(self.storage) for x in (q, k, v, do))
         given = backward_host.Given(*inputs, saved.out, saved.lse.float().contiguous())
@@ -128,6 +128,6 @@ class TritonBackward:
         br, bc = launches.keys, launches.rows
         return Gradients(dq, dk, dv, delta, ran=Ran("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
 
-    def launches(self, head_dim: int, device: torch.device) -> Launches:
+    def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both kernels."""
-        return choose(self.fmt, head_dim, Device(generation(device), shared_memory(device)), self.br, self.bc)
+        return choose(self.fmt, head_dim, mask, Device(generation(device), shared_memory(device)), self.br, self.bc)

@@ -78,6 +78,7 @@ class Request:
         ragged = bc != launch.bc if of_rows else br != launch.br
         ends = keys % bc != 0 or mask.causal or mask.key_lengths is not None if of_rows else queries % br != 0
         window = mask.window is not None
+        early, late = not ragged and (window or (mask.causal and not of_rows)), ragged or window or ends
         return Code(
             tile=Tile(br, bc, pad, dim, self.order is Order.REVERSE, ragged),
             sight=Sight(mask.causal, window, mask.key_lengths is not None),
@@ -85,8 +86,8 @@ class Request:
             every=self.every,
             products=self.products,
             fused=self.fused,
-            early=not ragged and (window or (mask.causal and not of_rows)),
-            late=ragged or window or ends,
+            masked=early or late,
+            parts=2 if (early if self.order is Order.REVERSE else late) else 1,
             binary=self.recompute.exponential.is_binary,
             of_probabilities=self.recompute.delta is DeltaForm.PROBABILITIES,
         )
@@ -262,7 +263,8 @@ def dk_dv(call: Prepared) -> None:
     q, k, v, do, _ = call.views
     with call.fitting(launch):
         backward.dk_dv[triton.cdiv(keys, launch.bc), batch * kv_heads](
-            q, k, v, do, call.found.dk, call.found.dv, call.saved, call.lengths, call.factors, call.sizes(launch), call.code(False),
+            q, k, v, do, call.found.dk, call.found.dv, call.saved, call.lengths, call.factors, call.sizes(launch),
+            call.code(False),
             num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=not call.request.exactly,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Our fast backward kernels: against golden gradients within a derived budget over a grid of features; refusals; repeatability."""
+"""Our fast backward kernels: against golden gradients within a derived budget over a grid of features; refusals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Hydra's schema, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
+"""Hydra's schemas, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -81,16 +81,32 @@ class ReportConfig:
     format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
 
 
-def _of_commands() -> Iterator[tuple[str, Any]]:
-    """The schema of each command on attention, and that of the run, which any operation may name in its defaults list."""
-    nodes = [(name, kind, field(default_factory=kind)) for name, kind in TYPED.items()]
-    of_options = [(name, Any, field(default=None)) for name in ("attention", "baseline", "variant", "operation")]
-    measure = make_dataclass("MeasureConfig", [*nodes, *of_options], bases=(RunConfig,))
-    yield "measure", measure
-    yield "paper", make_dataclass("PaperConfig", [], bases=(StudiesConfig, measure))
-    yield "speed", make_dataclass("SpeedConfig", [], bases=(TimedConfig, measure))
+@dataclass
+class PointConfig(RunConfig):
+    """A run, and the nodes that every point has; the groups that an operation adds stand beside them."""
+
+    operation: Any = None
+    problem: Any = None
+    variant: Any = None
+    baseline: Any = None
+
+
+@dataclass
+class SpeedConfig(TimedConfig, PointConfig):
+    """`numdev speed`."""
+
+
+@dataclass
+class PaperConfig(StudiesConfig, PointConfig):
+    """`numdev paper`."""
+
+
+def _schemas() -> Iterator[tuple[str, Any]]:
+    """The schema of each command, which leaves room for an operation's groups, and those of the groups of attention."""
+    for name, kind in (("measure", PointConfig), ("paper", PaperConfig), ("speed", SpeedConfig)):
+        yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
-    yield "run", {each.name: each.default for each in fields(RunConfig)}
+    yield "attention", dict(TYPED)
 
 
 @cache
@@ -114,5 +130,5 @@ def register() -> None:
     """Make the types known to Hydra, which the primary files of `configs/` name in their defaults lists."""
     OmegaConf.register_new_resolver("numdev.settings", explained, replace=True)
     store = ConfigStore.instance()
-    for name, node in _of_commands():
+    for name, node in _schemas():
         store.store(name=f"{name}_schema", node=node)

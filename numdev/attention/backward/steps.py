@@ -44,8 +44,7 @@ class BackwardSteps(CommonSteps):
 
     def probabilities(self, p: Tensor) -> Tensor:
         """P as it enters `P^T dO`, in memory of its own if it changes."""
-        cast = self.precision.probabilities
-        return p if cast == self.precision.exponential else cast(p, self.noise)
+        return self.precision.probabilities(p, self.noise)
 
     def dp(self, do: Tensor, v: Tensor) -> Tensor:
         """`dP = dO V^T`."""

@@ -33,9 +33,9 @@ BINARY = Recompute(exponential=Exponential.EXP2)
 def whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Inputs, Saved]:
     """Inputs, O and LSE whose every product and sum is exact in FP32, in whatever order, with a factor of the scores of 1.
 
-    The first four numbers of a row of q and k are -1, 0 or 1, and two of v and do are -2 to 2; the rest are 0. So S is a whole
-    number of at most 4, and P = 2^(S - LSE) a power of two from 2^-8 to 1, LSE being 4 in binary units; dP and delta are whole
-    and at most 8. A sum over 80 rows of P (dP - delta) q needs 8 + 4 + 7 bits.
+    The first four numbers of a row of q and k are -1, 0 or 1, two of v -2 to 2, two of do and O -3 to 3; the rest are 0. So S is
+    a whole number of at most 4, and P = 2^(S - LSE) a power of two from 2^-8 to 1, LSE being 4 in binary units; dP and delta are
+    whole, at most 12 and 18. A sum over 80 rows of P (dP - delta) q needs 8 + 5 + 7 bits.
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads, kv_heads, queries, keys, dim = sizes
@@ -46,11 +46,11 @@ def whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Inputs, Saved]:
         return found
 
     of_queries, of_keys = (batch, heads, queries, dim), (batch, kv_heads, keys, dim)
-    out = numbers(of_queries, 2, 2)
+    out = numbers(of_queries, 3, 2)
     lse = torch.full(out.shape[:3], binary_lse(4))
     seeing = mask.seeing_rows(batch, queries, keys)[:, None]
     saved = Saved(out.masked_fill(~seeing[..., None], 0.0), lse.masked_fill(~seeing, float("-inf")))
-    return (numbers(of_queries, 1, 4), numbers(of_keys, 1, 4), numbers(of_keys, 2, 2), numbers(of_queries, 2, 2)), saved
+    return (numbers(of_queries, 1, 4), numbers(of_keys, 1, 4), numbers(of_keys, 2, 2), numbers(of_queries, 3, 2)), saved
 
 
 def moved(inputs: Inputs, device: str) -> Inputs:
@@ -129,6 +129,16 @@ def test_the_same_bits_of_every_preset_under_every_mask(name: str, mask: str, de
     got, expected = both(BackwardPrecision.parse(name), Tiling(16, 16), BINARY, whole(SIZES, fit, 7), fit, device)
     assert not same(got, expected)
     assert bool((expected.dq != 0).any())
+
+
+@pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero"])
+def test_a_running_sum_is_rounded_once(text: str, device: str) -> None:
+    """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and a sum of FP32 would round twice."""
+    (inputs, saved), policy = whole((1, 2, 1, 32, 20, 8), Mask(), 1), BackwardPrecision.parse("fp32")
+    saved.lse[..., 16:] = binary_lse(32)
+    policy = policy.with_step(dk_sum=text, dv_sum=text)
+    got, expected = both(policy, Tiling(16, 16), BINARY, (inputs, saved), Mask(), device)
+    assert not same(got, expected)
 
 
 STEPS = [name for name in BackwardPrecision.parse("kernel_bf16").steps() if name not in ("inputs", "output", "scores")]

@@ -190,6 +190,15 @@ class TestByTheCommandLine:
         assert "nan" not in ran.out
         assert {record.operation for record in Store(Path("results/speed")).records()} == {"rmsnorm"}
 
+    def test_a_study_of_speed_and_its_report(self, numdev: Command) -> None:
+        quick = ("problem.rows=2", "device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3", "out=timed")
+        ran = numdev("speed", *CONFIGS, "study=rmsnorm_speed", *quick)
+        assert ran.code == 0, ran.err
+        with Path("timed/speed.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["operation"], row["label.norm"]) for row in rows} == {("rmsnorm", "torch"), ("rmsnorm", "emulation")}
+        assert all(float(row["latency"]) > 0 for row in rows)
+
     def test_the_command_line_chooses_the_operation_of_a_study(self, numdev: Command) -> None:
         """A study's file chooses its operation; another one does not have its settings."""
         ran = numdev("measure", *CONFIGS, "operation=attention", "study=rmsnorm_blocks", "device=cpu")

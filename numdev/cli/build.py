@@ -40,7 +40,7 @@ def point(
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
     honoured.check(request)
-    config, made = request.config, nodes.Made() if made is None else made
+    config, made = request.config, made or nodes.Made()
     variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
     honoured.check_built(request, variant)
     baseline = nodes.build(config, "baseline", made)

@@ -41,7 +41,9 @@ class RunConfig:
     shard: int = setting(0, "measure this part of a study ...")
     shards: int = setting(1, "... of so many", "count")
     objective: str | None = setting(
-        None, "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference"
+        None,
+        "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference, and of numdev "
+        "speed a figure, as in latency",
     )
 
 
@@ -115,15 +117,20 @@ def settings() -> dict[str, Setting]:
     return {f"{group}.{one.name}": one for group, kind in TYPED.items() for one in declared(kind)}
 
 
-def explained(group: str) -> str:
-    """What `--help` says of the settings of a group, or of the run: each with its default, its unit and its sentence."""
+def explained(group: str, *names: str) -> str:
+    """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
+
+    Some of them where these are named, as a command states those whose defaults are its own.
+    """
     lines = []
-    for one in declared(TYPED.get(group, RunConfig)):
+    for one in declared({**TYPED, "run": RunConfig, "timed": TimedConfig}[group]):
+        if names and one.name not in names:
+            continue
         name = f"{group}.{one.name}" if group in TYPED else one.name
         default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
         stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
         lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")
-    return "\n    ".join(lines)
+    return "\n  ".join(lines)
 
 
 def register() -> None:

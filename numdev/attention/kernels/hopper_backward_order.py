@@ -27,6 +27,13 @@ def group_of(units: int) -> int:
     return max(1, min(units, RESIDENT))
 
 
+def place(number, tiles, together):  # type: ignore[no-untyped-def]
+    """Tile and head of a program by its number: `together` heads start side by side, and of each the longest walk first."""
+    part = number // (tiles * together)
+    rest = number - part * tiles * together
+    return rest // together, part * together + rest % together
+
+
 def unit_at(step, tile, units, group, causal):  # type: ignore[no-untyped-def]
     """The unit of queries that a tile of keys visits at a step of its walk."""
     if causal:

@@ -9,6 +9,7 @@ from triton.language.core import _aggregate as aggregate
 
 from numdev.attention.kernels import hopper_backward_order as order
 
+place = gluon.jit(order.place)
 unit_at = gluon.jit(order.unit_at)
 rank_at = gluon.jit(order.rank_at)
 first_unit = gluon.jit(order.first_unit)
@@ -168,11 +169,7 @@ def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, toget
     Of tiles of keys, units of queries, keys in memory, how many more than queries, query heads, and query heads of a KV head;
     `together` divides the number of KV heads in all batch entries; `walkers` tiles walk in a shifted order together.
     """
-    number = gl.program_id(0)
-    part = number // (tiles * together)
-    rest = number - part * tiles * together
-    head = part * together + rest % together
-    tile = rest // together
+    tile, head = place(gl.program_id(0), tiles, together)
     kv_heads = heads // shared_by
     b = head // kv_heads
     length = keys

@@ -35,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
+from numdev.attention.kernels.hopper_backward_parts import place
 from numdev.attention.kernels.hopper_parts import ROWS, barriers
 
 
@@ -164,11 +165,7 @@ def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, tog
     Of tiles of queries, rows of each head in lse2 and delta, keys in memory, how many more than queries, query heads, and query
     heads of a KV head; `together` divides the number of heads in all batch entries.
     """
-    number = gl.program_id(0)
-    part = number // (tiles * together)
-    rest = number - part * tiles * together
-    head = part * together + rest % together
-    tile = rest // together
+    tile, head = place(gl.program_id(0), tiles, together)
     if setting.causal:
         tile = tiles - 1 - tile
     b = head // heads

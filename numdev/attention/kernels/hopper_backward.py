@@ -57,10 +57,11 @@ from numdev.attention.kernels.hopper_backward_parts import (
     probabilities,
     rank_at,
     row_at,
+    same_in_warp,
     unit_at,
     work_of,
 )
-from numdev.attention.kernels.hopper_backward_reduce import add_to_global, await_turn, pass_turn_on, performed
+from numdev.attention.kernels.hopper_backward_reduce import add_to_global, await_turn, pass_turn_on, performed, thread_barrier
 from numdev.attention.kernels.hopper_parts import barriers
 
 
@@ -124,7 +125,7 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, t):
     mbarrier.wait(shared.dq_full.index(at * 2), parity)
     mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
     await_turn(turn, rank, setting.spins)
-    gl.thread_barrier()
+    thread_barrier()
     for w in gl.static_range(2):
         row = tile * setting.br
         column = w * 64
@@ -136,7 +137,7 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, t):
         else:
             add_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
     tma.store_wait(0)
-    gl.thread_barrier()  # the lane that has waited need not be the lane that arrives
+    thread_barrier()  # the lane that has waited need not be the lane that arrives
     mbarrier.arrive(shared.dq_empty.index(at * 2), count=1)
     mbarrier.arrive(shared.dq_empty.index(at * 2 + 1), count=1)
     pass_turn_on(turn)
@@ -217,13 +218,13 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
 
 
 @gluon.jit
-def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
+def walk(w: gl.constexpr, setting, shared, work, i, last, count, edge, s, dk, dv, k, v, scale2):
     """The tiles of queries of one head: those seen whole, then those at the edge."""
-    whole = (work.count - work.edge) * setting.per
+    whole = (count - edge) * setting.per
     for t in range(whole):
         s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, 0, scale2, False)
     if setting.causal or setting.masked:
-        for t in range(whole, work.count * setting.per):
+        for t in range(whole, count * setting.per):
             s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, row_at(setting, work, t), scale2, True)
     return s, dk, dv
 
@@ -234,14 +235,17 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     k, v = own_keys(w, setting, shared, work)
-    last = work.count * setting.per * work.shared_by
+    count = same_in_warp(work.count)
+    edge = same_in_warp(work.edge)
+    shared_by = same_in_warp(work.shared_by)
+    last = count * setting.per * shared_by
     mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
     s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
     if setting.grouped:
-        for g in range(work.shared_by):
-            s, dk, dv = walk(w, setting, shared, work, g * work.count * setting.per, last, s, dk, dv, k, v, scale2)
+        for g in range(shared_by):
+            s, dk, dv = walk(w, setting, shared, work, g * count * setting.per, last, count, edge, s, dk, dv, k, v, scale2)
     else:
-        s, dk, dv = walk(w, setting, shared, work, 0, last, s, dk, dv, k, v, scale2)
+        s, dk, dv = walk(w, setting, shared, work, 0, last, count, edge, s, dk, dv, k, v, scale2)
     leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
     mbarrier.arrive(shared.k_done.index(0), count=1)
     mbarrier.wait(shared.k_done.index(0), 0)

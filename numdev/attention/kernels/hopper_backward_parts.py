@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import _aggregate as aggregate
 
 from numdev.attention.kernels import hopper_backward_order as order
+from numdev.attention.kernels.hopper_backward_reduce import thread_barrier
 
 place = gluon.jit(order.place)
 unit_at = gluon.jit(order.unit_at)
@@ -189,6 +190,17 @@ def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, toget
 
 
 @gluon.jit
+def same_in_warp(x):
+    """A number that every thread of a warp holds, and the compiler knows that they do: a uniform register then takes it.
+
+    What a warp group other than the first is called with passes through shared memory, and the compiler forgets that.
+    """
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def row_at(setting, work, t):
     """The first query of tile t of the walk; the tiles of a unit are visited upwards."""
     unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
@@ -250,7 +262,7 @@ def own_keys(w: gl.constexpr, setting, shared, work):
             clear(setting, k, tail)
             clear(setting, v, tail)
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
     return k, v
 
 

@@ -5,6 +5,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 
+# A barrier of the warps of one partition; triton 3.7 has renamed it.
+thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
 BUILDER = "create_async_tma_reduce"  # of the operation builder; a test asks whether it is still there
 
 
@@ -56,5 +59,5 @@ def await_turn(at, rank, SPINS: gl.constexpr):
 def pass_turn_on(at):
     """Raise the counter when everything given to the copy engine is in memory."""
     performed()
-    gl.thread_barrier()
+    thread_barrier()
     gl.atomic_add(at, 1, sem="release", scope="gpu")

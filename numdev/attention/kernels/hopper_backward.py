@@ -22,7 +22,6 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 | q_full, do_full (stage) | 1 and bytes | the loader, arming it for the tile and its row of LSE or delta | both groups, before S^T; before dP^T |
 | q_empty, do_empty (stage) | 2 | each group, after dK; after dV | the loader, before the next tile there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
-| ds_empty (buffer) | 2 | each group, its dQ made | both groups, before the next dS^T there |
 | dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer |
 | dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
 | k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through the buffer of K |
@@ -83,7 +82,6 @@ class Shared:
     do_full: gl.shared_memory_descriptor
     do_empty: gl.shared_memory_descriptor
     ds_full: gl.shared_memory_descriptor
-    ds_empty: gl.shared_memory_descriptor
     dq_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
     k_done: gl.shared_memory_descriptor
@@ -91,7 +89,7 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q, do, k, v, ds, dq, lse2, delta, kv_full, q_full, q_empty, do_full, do_empty,
-        ds_full, ds_empty, dq_full, dq_empty, k_done,
+        ds_full, dq_full, dq_empty, k_done,
     ):  # fmt: skip
         self.q = q
         self.do = do
@@ -107,7 +105,6 @@ class Shared:
         self.do_full = do_full
         self.do_empty = do_empty
         self.ds_full = ds_full
-        self.ds_empty = ds_empty
         self.dq_full = dq_full
         self.dq_empty = dq_empty
         self.k_done = k_done
@@ -193,7 +190,6 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
     dv_next = warpgroup_mma(p_operand, do, dv, is_async=True)  # [KEYS, dim]
     b = i % 2
     b_parity = (i // 2) & 1
-    mbarrier.wait(shared.ds_empty.index(b), b_parity ^ 1)
     shared.ds.index(b * 2 + w).store(ds_rounded)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(b), count=1)
@@ -201,14 +197,12 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
     mbarrier.wait(shared.ds_full.index(b), b_parity)
     dq = query_product(w, setting, shared, b)  # [64, 64]
     dv = warpgroup_mma_wait(3, deps=(dv_next,))
-    mbarrier.arrive(shared.do_empty.index(at), count=1)
     dk = warpgroup_mma_wait(2, deps=(dk_next,))
-    mbarrier.arrive(shared.q_empty.index(at), count=1)
+    mbarrier.arrive(shared.q_empty.index(at), count=1)  # of dO too
     at_next = (i + 1) % setting.stages
     mbarrier.wait(shared.q_full.index(at_next), ((i + 1) // setting.stages) & 1, pred=i + 1 < last)
     s_next = scores(setting, shared, k, at_next)
     dq = warpgroup_mma_wait(1, deps=(dq,))
-    mbarrier.arrive(shared.ds_empty.index(b), count=1)
     mbarrier.wait(shared.dq_empty.index(b * 2 + w), b_parity ^ 1)
     shared.dq.index(b * 2 + w).reshape((64, 64)).store(dq)
     fence_async_shared()
@@ -269,6 +263,7 @@ def gradients(
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS.value, CODE.br], CODE.dtype)
+    tile_empty = barriers(STAGES, 2)
     shared = Shared(
         gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.br, CODE.dim], d_q.layout),
         gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.br, CODE.dim], d_do.layout),
@@ -280,10 +275,9 @@ def gradients(
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_delta.layout),
         barriers(1, 1),
         barriers(STAGES, 1),
-        barriers(STAGES, 2),
+        tile_empty,
         barriers(STAGES, 1),
-        barriers(STAGES, 2),
-        barriers(2, 2),
+        tile_empty,
         barriers(2, 2),
         barriers(4, 1),
         barriers(4, 1),

@@ -182,8 +182,8 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
     mbarrier.wait(shared.do_full.index(at), parity)
     dp = value_products(setting, shared, v, at)  # [KEYS, br]
     p = probabilities(w, setting, work, s, row_of(setting, shared.lse2, at), row, scale2, MASK)
-    delta = row_of(setting, shared.delta, at)
     dp = warpgroup_mma_wait(0, deps=(dp,))
+    delta = row_of(setting, shared.delta, at)
     ds = p * (dp - gl.expand_dims(delta, 0))
     p_operand = as_operand(setting, p)
     ds_rounded = ds.to(setting.dtype)

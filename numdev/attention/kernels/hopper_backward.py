@@ -60,7 +60,15 @@ from numdev.attention.kernels.hopper_backward_parts import (
     unit_at,
     work_of,
 )
-from numdev.attention.kernels.hopper_backward_reduce import add_to_global, await_turn, pass_turn_on, performed, thread_barrier
+from numdev.attention.kernels.hopper_backward_reduce import (
+    add_to_global,
+    await_kernel_before,
+    await_turn,
+    let_kernel_after_start,
+    pass_turn_on,
+    performed,
+    thread_barrier,
+)
 from numdev.attention.kernels.hopper_parts import barriers
 
 
@@ -143,6 +151,8 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, t):
 @gluon.jit
 def store(setting, shared, work, d_dq, turns):
     """The storing warp: the program's share of dQ of every tile of queries, in the order of the walk."""
+    await_kernel_before()  # it sets the counters to 0
+    let_kernel_after_start()
     i = 0
     for g in range(work.shared_by):
         for t in range(work.count * setting.per):

@@ -200,7 +200,7 @@ class _Call:
         lse2, delta = self.statistics
         views = (_view(self.out), _view(self.do), _view(self.lse[..., None]))
         hopper_backward_passes.preprocess[(self.turns.numel(),)](
-            *views, lse2, delta, self.turns, self.queries, self.rows, self.heads, self.dim, _PASS_ROWS, num_warps=4
+            *views, lse2, delta, self.turns, self.queries, self.rows, self.heads, self.dim, _PASS_ROWS, _PASS_ROWS, num_warps=4
         )
 
     def delta(self) -> Tensor:
@@ -216,9 +216,24 @@ class _Call:
         shape = FUSED[self.dim]
         total = torch.empty(self.batch, self.heads, self.rows, self.dim, dtype=torch.float32, device=self.q.device)
         arguments = (*self._keys_descriptors(shape), _descriptor(total, 64, 64), self.turns, *self._keys_arguments())
-        hopper_backward.gradients[(self._keys_grid(),)](*arguments, self._keys_code(shape), num_warps=4)
+        # A kernel with launch_pdl may start before the one before it ends, and waits for what it reads.
+        hopper_backward.gradients[(self._keys_grid(),)](*arguments, self._keys_code(shape), num_warps=4, launch_pdl=True)
         hopper_backward_passes.convert[(self.turns.numel(),)](
-            total, _view(self.dq), self.lengths, self.scale, self.queries, self.rows, self.heads, self.dim, _PASS_ROWS, num_warps=4
+            total,
+            _view(self.dq),
+            self.lengths,
+            self.turns,
+            self.scale,
+            self.queries,
+            self.rows,
+            self.heads,
+            self.shift,
+            self.dim,
+            _PASS_ROWS,
+            shape.br,
+            self.mask.causal,
+            num_warps=4,
+            launch_pdl=True,
         )
         return Ran("numdev hopper backward, one kernel", shape.br, TILE, stages=shape.stages)
 

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import _aggregate as aggregate
 
 from numdev.attention.kernels import hopper_backward_order as order
-from numdev.attention.kernels.hopper_backward_reduce import thread_barrier
+from numdev.attention.kernels.hopper_backward_reduce import await_kernel_before, thread_barrier
 
 place = gluon.jit(order.place)
 unit_at = gluon.jit(order.unit_at)
@@ -236,6 +236,7 @@ def load_tile(setting, shared, descs, i, b, h, row):
 def load(setting, shared, work, descs):
     """The loading warp: K and V, then every tile of queries in the order of the walk, head after head."""
     load_keys(setting, descs.k, descs.v, shared.k, shared.v, shared.kv_full, work)
+    await_kernel_before()  # it makes lse2 and delta
     i = 0
     for g in range(work.shared_by):
         for t in range(work.count * setting.per):

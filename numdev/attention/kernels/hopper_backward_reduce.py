@@ -31,6 +31,19 @@ def performed():
 
 
 @gluon.jit
+def await_kernel_before():
+    """Wait until the kernel that was launched before has ended, and see all that it wrote."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_kernel_after_start():
+    """Let the kernel that is launched next start where there is place, once every program of this one has come here."""
+    asm: gl.constexpr = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(asm, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def give_up():
     """End the kernel with an error."""
     gl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)

@@ -148,17 +148,18 @@ def columns() -> Iterator[str]:
     from numdev.report.reading import columns as known
     from numdev.report.reading import configuration
 
+    settings = {column.name: column for column in ATTENTION.settings()}
     tables = {
         "Of a row, a point or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
         "Metrics": [*METRICS],
         "Counters": [f"counter.{column.name}" for column in ATTENTION.counters],
         "Speed": [*MEASURED, *COUNTED, *FOLLOWING],
-        "Problem": [f"problem.{name}" for name in configuration.PROBLEM],
-        "What is measured, and the baseline": [f"variant.{name}" for name in configuration.ATTENTION],
-        "How speed is timed": [f"timing.{name}" for name in configuration.TIMING],
+        "Problem": [name for name in settings if name.startswith("problem.")],
+        "What is measured, and the baseline": [name for name in settings if name.startswith("variant.")],
+        "How speed is timed": [*configuration.TIMING],
     }
     counters = {f"counter.{column.name}": column for column in ATTENTION.counters}
-    text = known.dictionary(tables, known.SHIPPED | counters)
+    text = known.dictionary(tables, known.SHIPPED | counters | settings)
     yield text[text.index("\n## ") :]
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
     yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())

@@ -106,7 +106,7 @@ def beyond(importers: list[str], *allowed: str, within: str = "numdev.attention"
 
 @pytest.mark.parametrize("folder", ARROWS)
 def test_arrows_point_down(folder: str) -> None:
-    importers = [name for name in of(folder) if name not in (*of(*DECLARES), WORDS)]
+    importers = [name for name in of(folder) if name not in of(*DECLARES)]
     assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
@@ -126,13 +126,9 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-WORDS = "numdev.report.reading.configuration"
-
-
 @pytest.mark.parametrize("folder", ["measurement", "results", "report"])
 def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
-    """But for the module that says what the settings of a configuration mean, which their declarations say."""
-    assert not found([name for name in of(folder) if name != WORDS], *inside("attention"))
+    assert not found(of(folder), *inside("attention"))
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:

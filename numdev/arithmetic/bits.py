@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP32, FP64, Format
+from numdev.arithmetic.listing import Listing
 
 
 class Rounding(Enum):
@@ -93,6 +94,34 @@ def round_scaled(
     rounded = _round_to_integer(x * down * rest, rounding, bits)
     finite = x.isfinite()
     return torch.where(finite, (rounded * up * up_rest).copysign(x), x)
+
+
+def round_listed(
+    x: Float[Tensor, "*shape"], to: Listing, rounding: Rounding, bits: Float[Tensor, "*shape"] | None = None
+) -> Float[Tensor, "*shape"]:
+    """`x` rounded to a number of a list by any mode; NaN stays NaN.
+
+    What is beyond a list with NaN becomes the number that would follow in it, which a cast then treats; else the last number.
+    """
+    wide = x.double()
+    low, high = to.below(wide)
+    if rounding.is_nearest:
+        place = to.nearest(wide, low, high, away=rounding is Rounding.NEAREST_AWAY)
+    elif rounding is Rounding.TOWARD_ZERO:
+        place = torch.where(wide > 0, low, high)
+    elif rounding is Rounding.UP:
+        place = high
+    elif rounding is Rounding.DOWN:
+        place = low
+    elif rounding is Rounding.ODD:
+        place = torch.where(to.is_odd(low), low, high)
+    else:
+        assert bits is not None, "stochastic rounding needs random bits"
+        share = (wide - to.number(low)) / (to.number(high) - to.number(low))
+        place = torch.where(bits < share, high, low)  # NaN where both are one, and so low
+    if not to.has_nan:
+        place = place.clamp(1, len(to.numbers))
+    return torch.where(x.isnan(), x, to.number(place).to(x.dtype))
 
 
 def _power_of_two(exponent: Int[Tensor, "*shape"], layout: Layout, carrier: torch.dtype) -> Tensor:

@@ -73,6 +73,8 @@ class RoundedOnce:
         left, right = (min(_bits(operand), bits) for operand in (self.left, self.right))
         if self.operation is Operation.MULTIPLY and left + right <= bits:
             return True
+        if self.cast.to.listing is not None:
+            return False
         p = self.cast.to.precision
         if not self.cast.rounding.is_nearest or max(left, right) > p or 2 * p + 2 > bits:
             return False

@@ -7,7 +7,8 @@ A format with `e` exponent bits and `m` mantissa bits holds the numbers
 
 with `0 <= k < 2^m`, `bias = 2^(e-1) - 1` and `emin = 1 - bias` (IEEE 754-2019, section 3.3). The OCP 8-bit formats
 differ only in which codes of the top exponent are numbers (OCP OFP8, section 5). A symmetric integer format is the
-same set without normal numbers and with a quantum of one: `+- k`, `0 <= k < 2^m`.
+same set without normal numbers and with a quantum of one: `+- k`, `0 <= k < 2^m`. Posits and codebooks, which are none of
+these, have a list of their numbers, which lie among those of the binary format that the widths describe.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.arithmetic.listing import LISTINGS, Listing
 from numdev.errors import BadInput
 
 
@@ -41,6 +43,7 @@ class Format:
         exponent_bits: width of the exponent field; 0 makes a symmetric integer format.
         mantissa_bits: stored fraction bits, without the hidden one.
         specials: what the top exponent code stands for.
+        listing: the numbers, where they are only some of those that the widths describe.
 
     Raises:
         BadInput: if the widths are outside what FP64 arithmetic can carry.
@@ -49,6 +52,7 @@ class Format:
     exponent_bits: int
     mantissa_bits: int
     specials: Specials = Specials.IEEE
+    listing: Listing | None = None
 
     def __post_init__(self) -> None:
         e, m = self.exponent_bits, self.mantissa_bits
@@ -65,6 +69,8 @@ class Format:
         """Read a catalogue name (`bf16`), `e{x}m{y}`, `e{x}m{y}fn`, `e{x}m{y}finite` or `int{n}`."""
         if text in _CATALOGUE:
             return _CATALOGUE[text]
+        if text in LISTINGS:
+            return Format.listed(LISTINGS[text]())
         if match := re.fullmatch(r"e(\d+)m(\d+)(fn|finite)?", text):
             exponent, mantissa, suffix = match.groups()
             if int(exponent) > 0:
@@ -72,12 +78,25 @@ class Format:
         if match := re.fullmatch(r"int(\d+)", text):
             return Format(0, int(match[1]) - 1, Specials.FINITE)
         raise BadInput(
-            "format", text, f"use one of {', '.join(_CATALOGUE)}, or e{{x}}m{{y}} (e5m2, e3m4fn, e2m1finite), or int{{n}}"
+            "format",
+            text,
+            f"use one of {', '.join([*_CATALOGUE, *LISTINGS])}, or e{{x}}m{{y}} (e5m2, e3m4fn, e2m1finite), or int{{n}}",
         )
+
+    @staticmethod
+    @lru_cache
+    def listed(listing: Listing) -> Format:
+        """The format of a list of numbers, with the widths of the narrowest binary format that holds them all."""
+        mantissa = max(listing.significant_bits - 1, 1)
+        lowest = listing.quantum + mantissa  # emin at most
+        exponent = next(e for e in range(2, 12) if 2 - 2 ** (e - 1) <= lowest and listing.top < 2 ** (e - 1))
+        return Format(exponent, mantissa, Specials.NAN_ONLY if listing.has_nan else Specials.FINITE, listing)
 
     @property
     def name(self) -> str:
         """The name that `parse` reads back to this format."""
+        if self.listing is not None:
+            return self.listing.name
         if self in _NAMES:
             return _NAMES[self]
         if self.is_integer:
@@ -98,12 +117,14 @@ class Format:
 
     @property
     def precision(self) -> int:
-        """Significant bits `p`, the hidden one included."""
+        """Significant bits `p`, the hidden one included; of a listed format the most that one of its numbers needs."""
         return self.mantissa_bits + (0 if self.is_integer else 1)
 
     @property
     def bits(self) -> int:
         """Width of the encoding, sign included."""
+        if self.listing is not None:
+            return (len(self.listing.numbers) + self.listing.has_nan - 1).bit_length()
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @cached_property
@@ -122,6 +143,8 @@ class Format:
     @cached_property
     def max(self) -> float:
         """The largest finite number."""
+        if self.listing is not None:
+            return self.listing.largest
         if self.is_integer:
             return float(2**self.mantissa_bits - 1)
         lost = 2 if self.specials is Specials.NAN_ONLY else 1
@@ -138,8 +161,11 @@ class Format:
 
     @cached_property
     def u(self) -> float:
-        """Unit roundoff `2^-p`: the largest relative error of rounding to nearest a number in the normal range."""
-        return math.ldexp(1.0, -self.precision)
+        """Unit roundoff `2^-p`: the largest relative error of rounding to nearest a number in the normal range.
+
+        Of a listed format, half its spacing at 1.
+        """
+        return self.listing.u if self.listing is not None else math.ldexp(1.0, -self.precision)
 
     @property
     def has_infinity(self) -> bool:
@@ -156,11 +182,15 @@ class Format:
 
     def covers(self, other: Format) -> bool:
         """Whether every finite number of `other` is one of this format, so that rounding it changes nothing."""
+        if self.listing is not None:
+            return other.bits <= 16 and bool(torch.isin(other.values(), self.values()).all())
         return self.precision >= other.precision and self.min_subnormal <= other.min_subnormal and self.max >= other.max
 
     def ulp(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The spacing of the format at `|x|`, in FP64: `2^(max(floor(log2 |x|), emin) - m)` (Goldberg 1991, section 1.2)."""
         x = x.double()
+        if self.listing is not None:
+            return self.listing.spacing(x)
         _, exponent = torch.frexp(x)  # x = f * 2^exponent with 1/2 <= f < 1, also for subnormal x; never a logarithm
         exponent = (exponent - 1).clamp_(max=self.emax).clamp_(min=self.emin).masked_fill_(x == 0, self.emin)
         power = ((exponent.long() + 1023) << 52).view(torch.float64)  # 2^exponent, from its bits
@@ -174,14 +204,16 @@ class Format:
         """
         if self.bits > 16:
             raise BadInput("format", self.name, "a table of values exists for formats of 16 bits or fewer")
-        return _positive_values(self)
+        return _values(self)
 
     def __repr__(self) -> str:
         return f"Format({self.name})"
 
 
 @lru_cache(maxsize=32)
-def _positive_values(fmt: Format) -> Tensor:
+def _values(fmt: Format) -> Tensor:
+    if fmt.listing is not None:
+        return torch.tensor(fmt.listing.numbers, dtype=torch.float64)
     m = fmt.mantissa_bits
     magnitudes = {math.ldexp(k, fmt.emin - m) for k in range(2**m)}
     if not fmt.is_integer:

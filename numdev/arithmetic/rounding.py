@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS, Rounding, magic_is_exact, round_magic, round_scaled
+from numdev.arithmetic.bits import LAYOUTS, Rounding, magic_is_exact, round_listed, round_magic, round_scaled
 from numdev.arithmetic.formats import FP32, Format
 from numdev.arithmetic.noise import Noise
 from numdev.errors import BadInput
@@ -61,7 +61,7 @@ class Cast:
             object.__setattr__(self, "overflow", default)
         elif self.overflow is Overflow.INFINITY and not self.to.has_nan:
             raise BadInput("overflow", "infinity", f"{self.to.name} has neither infinity nor NaN; use saturate")
-        if self.to.is_integer and self.subnormals is Subnormals.FLUSHED:
+        if (self.to.is_integer or self.to.listing is not None) and self.subnormals is Subnormals.FLUSHED:
             raise BadInput("subnormals", "flush", f"{self.to.name} has no normal numbers, so that nothing would be left")
         if self.seed and self.rounding is not Rounding.STOCHASTIC:
             raise BadInput("seed", self.seed, "only stochastic rounding takes a seed")
@@ -134,7 +134,7 @@ class Cast:
         if way is not None:
             x.copy_(x.to(way))
         elif self.rounding is Rounding.STOCHASTIC and x.numel():
-            x.copy_(round_scaled(x, self.to, self.rounding, (noise or Noise()).uniform(x, self.seed)))
+            x.copy_(self._rounded(x, (noise or Noise()).uniform(x, self.seed)))
             self._limit_(x)
         else:
             self._round_(x)
@@ -183,13 +183,18 @@ class Cast:
         chunk = _CHUNK if x.is_cpu else max(flat.numel(), 1)
         for start in range(0, flat.numel(), chunk):
             part = flat[start : start + chunk]
-            if self.rounding is Rounding.NEAREST_EVEN and magic_is_exact(self.to, own):
+            if self.rounding is Rounding.NEAREST_EVEN and self.to.listing is None and magic_is_exact(self.to, own):
                 round_magic(part, self.to, out=part)
             else:
-                part.copy_(round_scaled(part, self.to, self.rounding))
+                part.copy_(self._rounded(part))
             self._limit_(part)
         if not x.is_contiguous():
             x.copy_(flat.view(x.shape))
+
+    def _rounded(self, x: Tensor, bits: Tensor | None = None) -> Tensor:
+        if self.to.listing is None:
+            return round_scaled(x, self.to, self.rounding, bits)
+        return round_listed(x, self.to.listing, self.rounding, bits)
 
     @cached_property
     def _beyond(self) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -93,8 +94,31 @@ class Emulated(Attention, Protocol):
         ...
 
 
+@runtime_checkable
+class Timed(Modelled, Protocol):
+    """An implementation whose speed is measured."""
+
+    @property
+    def storage(self) -> torch.dtype | None:
+        """The dtype in which a call takes q, k and v without converting them; None for that of `round_inputs`."""
+        ...
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether it multiplies FP32 in TF32."""
+        ...
+
+    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
+        ...
+
+
 class Primary:
-    """What holds of an implementation that says nothing else: `format`, from `formats`; no cost model; an unknown walk."""
+    """The defaults of an implementation.
+
+    It has the format of its primary output, no cost model and an unknown walk; it takes what `round_inputs` returns, multiplies
+    FP32 in FP32, and its whole call is timed.
+    """
 
     @property
     def formats(self) -> dict[str, Format]:
@@ -113,6 +137,24 @@ class Primary:
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         """See `Emulated`."""
         return Walk(Precision.kernel(self.format))
+
+    @property
+    def storage(self) -> torch.dtype | None:
+        """See `Timed`."""
+        return None
+
+    @property
+    def is_tf32(self) -> bool:
+        """See `Timed`."""
+        return False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """See `Attention`."""
+        raise NotImplementedError
+
+    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """See `Timed`."""
+        return self(q, k, v, mask, scale)
 
 
 def kernel_formats(fmt: Format) -> dict[str, Format]:

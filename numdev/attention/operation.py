@@ -23,6 +23,14 @@ def environment(device: torch.device) -> dict[str, str]:
     return {"triton": f"{triton_version()} interpreted", "launch_table": launch_digest()} if interpreting() else {}
 
 
+def settings() -> tuple[Column, ...]:
+    """Every setting of a problem and of a variant."""
+    from numdev.attention import dictionary  # late: it imports every implementation
+
+    parts = {"problem": dictionary.PROBLEM, "variant": dictionary.VARIANT}
+    return tuple(Column(f"{part}.{name}", *said) for part, texts in parts.items() for name, said in texts.items())
+
+
 ATTENTION = Operation(
     name="attention",
     golden=Exact(),
@@ -33,6 +41,7 @@ ATTENTION = Operation(
     ),
     steps=tuple(field.name for field in fields(Precision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in COUNTERS.items()),
+    settings=settings,
     environment=environment,
     workload=AttentionWorkload(),
     smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",

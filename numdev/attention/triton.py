@@ -131,6 +131,11 @@ class Triton(Primary):
         return self.splits or 1
 
     @property
+    def is_tf32(self) -> bool:
+        """Whether FP32 operands are multiplied in TF32."""
+        return self.products is Products.TF32
+
+    @property
     def storage(self) -> torch.dtype:
         """What the inputs are held in, so that a call converts nothing."""
         dtype = torch.float32 if interpreting() else self.fmt.dtype

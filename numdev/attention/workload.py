@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from numdev.attention import cost
+from numdev.attention.base import Timed
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
 from numdev.attention.ran import Ran
-from numdev.attention.triton import Products
 from numdev.attention.vendor import dispatch
 from numdev.measurement.workload import Cost, Workload
 
 
 @dataclass(frozen=True)
 class AttentionWorkload(Workload):
-    """One group of heads is drawn and repeated: what is timed does not depend on the numbers.
+    """Draws one group of heads and repeats it for the others.
 
-    But for the power that their bits take; and to draw all of them would take longer than to time them.
+    The time of a call does not depend on the numbers, but for the power that their bits take, and drawing every head would take
+    longer than timing the call.
     """
 
     def sample(self, problem: Problem) -> Problem:
@@ -33,25 +34,25 @@ class AttentionWorkload(Workload):
         small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
         return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
 
-    def held(self, problem: Problem, variant: Any, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Every head and batch entry, in the dtype that a call converts nothing of."""
-        shape, dtype = problem.shape, getattr(variant, "storage", rounded[0].dtype)
+    def held(self, problem: Problem, variant: Timed, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Every head and batch entry, in a dtype that a call need not convert."""
+        shape, dtype = problem.shape, variant.storage or rounded[0].dtype
         return tuple(tensor.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1) for tensor in rounded)
 
     def compared(self, problem: Problem, output: Tensor) -> Tensor:
         """The heads that golden has: all others see the same numbers."""
         return output[:1, : problem.shape.heads // problem.shape.kv_heads]
 
-    def needed_bytes(self, problem: Problem, variant: Any) -> int:
-        """q, k, v and the output, and scores where they are in memory whole."""
-        shape, size = problem.shape, getattr(variant, "storage", torch.float32).itemsize
+    def needed_bytes(self, problem: Problem, variant: Timed) -> int:
+        """q, k, v and the output, and the scores of an implementation that holds all of them in memory."""
+        shape, size = problem.shape, (variant.storage or torch.float32).itemsize
         wanted = size * (2 * math.prod(shape.q) + 2 * math.prod(shape.kv))
         model = variant.cost_model(Ran())
         if model is not None and model.holds_scores:
             wanted += 2 * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
         return int(wanted)
 
-    def cost(self, problem: Problem, variant: Any, output: Any, device: torch.device) -> Cost:
+    def cost(self, problem: Problem, variant: Timed, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of what ran."""
         operations, model = cost.operations(problem), variant.cost_model(output.ran)
         if model is None:
@@ -59,14 +60,14 @@ class AttentionWorkload(Workload):
         found = cost.cost_of(problem, model, device)
         return Cost(operations, found.algorithm.value, found.bytes, found.br)
 
-    def is_tf32(self, variant: Any) -> bool:
-        return getattr(variant, "products", Products.IEEE) is Products.TF32
+    def is_tf32(self, variant: Timed) -> bool:
+        return variant.is_tf32
 
-    def call(self, variant: Any) -> Any:
-        return getattr(variant, "bare", variant)
+    def call(self, variant: Timed) -> Any:
+        return variant.bare
 
     def forget(self) -> None:
-        """The dense mask, which may be as large as the scores."""
+        """Releases the dense mask, which may be as large as the scores."""
         dispatch.forget_masks()
 
     def counting(self) -> AbstractContextManager[None]:

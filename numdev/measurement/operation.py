@@ -127,6 +127,8 @@ class Operation:
         outputs: named outputs, the primary one first; a variant gives each a format of its own.
         steps: the names of the steps of its precision policy, in the order of execution.
         counters: what a run may count of itself: the columns of the table `counters`.
+        settings: what the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a
+            study's manifest keeps them for its readers.
         environment: facts beyond those of torch and the processor that may change a result on a device.
         workload: what a measurement of speed must know of it.
         smaller: what to ask for where memory does not suffice, as in "use ...".
@@ -138,6 +140,7 @@ class Operation:
     outputs: tuple[Output, ...]
     steps: tuple[str, ...] = ()
     counters: tuple[Column, ...] = ()
+    settings: Callable[[], tuple[Column, ...]] = tuple
     environment: Callable[[torch.device], dict[str, str]] = _nothing
     workload: Workload = field(default_factory=Workload)
     smaller: str = "a smaller problem"

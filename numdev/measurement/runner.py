@@ -15,6 +15,7 @@ from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind, Told
 from numdev.results.canonical import key_of
+from numdev.results.columns import Column
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Record, Status
 
@@ -39,6 +40,11 @@ class Runner:
     @property
     def kind_name(self) -> str:
         return self.kind.name
+
+    @property
+    def settings(self) -> tuple[Column, ...]:
+        """What the settings of a point mean, as its operation declares them."""
+        return self.kind.operation.settings()
 
     def environment(self) -> dict[str, str]:
         """Everything that may change a bit of a result: that of torch and the processor, and what the operation names."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.results.canonical import describe
+from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.scenario import EntryRole, Scenario, is_old
 from numdev.results.store import Store
@@ -83,8 +84,8 @@ class Study:
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
 
-    def manifest(self, keys: list[str], kind: str) -> dict[str, Any]:
-        """Which points belong to the study, and how they are measured: what the report reads."""
+    def manifest(self, keys: list[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
+        """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
         points = [
             {
                 "key": key,
@@ -106,6 +107,7 @@ class Study:
             "more": list(self.more),
             "claims": list(self.claims),
             "scenarios": [one.stated() for one in found],
+            "settings": {column.name: [column.unit, column.meaning] for column in settings},
             "points": points,
         }
 
@@ -148,6 +150,8 @@ class Measures(Protocol):
 
     @property
     def kind_name(self) -> str: ...
+    @property
+    def settings(self) -> tuple[Column, ...]: ...
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
     def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record: ...
@@ -176,7 +180,7 @@ def run(
     """
     shard = shard or Shard()
     keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
-    store.put_study(study.name, study.manifest(keys, bench.kind_name))
+    store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
     wanted = ((key, point) for key, point in work if not point.refused)

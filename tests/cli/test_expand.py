@@ -20,7 +20,7 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.settings import flat, resolved
 from numdev.errors import BadInput
-from numdev.report.claims.published import FA3_RMSE
+from numdev.report.studies.published import FA3_RMSE
 from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 

@@ -24,6 +24,7 @@ from numdev.cli.settings import Flat, Request, Statement, flat
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS
 from numdev.results.canonical import describe, key_of
+from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, run
@@ -332,6 +333,10 @@ class Measuring:
     @property
     def kind_name(self) -> str:
         return "deviation"
+
+    @property
+    def settings(self) -> tuple[Column, ...]:
+        return ()
 
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         self.announced = list(points)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from dataclasses import fields
 from typing import Any, NamedTuple
 
-from numdev.attention.kernels.casts import Spec
+from numdev.attention.precision import Precision
 
-
-class Policy(NamedTuple):
-    """One cast for each step; see `numdev.attention.precision.Precision`."""
-
-    scores: Spec
-    exponential: Spec
-    rescale: Spec
-    row_sum: Spec
-    probabilities: Spec
-    values: Spec
-    accumulator: Spec
+# A `Spec` for each step between inputs and output; see `numdev.attention.precision.Precision`.
+Policy = namedtuple("Policy", [step.name for step in fields(Precision)][1:-1])  # type: ignore[misc]
 
 
 class Every(NamedTuple):
@@ -78,7 +71,7 @@ class Code(NamedTuple):
 
     tile: Tile
     sight: Sight
-    policy: Policy
+    policy: tuple[Any, ...]  # a `Policy`
     every: Every
     products: Products
     recurrence: Recurrence

@@ -59,7 +59,7 @@ def spec(cast: Cast, field: str, once: bool = False) -> Spec:
     to = cast.to
     if cast.rounding not in (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO):
         raise Unsupported(field, f"kernels round nearest_even or toward_zero, not {cast.rounding.value}")
-    if not FP32.covers(to) or to.is_integer:
+    if not FP32.covers(to) or to.is_integer or to.listing is not None:
         raise Unsupported(field, f"kernels compute in FP32, which does not stand for {to.name}; use attention=tiled")
     toward_zero, flush = cast.rounding is Rounding.TOWARD_ZERO, cast.subnormals is Subnormals.FLUSHED
     plain = not toward_zero and not flush and cast.overflow is Overflow.INFINITY

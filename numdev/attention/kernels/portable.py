@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from functools import lru_cache
 
 import torch
@@ -18,17 +19,19 @@ from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.kernels import combine, forward
 from numdev.attention.kernels.arguments import Code, Every, Factors, Policy, Products, Recurrence, Sight, Sizes, Tile, View
-from numdev.attention.kernels.casts import spec
+from numdev.attention.kernels.casts import Spec, spec
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
 from numdev.attention.operations import is_harmless
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, SumOver
+from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
+# What the kernel, or its caller, does with the recurrence; what is not listed must be as it is by default.
+_READ = frozenset({"normalise", "maximum", "exp", "scale_on", "rescale_threshold", "p_scale"})
 _COMBINED_ROWS = 4  # of a program, one for each of its warps
 
 
@@ -58,10 +61,11 @@ class Request:
         soft, tiling = self.softmax, self.tiling
         if soft.exp not in (Exponential.EXP, Exponential.EXP2):
             raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp}")
-        if soft.sum_over is not SumOver.EXPONENTIALS:
-            raise Unsupported("softmax.sum_over", "the kernel adds up P before its cast; give exponentials")
-        if soft.tie_shift is not None:
-            raise Unsupported("softmax.tie_shift", "the kernel does not look for ties; give null")
+        for field in fields(soft):
+            if field.name not in _READ and getattr(soft, field.name) != field.default:
+                default = field.default.value if isinstance(field.default, Enum) else field.default
+                mend = f"give {'null' if default is None else default}, or attention=tiled"
+                raise Unsupported(f"softmax.{field.name}", f"the kernel has no other than its own; {mend}")
         if isinstance(self.precision.probabilities, Microscaled):
             raise Unsupported("precision.probabilities", "the kernel has no blocks of P with scales; use attention=tiled")
         if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
@@ -81,7 +85,7 @@ class Request:
         sight = Sight(mask.causal, mask.window is not None, mask.key_lengths is not None)
         return Code(tile, sight, self.policy(factor), self.every, self.products, self.recurrence)
 
-    def policy(self, factor: float) -> Policy:
+    def policy(self, factor: float) -> tuple[Spec, ...]:
         """The casts of the steps; `factor` is that of the scores."""
         soft = self.softmax
         return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
@@ -141,9 +145,10 @@ def storage(precision: Precision) -> torch.dtype:
 
 
 @lru_cache(maxsize=256)
-def _policy(precision: Precision, constants: tuple[float, ...]) -> Policy:
+def _policy(precision: Precision, constants: tuple[float, ...]) -> tuple[Spec, ...]:
     found = []
-    for name in Policy._fields:
+    names: tuple[str, ...] = Policy._fields
+    for name in names:
         step = getattr(precision, name)
         cast = step.accumulate if isinstance(step, Dot) else step
         found.append(spec(cast, f"precision.{name}", not is_harmless(precision, torch.float32, name, constants)))

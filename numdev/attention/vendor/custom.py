@@ -69,13 +69,13 @@ class Custom(Primary):
         return q, k, v
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Call the function on copies, since it may write to them, and check what it returns."""
-        # Of its dtype, since others of the same `input_key` carry the same numbers in FP32.
+        """Calls the function on copies, since it may write to its arguments, and checks what it returns."""
+        # To its dtype: implementations of the same `input_key` may hold the same numbers in FP32.
         q, k, v = (t.to(self.fmt.dtype, copy=True) for t in (q, k, v))
         return self.bare(q, k, v, mask, scale)
 
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """The same on the tensors themselves, of the function's dtype: the call that is timed."""
+        """The same without copies, on tensors of the function's dtype: the call that is timed."""
         check_shapes(q, k, v, mask)
         source: Loaded = vars(self)["_loaded"]
         if not source.is_current:

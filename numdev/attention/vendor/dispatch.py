@@ -1,4 +1,4 @@
-"""What the kernels of others have in common: a dtype, rounded inputs, and proof of which one ran."""
+"""What kernels of other makers have in common: a dtype, rounded inputs, and proof of which kernel ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of
 
 
 class InDtype(Primary):
-    """What follows from a format that torch has a dtype for."""
+    """An implementation that computes in a dtype of torch."""
 
     fmt: Format
 
@@ -53,13 +53,13 @@ class InDtype(Primary):
 
     @property
     def storage(self) -> torch.dtype:
-        """What the inputs are held in, so that a call converts nothing."""
+        """The dtype of the inputs, so that a call converts nothing."""
         return self.dtype
 
 
 @lru_cache(maxsize=1)
 def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch_or_1 1 queries keys"] | None:
-    """The mask as a tensor, None where all is seen; made once for a request, since it is an input and not part of the work."""
+    """The mask as a tensor, or None where every key is seen; an input, and so made once for a request and not timed."""
     return mask.visible(queries, keys, (0, queries), (0, keys), device)
 
 
@@ -80,13 +80,13 @@ def is_refusal(error: Exception) -> bool:
     return not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in failed)
 
 
-_RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler is asked once in a process
+_RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
 _PROVING = ContextVar("proving", default=True)
 
 
 @contextmanager
 def unproven() -> Iterator[None]:
-    """Skip the proof of which kernel runs while another profiler owns the GPU; another process has proven it."""
+    """Skips the proof of which kernel runs while another profiler owns the GPU; the parent process has proven it."""
     token = _PROVING.set(False)
     try:
         yield
@@ -95,7 +95,7 @@ def unproven() -> Iterator[None]:
 
 
 def proven(run: Callable[[], Result], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[Result, str]:
-    """Run, and return the result with the name of the kernel, which must be of the family `wanted`; no name where `unproven`.
+    """Runs, and returns the result and the name of the kernel, which must be of the family `wanted`; no name within `unproven`.
 
     Raises:
         Unsupported: naming `field`, if another ran.

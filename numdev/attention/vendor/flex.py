@@ -71,7 +71,7 @@ class Flex(InDtype):
         call = _compiled(tuple(options.items()), softmax_scale(q, scale), q.shape[1] != k.shape[1])
         blocks = None if mask.is_none else _block_mask(mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
         key = (self, tuple((t.shape, t.stride()) for t in (q, k, v)), mask, scale, q.device)
-        # Past its limit of recompilations the compiler would go on in eager form without a word.
+        # Beyond its limit of recompilations the compiler would silently run the eager form.
         with torch._dynamo.config.patch(recompile_limit=4096, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True):
             try:
                 (out, lse), kernel = proven(lambda: call(q, k, v, blocks), "flex", _FIELD, key, q.device)

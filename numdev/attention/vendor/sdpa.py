@@ -130,7 +130,7 @@ def _flash(policy: Precision, shape: Shape) -> Walk:
 
 
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
-    """What says the mask. torch's `is_causal` is aligned top left, ours bottom right: the same for equal lengths only."""
+    """The arguments that state the mask. torch aligns `is_causal` top left, numdev bottom right: equal only for equal lengths."""
     causal = mask == Mask(causal=True)
     if causal and queries == keys:
         return {"is_causal": True}

@@ -25,7 +25,8 @@ from numdev.errors import Unsupported
 class Vanilla(InDtype):
     """`S = scale Q K^T`, `P = softmax(S)`, `O = P V` in the dtype itself (Dao et al. 2022, Algorithm 0).
 
-    `Naive` emulates these operations, in any format and step by step; this is what they cost: `Theta(N^2)` memory.
+    `Naive` emulates these operations in any format, step by step; `Vanilla` runs them, with `Theta(N^2)` memory, to measure their
+    speed.
 
     Attributes:
         fmt: of inputs, scores, P and output; one that torch multiplies matrices in.

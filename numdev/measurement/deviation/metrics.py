@@ -134,6 +134,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | 
     signed, root = scaled * reference.sign, math.sqrt(x.numel())
     bias = float(signed.mean())
     p50, p90, p99, p99_9 = (float(Scaled(value, halved)) for value in _percentiles(absolute))
+    share, place = math.frexp(fmt.u)
     return Deviation(
         max_difference=float(largest),
         max_value=float(x[worst]),
@@ -153,7 +154,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | 
         bias=float(size(bias)),
         bias_error=float(size(_spread(signed, bias) / root)),
         max_ulp=float(Scaled(float((absolute / reference.ulp(fmt)).amax()), halved)),
-        max_u=largest.over(Scaled(reference.largest, -fmt.precision)),
+        max_u=largest.over(Scaled(reference.largest, place)) / share,
         equal_share=1.0 - int(absolute.count_nonzero()) / x.numel(),
         agreement_bits=_agreement(largest, reference.largest),
         **counts,

@@ -1,4 +1,4 @@
-"""What this machine's matrix product reaches: the ceiling against which an attention is held."""
+"""The operations per second of this machine's matrix product: the ceiling with which an implementation is compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _BUDGET = Budget(seconds=0.2, least=3, most=50)
 def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -> float:
     """Operations per second of `torch.matmul` on square matrices, 2 n^3 over the median time; once per process.
 
-    FP32 is IEEE FP32 unless `tf32`. Formats without a product of their own are held against FP16's, whose operands they become.
+    FP32 is IEEE FP32 unless `tf32`. Formats of 8 bits are compared with FP16, since kernels without a product in 8 bits convert
+    their operands to it.
     """
     if dtype.itemsize == 1:
         dtype = torch.float16
@@ -31,7 +32,7 @@ def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -
 
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """torch's products of FP32 at a precision, whatever the process has chosen for its own."""
+    """Sets the precision of torch's FP32 products, and restores what the process had chosen."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

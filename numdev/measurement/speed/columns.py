@@ -7,34 +7,45 @@ from collections.abc import Mapping
 from typing import Any
 
 MEASURED = {
-    "latency": ("s", "median time of one call; on a GPU by CUDA events, inputs in memory, without the host's share"),
+    "latency": (
+        "s",
+        "median time of one call; on a GPU by CUDA events, with inputs in memory and in no cache, without the host's share",
+    ),
     "latency_low": ("s", "lower quartile of the time of one call"),
     "latency_high": ("s", "upper quartile of the time of one call"),
     "host": ("s", "median time until a call returned to the caller"),
     "host_hidden": (
         "relative",
-        "share of the calls that returned before the GPU came to them: below 1 latency shows the host; 0 on a CPU",
+        "share of the calls that had returned before the GPU started on them; below 1, latency includes time of the host; "
+        "0 on a CPU",
     ),
     "calls": ("count", "calls timed after warm-up"),
-    "operations": ("count", "4 d for each pair of a query and a key that it sees, over heads and batch"),
+    "operations": (
+        "count",
+        "floating-point operations that any implementation must do; of attention 4 d for each pair of a query and a key that it "
+        "sees, over heads and batch",
+    ),
     "matmul_flops": ("1/s", "operations per second of a square matrix product of such inputs, measured beside it"),
-    "peak_bytes": ("B", "most memory that a call takes of torch's allocator beyond q, k, v and a dense mask, results among it"),
-    "input_bytes": ("B", "size of q, k and v"),
+    "peak_bytes": (
+        "B",
+        "most memory that a call takes of torch's allocator beyond its inputs, to which a dense mask counts; results included",
+    ),
+    "input_bytes": ("B", "size of the inputs, without a dense mask"),
     "output_bytes": ("B", "size of what is returned"),
-    "algorithm": ("", "whose traffic the cost model counts: vanilla, tiled, or empty for neither"),
+    "algorithm": ("", "the algorithm whose traffic the cost model counts, such as vanilla or tiled; empty without a model"),
     "model_bytes": ("B", "traffic with the processor's memory by the cost model"),
-    "model_br": ("rows", "Br of the cost model"),
+    "model_br": ("rows", "rows of a tile in the cost model; 0 without tiles"),
 }
 
 COUNTED = {
-    "dram_read_bytes": ("B", "bytes that a call read from the GPU's memory, by its counters; the caches held none of its inputs"),
+    "dram_read_bytes": ("B", "bytes that a call read from the GPU's memory, by its counters; no cache held its inputs"),
     "dram_write_bytes": (
         "B",
-        "bytes that a call wrote to the GPU's memory, by its counters; what is written last may still be in the second-level "
-        "cache and is then not among them",
+        "bytes that a call wrote to the GPU's memory, by its counters, without what was still in the second-level cache when the "
+        "call ended",
     ),
     "l2_bytes": ("B", "bytes between second-level cache and multiprocessors, by the GPU's counters"),
-    "not_counted": ("", "why the GPU's counters have no figure; empty where they have"),
+    "not_counted": ("", "why the GPU's counters gave no figure; empty where they did"),
 }
 """Only where the counters were asked for."""
 
@@ -53,8 +64,8 @@ OF_COUNTED = {
     ),
     "l2_over_model": (
         "relative",
-        "l2_bytes / model_bytes: the model's traffic ends at on-chip memory, and on its way the second-level cache holds "
-        "some that then is no traffic with the GPU's memory",
+        "l2_bytes / model_bytes: the model counts traffic with the multiprocessors, part of which the second-level cache serves "
+        "without the GPU's memory",
     ),
 }
 """What follows from counted figures."""
@@ -79,22 +90,3 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
     moved = row["dram_read_bytes"] + row["dram_write_bytes"]
     found["measured_intensity"] = row["operations"] / moved if moved else math.nan
     return found | {"l2_over_model": row["l2_bytes"] / row["model_bytes"]}
-
-
-SHAPE = (
-    *("scenario", "scenario.title", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
-    *("problem.mask.causal", "problem.mask.window"),
-)
-"""What measurements have in common that lie on one line over N, but for what is measured."""
-
-
-def shape_text(shape: Mapping[Any, Any]) -> str:
-    """The values of `SHAPE`, in few words: `d = 64, causal, bf16, 32 heads`."""
-    window = shape["problem.mask.window"]
-    windowed = "" if window is None or math.isnan(window) else f"window {window:g}"  # NaN where a table has none
-    causal = "causal" if shape["problem.mask.causal"] else ""
-    mask = " ".join(part for part in (causal, windowed) if part) or "no mask"
-    heads, kv_heads = shape["problem.shape.heads"], shape["problem.shape.kv_heads"]
-    counted = "1 head" if heads == 1 else f"{heads} heads"
-    grouped = counted if heads == kv_heads else f"{counted} on {kv_heads}"
-    return f"d = {shape['problem.shape.head_dim']}, {mask}, {shape['format']}, {grouped}"

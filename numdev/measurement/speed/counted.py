@@ -1,7 +1,7 @@
-"""The calls whose traffic is counted: what `numdev.measurement.speed.traffic` runs under Nsight Compute.
+"""Makes the calls whose traffic Nsight Compute counts; `numdev.measurement.speed.traffic` starts it.
 
-Run: `python -m numdev.measurement.speed.counted FILE`. The file holds a list of points, each pickled by itself, so that one which
-cannot be loaded leaves the others.
+Run: `python -m numdev.measurement.speed.counted FILE`. The file holds a list of points. Each is pickled by itself, so that one
+that cannot be loaded does not cost the others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numdev.measurement.speed import nsight
 from numdev.measurement.speed.measurement import bound, prepared
 from numdev.measurement.speed.timing import FLUSH_BYTES
 
-_SEED = 0  # any would do: traffic does not depend on the numbers
+_SEED = 0  # traffic does not depend on the numbers
 
 
 def main(file: Path, device: torch.device) -> None:
-    """Make one call of each point within its range. A point that fails is remarked on and left out."""
+    """Makes one call of each point within its range. Of a point that fails it prints the reason, and goes on."""
     buffer = torch.zeros(FLUSH_BYTES, dtype=torch.int8, device=device)
     for number, packed in enumerate(pickle.loads(file.read_bytes())):
         operation: Operation | None = None
@@ -49,9 +49,10 @@ class Call(NamedTuple):
 
 
 def count(number: int, call: Call, buffer: Tensor) -> None:
-    """Call the variant once within range `number`, with the second-level cache full of something else.
+    """Calls the variant once within range `number`, with none of its inputs in the second-level cache.
 
-    The buffer is read for that, not written: lines that were written would go to memory during the call and be counted as its.
+    Reading the buffer fills the cache. Writing it would not do: the GPU would write those lines to memory during the call, and
+    the counters would add them to the call's own.
     """
     run = bound(*call, prepared(*call, _SEED, buffer.device))
     run()  # compiles

@@ -46,24 +46,24 @@ class Speeds:
     seeds: ClassVar[int] = 1
 
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> SpeedPoint:
-        """Raises BadInput for a baseline, with which nothing is compared here."""
+        """Raises BadInput for a baseline: each variant is timed alone."""
         if baseline is not None:
             mend = "speed is compared between variants, each a point of its own; give baseline=none"
             raise BadInput("baseline", type(baseline).__name__, mend)
         return SpeedPoint(self.operation, problem, variant, seeds, self.budget, self.traffic)
 
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
-        """The points of a study that will be measured, in this order: those of a chunk are counted together."""
+        """Passes on the points that will be measured, in this order, so that their traffic is counted in chunks."""
         if self.traffic is not None:
             self.traffic.announce(points)
 
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """A variant timed on a problem; each replicate has inputs of its own, and a row of figures.
+    """A variant timed on a problem; each replicate draws its own inputs and gives one row.
 
-    They are those of `MEASURED` in `numdev.measurement.speed.columns`, with counters those of `COUNTED`, and the deviation from
-    golden of what the first call returned, of the part of the problem that `Workload.sample` is.
+    A row holds the columns `MEASURED` of `numdev.measurement.speed.columns`, the columns `COUNTED` if counters are asked for, and
+    the deviation of the first call's result from golden, on the part of the problem that `Workload.sample` returns.
     """
 
     operation: Operation
@@ -87,7 +87,7 @@ class SpeedPoint:
         return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
 
     def run(self, context: Context) -> Findings:
-        """Raises MemoryError rather than be killed by a system that promises memory which it does not have."""
+        """Raises MemoryError if too little is free: a system that grants more memory than it has would kill the process."""
         rows: list[dict[str, Any]] = []
         compared: list[dict[str, Any]] = []
         kernels: dict[str, None] = {}
@@ -102,7 +102,7 @@ class SpeedPoint:
                 kernels[kernel] = None
         finally:
             self.operation.workload.forget()
-        if self.traffic is not None:  # last, since a call is counted without proof of which kernel it runs
+        if self.traffic is not None:  # last: the calls above have proven which kernel runs, and counting proves nothing
             counted = self.traffic.of(self.problem, self.variant)
             rows = [row | counted for row in rows]
         return Findings({KIND: rows}, "; ".join(kernels), nonfinite(compared))
@@ -139,7 +139,7 @@ class SpeedPoint:
         return figures | {name: metrics[name] for name in DEVIATIONS}, deviation, kernel
 
     def _deviation(self, seed: int, context: Context, output: Any) -> Deviation:
-        """Of the result that is timed, in the part of it that golden has."""
+        """Compares the result of the call that is timed with golden, on the part that golden computes."""
         operation, primary = self.operation, self.operation.primary
         small = operation.workload.sample(self.problem)
 
@@ -158,7 +158,7 @@ class SpeedPoint:
 
 
 def prepared(operation: Operation, problem: Any, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Inputs as the variant holds them, so that a call converts nothing."""
+    """Inputs in the form in which the variant takes them, so that the timed call converts nothing."""
     drawn = operation.draw(operation.workload.sample(problem), seed, device)
     return operation.workload.held(problem, variant, variant.round_inputs(*drawn))
 

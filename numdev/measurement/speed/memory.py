@@ -29,7 +29,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _highest(watched: profile) -> int:
-    """The highest sum of the allocations and releases that the profiler saw, in the order of time."""
+    """The highest sum of allocations and releases, in the order of time, that the profiler recorded."""
     assert watched.profiler is not None
     results: Any = watched.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")

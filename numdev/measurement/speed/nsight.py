@@ -1,7 +1,7 @@
-"""NVIDIA Nsight Compute (`ncu`): how it is found, runs a program, and how what it prints is read.
+"""Finds NVIDIA Nsight Compute (`ncu`), runs a program under it, and reads what it prints.
 
-The program numbers what is to be counted: NVTX ranges named by `range_name`, in each of them one pair of cudaProfilerStart and
-cudaProfilerStop. What it has to say of a number is a line of `remark`.
+The program puts each call that is counted into an NVTX range, whose name `range_name` makes of a number, between
+cudaProfilerStart and cudaProfilerStop. Why a range is missing, it prints as a line of `remark`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tempfile import TemporaryDirectory
 from numdev.errors import BadInput
 
 FLAGS = (
-    *("--replay-mode", "app-range"),  # a call is counted whole, its kernels neither put in order nor repeated one by one
+    *("--replay-mode", "app-range"),  # counts a call as a whole: its kernels may overlap, and none is repeated by itself
     *("--cache-control", "none"),
     *("--clock-control", "none"),
-    *("--target-processes", "application-only"),  # compilers are processes of their own, and nothing of theirs is counted
+    *("--target-processes", "application-only"),  # does not count compilers, which are processes of their own
     "--nvtx",
     "--csv",
     *("--page", "raw"),
     *("--print-units", "base"),
 )
-NO_PERMISSION = "ERR_NVGPUCTRPERM"  # ncu's word for counters that are kept for the administrator
+NO_PERMISSION = "ERR_NVGPUCTRPERM"  # what ncu says where only the administrator may read the counters
 
 _RANGE, _REMARK = re.compile(r"numdev:(\d+)"), re.compile(r"^numdev:(\d+) (.+)$", re.MULTILINE)
 _UNIT = re.compile(r"([KMGT]?)(byte|sector)")
@@ -78,7 +78,7 @@ class Reading:
 
 
 def profile(ncu: str, metrics: Sequence[str], command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Reading:
-    """Run a command for at most so many seconds under `ncu`, and read what it counted; it never outlives this call."""
+    """Runs a command under `ncu` for at most so many seconds, and reads what it counted. The command never outlives this."""
     with TemporaryDirectory(prefix="numdev_") as folder:
         log, said = Path(folder, "log"), Path(folder, "said")  # no pipes, which stay open with any process left behind
         arguments = [ncu, *FLAGS, "--metrics", ",".join(metrics), "--log-file", str(log), *command]
@@ -94,7 +94,7 @@ def profile(ncu: str, metrics: Sequence[str], command: Sequence[str], environmen
 
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str], said: Path, seconds: float) -> int | None:
-    """The exit code, None where time was up. A group of its own, so that Ctrl-C reaches the caller alone, which ends them all."""
+    """The exit code, or None if time was up. Ctrl-C does not reach the processes, a group of their own: the caller ends them."""
     with said.open("wb") as sink:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=dict(environment), start_new_session=True
@@ -110,7 +110,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], said: Path, s
 
 
 def _complaint(told: str, words: str, trouble: str) -> str:
-    """ncu's errors; where there are none, how it ended and the last that the program said."""
+    """ncu's errors; without any, how it ended and the last line of the program."""
     lines = [line.strip() for line in (told + "\n" + words).splitlines()]
     errors = [line.removeprefix(_ERROR).strip() for line in lines if line.startswith(_ERROR)]
     last = [line for line in words.splitlines() if line.strip() and not _RANGE.match(line) and not line.startswith("==")][-1:]

@@ -12,19 +12,20 @@ from typing import NamedTuple
 import torch
 
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 _WARM_UP = 3
 FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
-_MOST_FILLS = 64  # some 5 ms of an H100; a call that takes the host longer is told by `Timing.hidden`
+_MOST_FILLS = 64  # about 5 ms of an H100; `Timing.hidden` tells of calls for which the host needs longer
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long one thing is timed: until `seconds` are used up, but `least` to `most` calls."""
+    """How long one call is timed: it is repeated until `seconds` have passed, `least` times at least and `most` times at most."""
 
-    seconds: float = 0.3
-    least: int = 10
-    most: int = 100
+    seconds: float = setting(0.3, "time for all timed calls together, within the least and the most of them", "s")
+    least: int = setting(10, "calls that are timed at least", "count")
+    most: int = setting(100, "calls that are timed at most", "count")
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -33,7 +34,7 @@ class Budget:
             raise BadInput("timing.least", self.least, "give at least 3, and no more than timing.most")
 
     def calls(self, seconds: float) -> int:
-        """How many calls of so many seconds each."""
+        """How many calls fit, if each takes so many seconds."""
         return min(self.most, max(self.least, math.ceil(self.seconds / max(seconds, 1e-9))))
 
 
@@ -44,10 +45,10 @@ class Timing:
     Attributes:
         latency: the median.
         low, high: the quartiles.
-        host: until the call returned to the caller, the median; on a CPU it is the latency.
-        hidden: share of the calls that had returned before the GPU came to them, so that its clock saw nothing of the
-            host; 0 on a CPU, which is the host.
-        calls: timed.
+        host: the median time until the call returned to the caller; on a CPU, the latency.
+        hidden: share of the calls that had returned before the GPU started on them, so that the GPU's clock did not run while
+            it waited for the host; 0 on a CPU.
+        calls: how many were timed.
     """
 
     latency: float
@@ -59,7 +60,7 @@ class Timing:
 
 
 class Call(NamedTuple):
-    """One call: its seconds, those until it returned, and whether it returned before it began on the device."""
+    """The seconds that one call took, the seconds until it returned, and 1 if it returned before the device started on it."""
 
     latency: float
     host: float
@@ -69,9 +70,9 @@ class Call(NamedTuple):
 def timed(run: Callable[[], object], device: torch.device, budget: Budget) -> Timing:
     """Time `run` after warming it up.
 
-    On a GPU: by a pair of CUDA events around each call. Before each, a buffer larger than the second-level cache is
-    written, so that inputs come from memory as in a model between other layers, and as often as it takes for the GPU to be
-    still at work on it when the host has prepared the launch: the figure is the GPU's share alone.
+    On a GPU a pair of CUDA events around each call measures it. Before each call the GPU writes a buffer larger than its
+    second-level cache. So inputs come from memory, as they do in a model between other layers. The GPU writes it so often that
+    it is still busy when the host has prepared the launch. So the figure holds no time of the host.
     """
     once = _OnGpu(device) if device.type == "cuda" else _on_cpu
     warm = [once(run) for _ in range(_WARM_UP)]
@@ -85,7 +86,7 @@ def timed(run: Callable[[], object], device: torch.device, budget: Budget) -> Ti
 
 
 class _OnGpu:
-    """Calls under a GPU's clock, each behind writes of a buffer."""
+    """Times calls by the GPU's clock; before each of them the GPU writes a buffer."""
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
@@ -94,7 +95,7 @@ class _OnGpu:
         self._seconds = min(self._fill() for _ in range(_WARM_UP))
 
     def outlast(self, host: float) -> None:
-        """Write so often that it takes twice the time that the host needs for a call."""
+        """Sets how often the buffer is written: as long as twice the time that the host needs for a call."""
         self._fills = fills_to_outlast(host, self._seconds)
 
     def _fill(self) -> float:

@@ -1,4 +1,4 @@
-"""The bytes that a call really moves, as the GPU's own counters have them; those of a model are the operation's."""
+"""The bytes that a call really moves, by the GPU's counters. The bytes by a cost model are in `Workload.cost`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from numdev.measurement.speed import nsight
 METRICS = {
     "dram_read_bytes": ("dram__bytes_read.sum",),
     "dram_write_bytes": ("dram__bytes_write.sum",),
-    # At the multiprocessors' end: within the second-level cache requests of several for the same lines become one.
+    # Counted at the multiprocessors: the second-level cache merges requests of several of them for the same lines.
     "l2_bytes": ("l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"),
 }
-"""The metrics of Nsight Compute whose sum each column is; what it counts in sectors becomes bytes by itself."""
+"""By column, the metrics of Nsight Compute that it sums; `nsight` converts sectors to bytes."""
 
-_CHUNK = 16  # points of a child process: its start takes as long as some of them, and a crash or Ctrl-C loses no more than these
-_START, _EACH = 300.0, 180.0  # seconds until a child process is given up: to start, and for each point, which may be compiled
+_CHUNK = 16  # points of a child process: many, since it takes long to start; few, since a crash or Ctrl-C loses them all
+_START, _EACH = 300.0, 180.0  # seconds that a child process may take to start, and for each point, which it may compile
 
 Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, and traffic does not depend on them
 
 
 class Traffic:
-    """Counts the traffic of points in child processes; one process takes the requested point and those announced after it."""
+    """Counts the traffic of points in child processes; one process counts the requested point and those announced after it."""
 
     def __init__(self, operation: Operation, device: torch.device, tell: Callable[[str], object] = warnings.warn) -> None:
-        """`tell` gets a sentence, once for each reason why something was not counted.
+        """Calls `tell` with a sentence, once for each reason why something was not counted.
 
         Raises:
             BadInput: naming `counters`, on a device without them, or where Nsight Compute is not installed.
@@ -50,15 +50,15 @@ class Traffic:
         self._told: set[str] = set()
         self._ahead: list[Point] = []
         self._found: dict[Point, dict[str, float] | str] = {}  # figures, or the reason why there are none
-        self._alone: set[Point] = set()  # to be counted alone: a chunk with others failed, perhaps through one of those
+        self._alone: set[Point] = set()  # to count alone: of a chunk that failed, perhaps through another point
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
-        """Take note of the points that will be requested, in this order."""
+        """Keeps the points that will be requested, in this order."""
         self._ahead = list(dict.fromkeys(points))
 
     def of(self, problem: Any, variant: Any) -> dict[str, float | str]:
-        """The columns `COUNTED` of one call: NaN and the reason where it could not be counted."""
+        """The columns `COUNTED` of one call; NaN, and the reason, where the call could not be counted."""
         point = (problem, variant)
         if point not in self._found:
             self._count(self._chunk(point))
@@ -73,7 +73,7 @@ class Traffic:
         return dict.fromkeys(METRICS, math.nan) | {"not_counted": found}
 
     def _chunk(self, point: Point) -> list[Point]:
-        """The point and the announced ones after it; those before it have failed, or were requested earlier."""
+        """The point, and the announced points after it that are not counted yet."""
         if point in self._alone:
             return [point]
         behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
@@ -91,7 +91,7 @@ class Traffic:
                 self._found[point] = f"it cannot be sent to another process: {error}"
         reading = self._profile(list(packed.values())) if packed else nsight.Reading()
         if nsight.NO_PERMISSION in reading.trouble:
-            self._refused = reading.trouble  # as it will be for every other
+            self._refused = reading.trouble  # every other point would be refused too
         for number, point in enumerate(packed):
             why = reading.remarks.get(number) or reading.trouble or "ncu: it listed nothing of the call"
             counted = number in reading.bytes and number not in reading.remarks  # one that failed may have been counted in part

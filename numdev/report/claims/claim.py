@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from numdev.report.claims.finding import Evidence, Finding, Undecidable, judged
-from numdev.report.reading.scenarios import generality
+from numdev.report.reading.words import PLAIN, Words, generality
 
-GOLDEN = "Golden et al. 2024"
-FA3 = "Shah et al. 2024 (FlashAttention-3)"
 OURS = "Our question"
+"""The source of a claim that no paper makes."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Claim:
         test: weighs it on the rows of one scenario.
         across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
         is_ours: whether no paper makes it, so that there is nothing to reproduce.
+        words: for the operation of which it speaks.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Claim:
     test: Callable[[pd.DataFrame], Evidence]
     across: bool = False
     is_ours: bool = False
+    words: Words = PLAIN
 
     def weigh(self, rows: pd.DataFrame) -> Evidence:
         """Weighs the rows of one scenario. If they cannot answer, the evidence has no question and gives the reason."""
@@ -46,4 +47,4 @@ class Claim:
 
     def find(self, rows: pd.DataFrame) -> Finding:
         """The finding on the rows of one scenario alone."""
-        return judged([self.weigh(rows)], [generality(rows)])[0]
+        return judged([self.weigh(rows)], [generality(rows, self.words)])[0]

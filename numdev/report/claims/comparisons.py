@@ -12,7 +12,6 @@ from numdev.report.claims.finding import Undecidable, select
 from numdev.report.statistics.estimates import Interval, ratio, slope
 
 DEVIATION, EVERY = "max_difference", "rmse"
-LENGTH, AREA = "problem.shape.keys", "tiling.area"
 AROUND = 2.0  # "about ten times" is within this factor of ten
 
 
@@ -39,23 +38,12 @@ def over_baseline(rows: pd.DataFrame, metric: str, reference: str = "golden") ->
     return ratio(pairs[metric], pairs[f"{metric}_baseline"], pairs["seed"], pairs["cluster"])
 
 
-def beside_baseline(rows: pd.DataFrame, metric: str, reference: str) -> pd.DataFrame:
-    """A metric of the variant beside that of its baseline, by point and replicate."""
+def beside_baseline(rows: pd.DataFrame, metric: str, reference: str, *kept: str) -> pd.DataFrame:
+    """A metric of the variant beside that of its baseline, by point and replicate; keeps some columns of the variant."""
     columns = ["key", "seed", metric]
-    more = [name for name in ("cluster", LENGTH) if name in clustered(rows)]
-    variant = clustered(select(rows, "variant", reference))[[*columns, *more]].drop_duplicates()
+    variant = clustered(select(rows, "variant", reference))[[*columns, "cluster", *kept]].drop_duplicates()
     baseline = select(rows, "baseline", reference)[columns].drop_duplicates()
     return variant.merge(baseline, on=["key", "seed"], suffixes=("", "_baseline"))
-
-
-def over_length(rows: pd.DataFrame, metric: str, reference: str = "baseline") -> Interval:
-    """The exponent of N, the number of keys."""
-    return exponent_of(rows, LENGTH, metric, "N", reference)
-
-
-def over_area(rows: pd.DataFrame, metric: str) -> Interval:
-    """The exponent of the block area Br Bc."""
-    return exponent_of(rows, AREA, metric, "block area")
 
 
 def exponent_of(rows: pd.DataFrame, x: str, metric: str, name: str, reference: str = "baseline") -> Interval:

@@ -11,7 +11,8 @@ import pandas as pd
 from numdev.report.claims.claim import Claim
 from numdev.report.claims.finding import Finding, Verdict, count, judged
 from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import by_role, generality, is_sources, of, shown_first
+from numdev.report.reading.scenarios import by_role, is_sources, of, shown_first
+from numdev.report.reading.words import generality
 from numdev.results.scenario import Role, Scenario
 
 _REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
@@ -102,7 +103,8 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
             if claim.name in manifest["claims"]:
                 whole = {_whole(results, name): results.study(name)}
                 scenarios = whole if claim.across else by_scenario(results, name)
-                weighed += [(claim, name, scenario, claim.weigh(rows), generality(rows)) for scenario, rows in scenarios.items()]
+                for scenario, rows in scenarios.items():
+                    weighed.append((claim, name, scenario, claim.weigh(rows), generality(rows, claim.words)))
     findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
     asked = count(evidence for *_, evidence, _ in weighed)
     of_claim: dict[tuple[str, str], dict[Scenario, Finding]] = {}

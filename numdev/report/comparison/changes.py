@@ -21,6 +21,7 @@ import pandas as pd
 
 from numdev.errors import BadInput
 from numdev.report.reading.frames import LABEL, METRIC_NAMES, Results
+from numdev.report.reading.scenarios import SCENARIO, TITLE
 from numdev.report.statistics.estimates import typical
 from numdev.report.statistics.significance import holm, paired, unpaired
 
@@ -50,7 +51,7 @@ class Change(Enum):
 
 REGRESSIONS = (Change.BROKEN.value, Change.ONLY_A.value, Change.WORSE.value)
 COLUMNS = [
-    *("study", "scenario", "point", "output", "reference", "metric", "change", "note"),
+    *("study", SCENARIO, TITLE, "point", "output", "reference", "metric", "change", "note"),
     *("a", "b", "ratio", "ratio_low", "ratio_high", "replicates", "paired", "p", "p_adjusted"),
     *("status_a", "status_b", "kernel_a", "kernel_b", "key_a", "key_b"),
 ]
@@ -150,10 +151,11 @@ def _labels(table: pd.DataFrame) -> list[str]:
 
 def _compared(place: Place, a: _Point | None, b: _Point | None, criterion: Criterion) -> Iterator[dict[str, Any]]:
     row: dict[str, Any] = {"metric": criterion.metric, "reference": criterion.reference}
-    row["study"], row["scenario"], row["point"], _ = place
+    row["study"], row[SCENARIO], row["point"], _ = place
     for side, point in (("a", a), ("b", b)):
         if point is not None:
             row |= {f"{name}_{side}": point.facts[name] for name in ("status", "kernel", "key")}
+            row[TITLE] = point.facts[TITLE]
     if a is None or b is None:
         yield row | {"change": (Change.ONLY_A if b is None else Change.ONLY_B).value}
     elif a.rank != b.rank or a.rank == 2:

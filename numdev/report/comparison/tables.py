@@ -12,6 +12,7 @@ from rich.text import Text
 from numdev.report.comparison.changes import REGRESSIONS, Change
 from numdev.report.document.export import to_csv
 from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.results.store import write_atomically
 
@@ -76,7 +77,7 @@ def _table(title: str, changes: pd.DataFrame) -> Table | None:
         ratio = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0).text()
         figures = [significant(row["a"], 3), significant(row["b"], 3), ratio, significant(row["p_adjusted"])]
         known = ["" if figure == "unknown" else figure for figure in figures]
-        cells = [row["study"], f"{row['scenario']} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
+        cells = [row["study"], f"{row[TITLE]} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]]
         table.add_row(*(Text(str(cell)) for cell in cells))
     if len(changes) > _MOST:
         table.caption = f"and {len(changes) - _MOST} more, which out=FOLDER writes to compare.csv"

@@ -12,19 +12,16 @@ import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.reading.columns import dictionary
+from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
+from numdev.report.reading.words import Words
+from numdev.report.studies.registry import words_of
 from numdev.results.record import summary
 from numdev.results.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
 _GROUP = [*PLACE, "subject", "output", "reference"]
-_TOLD = (
-    *("attention", "format", "policy", "tiling.area"),
-    *("problem.source.type", "problem.source.kind", "problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
-    *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise", "seeds"),
-)
-"""Columns that a summary has for every point, even where all points agree."""
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
 
 
@@ -49,9 +46,10 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
         write_atomically(out / name, to_csv(table))
     if packed is not None:
         write_atomically(out / "results.parquet", packed)
-    write_atomically(
-        out / "columns.md", dictionary({name: table.columns for name, table in tables.items()}, results.columns).encode()
+    said = dictionary(
+        {name: table.columns for name, table in tables.items()}, results.columns | settings(results.manifests.values())
     )
+    write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 
 
@@ -70,7 +68,8 @@ def to_parquet(table: pd.DataFrame) -> bytes:
 def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
 
-    Beside each stand the point's labels, the chief settings, and every other setting in which `points` of one class differ.
+    Beside each stand the point's labels, the operation's chief settings (`Words.told`), and every other setting in which `points`
+    of one class differ.
     """
     by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
     grouped = rows.groupby(by, sort=False, dropna=False)
@@ -96,14 +95,16 @@ _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "ma
 
 def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Places with settings of their points, which a key stands for."""
-    names = [name for name in points.columns if name in _TOLD or (name.startswith(_VARYING) and _varies(name, points))]
+    words = words_of(points)
+    told = ("format", "seeds", *words.told)
+    names = [name for name in points.columns if name in told or (name.startswith(_VARYING) and _varies(name, points, words))]
     found = points.drop_duplicates("key").set_index("key")[names].loc[places["key"]].reset_index(drop=True)
     return pd.concat([places, found], axis=1)
 
 
-def _varies(name: str, points: pd.DataFrame) -> bool:
+def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
     """Whether points of one class differ in a setting. That classes have different settings does not count."""
-    kind = "problem.source.type" if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
+    kind = words.problem_class if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
     if name == kind or kind not in points:
         return points[name].nunique(dropna=False) > 1
     return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())

@@ -11,11 +11,13 @@ from rich.console import Console
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.export import write_tables
-from numdev.report.document.speed import draw, frame
+from numdev.report.document.speed import draw
 from numdev.report.document.tables import claims_table, failures_table, worst_table
+from numdev.report.figures.points import POINTS
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.studies.latency import frame
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.results.store import Store, write_atomically
 
@@ -79,12 +81,12 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> 
         names = _figures(manifest)
         rows = results.study(study)
         for name in names:
-            plot = FIGURES.get(name)
+            plot = FIGURES.get(name) if name else POINTS
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
                 notes.append(f"{study}: there is no figure {name}; there are {', '.join(FIGURES)}")
             elif rows.empty:
-                notes.append(f"{study}: nothing is measured, so figure {name} is not drawn")
+                notes.append(f"{study}: nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn")
             elif lacking:
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
@@ -97,10 +99,10 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path) -> 
 
 
 def _figures(manifest: dict[str, Any]) -> list[str]:
-    """The figure that a study names, those of its claims, and further ones."""
+    """The figure that a study names, those of its claims, and further ones; an empty name, for `POINTS`, where there is none."""
     named = [manifest["figure"]] if manifest["figure"] else []
     claimed = (name for name in manifest["claims"] if name in FIGURES)
-    return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())]))
+    return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [""]
 
 
 def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[str]:

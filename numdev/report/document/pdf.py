@@ -21,17 +21,16 @@ from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
-from numdev.report.document.speed import frame, latest
 from numdev.report.document.tables import deviations
 from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import ROLES, circumstances, of
+from numdev.report.reading.scenarios import ROLES, of
+from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.registry import CHAPTERS
+from numdev.report.studies.latency import frame, latest, of_attention
+from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
 
 HERE = Path(__file__).resolve().parent
 _WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
-_HEADLINES = ("fig5a_parting.svg", "fig4.svg")  # the first that is drawn stands beside the claims
-_TITLE = "How far fast attention strays from exact attention"
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
@@ -57,19 +56,23 @@ def contents(
     results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
 ) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
-    known, wholes = CHAPTERS, [whole for whole in (results, speed) if whole]
+    wholes = [whole for whole in (results, speed) if whole]
+    points = pd.concat([whole.points[["operation"]] for whole in wholes])
+    known = [chapter for chapter in CHAPTERS if chapter.operation in set(points["operation"])]
+    words = words_of(points)
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
     shown = [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)]
     return {
-        "title": _TITLE,
+        "title": words.title,
         "subtitle": overview.subtitle(wholes),
         "summary": overview.summary(wholes, claims),
         "claims": [overview.claim(result) for result in claims],
-        "headline": _headline(shown),
+        "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present],
         "sections": shown,
+        "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
         "rules": [list(rule) for rule in rules()],
         "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
         "environments": list(overview.environments(wholes)),
@@ -82,6 +85,7 @@ def _section(
     section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
 ) -> dict[str, Any]:
     own = [result for result in claims if result.study == section.study]
+    words = words_of(results.points[results.points["study"] == section.study])
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
     others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
     mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
@@ -93,17 +97,17 @@ def _section(
         "paper": section.paper,
         "figures": [_figure(drawn[name]) for name in mine],
         "found": " ".join(result.findings[result.main].sentence for result in own),
-        "findings": [found for result in own for found in _findings(result, results.study(section.study))],
+        "findings": [found for result in own for found in _findings(result, results.study(section.study), words)],
         "tables": list(_tables(results, section.study)) if not own else [],
         "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own),
         "command": command(results, section.study),
     }
 
 
-def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
+def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator[dict[str, str]]:
     """What is found in every scenario, and what the scenario is."""
     for scenario, finding in result.findings.items():
-        about = circumstances(rows if result.claim.across else of(rows, scenario))
+        about = circumstances(rows if result.claim.across else of(rows, scenario), words)
         role = ROLES[scenario.role]
         head = {"title": scenario.title, "about": "; ".join(part for part in (role, about) if part)}
         yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
@@ -111,7 +115,7 @@ def _findings(result: ClaimResult, rows: pd.DataFrame) -> Iterator[dict[str, str
 
 def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
     """Tables of a study without a claim: speed at the greatest length, or the deviation of every point."""
-    timed = frame(results)
+    timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
         found = deviations(results.study(study))
@@ -120,10 +124,10 @@ def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
         yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
 
 
-def _headline(shown: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The figure of the first page: the first of `_HEADLINES` that is drawn, or else the first figure."""
+def _headline(shown: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any] | None:
+    """The figure of the first page: the first of those wanted that is drawn, or else the first figure."""
     figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
-    return next((figures[name] for name in (*_HEADLINES, *figures) if name in figures), None)
+    return next((figures[name] for name in (*wanted, *figures) if name in figures), None)
 
 
 def _figure(path: Path) -> dict[str, Any]:

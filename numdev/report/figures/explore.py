@@ -1,4 +1,4 @@
-"""Figures of the notebooks: where one result deviates, by how many ulp, and which step is to blame."""
+"""Figures of the notebooks: where one result deviates, by how many ulp, and which change is to blame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.figures.grid import chosen, replicates, whiskers
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
 from numdev.report.reading.elements import COLUMN, ROW
+from numdev.report.reading.frames import LABEL
+from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
+from numdev.results.scenario import EntryRole
 
 _P = ParamSpec("_P")
 _SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
@@ -26,11 +29,8 @@ _SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a
 _BINS = 121  # odd, so that one bin is centred at zero
 _SUBJECTS = {"variant": "measured", "baseline": "baseline"}
 _REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
-_POLICIES = {
-    "one_low": ("this step in the low format, the others in FP32", "every step in FP32", BLUE),
-    "one_high": ("this step in FP32, the others in the low format", "every step in the low format", VERMILION),
-}
-NO_STEP = "none"
+_SHADES_OF = (BLUE, VERMILION)  # of the scenarios of `blame`, in the order of the study
+_UNCHANGED = "without the change"
 
 
 def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -46,7 +46,7 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 @_laid_out
 def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
-    """`D = x - r` of one head, in units of `u max |r|`; `elements` are those of `element_errors`.
+    """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
 
     The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black. `title` stands
     above, such as the policy in words.
@@ -62,8 +62,8 @@ def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
         axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
     axes.grid(visible=False)
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel("row of O: query")
-    axes.set_ylabel("column of O: dimension")
+    axes.set_xlabel("row of the output")
+    axes.set_ylabel("column of the output")
     figure.colorbar(image, ax=axes, extend="both", label="error in u max |golden|", pad=0.01)
     return figure
 
@@ -137,36 +137,42 @@ def _across(axes: Axes, place: float, interval: Interval | None, shade: str) -> 
 
 
 @_laid_out
-def blame(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
-    """The total error with one step alone in the low format, and with one step alone in FP32, step by step.
+def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step") -> Figure:
+    """The total error with one thing changed at a time, such as one step of a policy in another format: a bar for each change.
 
-    Geometric means over seeds with 95 % intervals, on a log axis. A dashed line stands at each policy without a change.
+    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line
+    stands at the entry that the study declares to be the control, in which nothing is changed.
 
     Args:
-        rows: of a study whose scenarios are `one_low` and `one_high`, and whose label `step` is the step that was changed, or
-            `none`.
+        rows: of a study of one scenario or two, with an axis of changes.
         metric: of `Deviation`.
+        axis: the label that names what was changed; its control has `roles={axis: EntryRole.CONTROL}`.
 
     Raises:
-        BadInput: if a scenario is neither of the two.
+        BadInput: if the rows have no such label, or more scenarios than two.
     """
-    found = chosen(rows, reference="golden")
-    if unknown := set(found["scenario"]) - set(_POLICIES):
-        raise BadInput("scenario", sorted(unknown)[0], f"blame draws {' and '.join(_POLICIES)}")
-    names = [name for name in found["label.step"].unique() if name != NO_STEP]
+    found, label = chosen(rows, reference="golden"), f"{LABEL}{axis}"
+    if label not in found:
+        known = [str(name) for name in found if str(name).startswith(LABEL)]
+        raise BadInput("axis", axis, f"the study has {', '.join(known) or 'no labels'}")
+    scenarios = ordered(found)
+    if len(scenarios) > len(_SHADES_OF):
+        raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
+    is_control = found.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
+    names = found[label][~is_control].unique().tolist()
     figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yscale("log")
-    for shift, (scenario, (words, without, shade)) in zip((-0.2, 0.2), _POLICIES.items(), strict=True):
-        own = found[found["scenario"] == scenario]
-        steps = {name: replicates(own[own["label.step"] == name], metric) for name in (NO_STEP, *names)}
+    shifts = (-0.2, 0.2) if len(scenarios) > 1 else (0.0,)
+    for shift, scenario, shade in zip(shifts, scenarios, _SHADES_OF, strict=False):
+        own = of(found, scenario)
         for place, name in enumerate(names):
-            _up(axes, place + shift, steps[name], shade)
-        axes.bar(0, 0, color=shade, label=words)
-        if (line := steps[NO_STEP]) is not None:
-            axes.axhline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=without)
+            _up(axes, place + shift, replicates(own[own[label] == name], metric), shade)
+        axes.bar(0, 0, color=shade, label=scenario.title)
+        if (line := replicates(own[is_control[own.index]], metric)) is not None:
+            axes.axhline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=_UNCHANGED)
     axes.set_xticks(
-        range(len(names)), [name.replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
+        range(len(names)), [str(name).replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
     )
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(_axis(metric))

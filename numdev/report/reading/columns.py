@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
-from numdev.report.reading.configuration import PARTS, setting
+from numdev.report.reading.configuration import setting
 from numdev.results.columns import Column
 
 _UNITS = {
@@ -99,7 +99,7 @@ LABELLED = "the point's place on an axis of the study"
 
 
 def meaning(column: str, declared: Mapping[str, Column] = SHIPPED) -> tuple[str, str] | None:
-    """Unit and text of a column, or None if nothing is known of it; `declared` are those that records state."""
+    """Unit and text of a column, or None if nothing is known of it; `declared` are those that records and studies state."""
     if column in declared:
         unit, text = declared[column].unit, declared[column].meaning
         return ("mean over seeds" if column.startswith("counter.") else _UNITS.get(unit, unit)), text
@@ -121,13 +121,7 @@ def meaning(column: str, declared: Mapping[str, Column] = SHIPPED) -> tuple[str,
             f"what the entry of the axis `{column.removeprefix('role.')}` is to the claims: `expected`, what they say the "
             "subjects are like; `control`; `aside`, not judged; empty for a subject",
         )
-    return setting(column) or _of_ones_own(column)
-
-
-def _of_ones_own(column: str) -> tuple[str, str] | None:
-    """A setting of a class that numdev does not know."""
-    part = column.partition(".")[0]
-    return ("", f"a setting of the class that stands in `{part}.type`") if part != column and part in PARTS else None
+    return setting(column, declared)
 
 
 def dictionary(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column] = SHIPPED) -> str:

@@ -1,80 +1,48 @@
-"""The data dictionary of a point's configuration: unit and meaning of every setting, by its name within its part."""
+"""What a setting of a point's configuration means: as the operation declared it, and the study's manifest keeps it."""
 
 from __future__ import annotations
 
-from numdev.attention.captured import Captured
-from numdev.attention.distributions import DISTRIBUTIONS
-from numdev.attention.naive import Naive
-from numdev.attention.settings import GROUPS
-from numdev.attention.tiled import Tiled
-from numdev.attention.triton import Triton
-from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.sdpa import Sdpa
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numdev.measurement.speed.timing import Budget
+from numdev.results.columns import Column
 from numdev.settings import declared
 
-PARTS = {
-    "problem": "",
-    "variant": "",
-    "baseline": "of the baseline: ",
-    "timing": "",
-}
-"""What a configuration consists of; a column is `<part>.<setting>`, and its meaning starts with these words."""
-
-_Texts = dict[str, tuple[str, str]]  # unit and meaning, by the name of a column
-
-
-def _of(*kinds: type) -> _Texts:
-    """What dataclasses declare of their settings, by the columns in which these stand."""
-    return {one.column: (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
-
-
-def _group(name: str) -> _Texts:
-    return {f"{name}.{column}": said for column, said in _of(GROUPS[name]).items()}
-
-
-_SOURCES = (*DISTRIBUTIONS, Captured)
-PROBLEM: _Texts = {
-    "type": ("", "class of numdev that states the problem"),
-    "source.type": ("", "where q, k and v are from: the class of a distribution, drawn, or `Captured`, from a file"),
-    "source.kind": (
-        "",
-        "distribution of the entries of q, k and v: uniform in [0, 1), normal, outliers, ...; empty where captured",
-    ),
-    **{f"source.{column}": said for column, said in _of(*_SOURCES).items()},
-    "source.digest": ("", "SHA-256 of the file of captured tensors"),
-    "shape.type": ("", "class of numdev that states the sizes of q, k and v"),
-    "mask.type": ("", "class of numdev that states which keys a query sees"),
-    **_of(GROUPS["problem"]),
-}
-
-ATTENTION: _Texts = {
-    "type": ("", "class of numdev that computes the attention: Tiled, Naive, Exact, Triton, ..."),
-    "tiling.type": ("", "class of numdev that states the tiles"),
-    "softmax.type": ("", "class of numdev that states the online recurrence"),
-    **{name: said for group in ("precision", "tiling", "softmax") for name, said in _group(group).items()},
-    **_of(Naive, Tiled, Triton, Sdpa, Custom),
-    "fmt": ("format", "q, k, v and what is returned, of an implementation that has no policy for each step"),
-    "br": ("rows", "Br asked of a kernel, queries in one tile; empty for its own choice"),
-    "bc": ("rows", "Bc asked of a kernel, keys in one tile; empty for its own choice"),
-    "order": ("", "in which order a kernel is asked to meet the tiles of keys; empty for its own"),
-    "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp; none: the kernel's own rule"),
-    "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
-    "stated": ("", "of such a point: every setting that is stated, as on the command line"),
-    "digest": ("", "SHA-256 of the sources of a function of one's own"),
-}
+PARTS = ("problem", "variant", "baseline", "timing")
+"""What a configuration consists of; a column is `<part>.<setting>`."""
 
 TIMING = {
-    "type": ("", "class of numdev that states how long something is timed"),
-    "seconds": ("s", "time for all timed calls together, within the least and the most of them"),
-    "least": ("count", "calls that are timed at least"),
-    "most": ("count", "calls that are timed at most"),
+    "timing.type": Column("timing.type", "", "class of numdev that states how long something is timed"),
+    **{(name := f"timing.{one.name}"): Column(name, one.unit, one.text) for one in declared(Budget)},
 }
 
-_SETTINGS = {"problem": PROBLEM, "variant": ATTENTION, "baseline": ATTENTION, "timing": TIMING}
+
+def settings(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Column]:
+    """The settings that some studies' manifests declare, by column; where two operations differ, what each says."""
+    found: dict[str, Column] = {}
+    for manifest in manifests:
+        for name, (unit, text) in manifest.get("settings", {}).items():
+            known = found.get(name)
+            if known is None:
+                found[name] = Column(name, unit, text)
+            elif text not in known.meaning.split("; or: "):
+                found[name] = Column(name, known.unit or unit, f"{known.meaning}; or: {text}")
+    return found
 
 
-def setting(column: str) -> tuple[str, str] | None:
-    """Unit and meaning of a column `<part>.<setting>`, or None for what is no known setting."""
+def setting(column: str, known: Mapping[str, Column]) -> tuple[str, str] | None:
+    """Unit and meaning of a column `<part>.<setting>`; None where it is no part of a configuration.
+
+    A baseline has the settings of a variant. Where nothing declares the setting, as with a class of the user's own, the meaning
+    names the column that holds the class.
+    """
     part, _, name = column.partition(".")
-    known = _SETTINGS.get(part, {}).get(name)
-    return known and (known[0], f"{PARTS[part]}{known[1]}")
+    if part not in PARTS or not name:
+        return None
+    found = known.get(column) or TIMING.get(column)
+    if found is not None:
+        return found.unit, found.meaning
+    if part == "baseline" and (same := known.get(f"variant.{name}")) is not None:
+        return same.unit, f"of the baseline: {same.meaning}"
+    return "", f"a setting of the class that stands in `{part}.type`"

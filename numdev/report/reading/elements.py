@@ -1,4 +1,4 @@
-"""The error of every element of one head as a tidy table."""
+"""The error of every element of one matrix as a tidy table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numdev.errors import BadInput
 ROW, COLUMN = "row", "column"
 
 
-def element_errors(x: Float[Tensor, "queries dim"], reference: Float[Tensor, "queries dim"], fmt: Format) -> pd.DataFrame:
-    """One row per element of O, in the order of its rows and columns.
+def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "rows columns"], fmt: Format) -> pd.DataFrame:
+    """One row per element of an output, in the order of its rows and columns.
 
-    Columns: `row` (query), `column` (dimension), `reference` r, `error` D = x - r, `error_u` D / (u max |r|) and `error_ulp`
+    Columns: `row`, `column`, `reference` r, `error` D = x - r, `error_u` D / (u max |r|) and `error_ulp`
     D / ulp(r), the last two in the format `fmt`, whose name is `format`. NaN and Inf stay what they are.
 
     Raises:

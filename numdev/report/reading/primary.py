@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from numdev.report.reading.frames import PRIMARY
+
 
 def primary(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each point's primary output, which its record lists first; rows without a `key` are of one record."""
-    if rows.empty:
-        return rows
-    first = rows.groupby("key", sort=False)["output"].transform("first") if "key" in rows else rows["output"].iloc[0]
-    return rows[rows["output"] == first]
+    """The rows of the primary output, as the records say of each row whether it is of that."""
+    return rows[rows[PRIMARY].astype(bool)]

@@ -9,17 +9,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import GOLDEN, OURS, Claim
-from numdev.report.claims.comparisons import AROUND, DEVIATION, LENGTH, beside_baseline, over_baseline
+from numdev.report.claims.claim import OURS
+from numdev.report.claims.comparisons import AROUND, DEVIATION, beside_baseline, over_baseline
 from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, about, left_out
-from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, slope
+from numdev.report.studies.attention import LENGTH, claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FIG4_RATIO, GOLDEN
 from numdev.results.scenario import Role
 
 _MARKERS = "os^Dv<>P"
@@ -32,7 +33,7 @@ def weigh_fig4_assumptions(rows: pd.DataFrame) -> Evidence:
     if len(lengths) < 2:
         raise Undecidable("only one N was measured")
     each = {n: over_baseline(bf16[bf16[LENGTH] == n], DEVIATION) for n in lengths}
-    pairs = beside_baseline(bf16, DEVIATION, "golden")
+    pairs = beside_baseline(bf16, DEVIATION, "golden", LENGTH)
     times = (pairs[DEVIATION] / pairs[f"{DEVIATION}_baseline"]).where(pairs[f"{DEVIATION}_baseline"] > 0)
     exponent = slope(pairs[LENGTH].astype(float), times, pairs["seed"], pairs["cluster"])
     told = ", ".join(f"{one.text()} at {n}" for n, one in each.items())
@@ -121,7 +122,7 @@ CHAPTERS = (
         "FlashAttention-1.",
         paper="Roughly ten times, for _randomly initialized_ query, key and value vectors (section IV).",
         claims=(
-            Claim(
+            claim(
                 "fig4_assumptions",
                 "fig4_assumptions",
                 "The ratio of Figure 4 is about 10 whatever N is",

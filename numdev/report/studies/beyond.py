@@ -27,14 +27,14 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import Name, spread
 from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
-from numdev.report.reading.scenarios import ROLES, SCENARIO, describe, formats, inputs, of, ordered
+from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, of, ordered
 from numdev.report.statistics.estimates import Interval
+from numdev.report.studies.attention import inputs, is_strict
 
 N, AREA = "problem.shape.keys", "tiling.area"
 _POLICIES = {"uniform": VERMILION, "kernel": BLUE}
 _INPUTS = {"uniform": "-", "normal": "--"}
 _METRIC = "max_difference"
-_STRICT = "(baseline too)"  # how `describe` says that the baseline, too, rounds every operation
 
 
 def draw_parting(rows: pd.DataFrame) -> Figure:
@@ -141,7 +141,7 @@ def _baselines(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     first: dict[str, pd.DataFrame] = {}
     for scenario in ordered(rows):
         own = of(rows, scenario)
-        strict = ", all steps in F" if _STRICT in describe(own) else ""
+        strict = ", all steps in F" if is_strict(own) else ""
         first.setdefault(f"baseline, {inputs(own)}{strict}", own)
     return first
 

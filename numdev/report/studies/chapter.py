@@ -22,6 +22,7 @@ class Chapter:
         paper: what the source says.
         claims: with the evidence for each.
         figures: by the name that a study's file gives them.
+        operation: of which the study measures implementations.
     """
 
     place: int
@@ -32,3 +33,4 @@ class Chapter:
     paper: str
     claims: tuple[Claim, ...] = ()
     figures: Mapping[str, Plot] = field(default_factory=dict)
+    operation: str = "attention"

@@ -11,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numdev.arithmetic.formats import Format
-from numdev.report.claims.claim import GOLDEN, Claim
 from numdev.report.claims.comparisons import AROUND, DEVIATION, over, over_baseline, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, about, known_formats, left_out, select
-from numdev.report.claims.published import FIG4_RATIO
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, highest, replicates, whiskers
 from numdev.report.figures.labels import WHITE, room_above
 from numdev.report.figures.plot import PANELS, Plot
@@ -22,8 +20,10 @@ from numdev.report.figures.style import BLUE, GREY, SMALL, VERMILION, colour
 from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import SCENARIO, formats
 from numdev.report.statistics.estimates import Interval, significant, typical
+from numdev.report.studies.attention import claim
 from numdev.report.studies.beyond import draw_total
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FIG4_RATIO, GOLDEN
 
 _ROOM = 0.15  # share of the vertical axis above the bars: a line of words
 
@@ -184,7 +184,7 @@ CHAPTERS = (
         measured="Every step rounds to the format unless the scenario says otherwise.",
         paper="The deviation falls as the format changes from BF16 to FP64 (Golden et al. 2024, section IV.A).",
         claims=(
-            Claim(
+            claim(
                 "fig3",
                 "fig3",
                 "The deviation between tiled attention and the baseline falls from BF16 over FP16 and FP32 to FP64",
@@ -209,7 +209,7 @@ CHAPTERS = (
         paper="At BF16 FlashAttention deviates roughly ten times as much from the golden value as baseline attention (section "
         "IV.A).",
         claims=(
-            Claim(
+            claim(
                 "fig4",
                 "fig4",
                 "At BF16 tiled attention deviates about 10 times as much from golden as the baseline",

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import FA3, OURS, Claim
+from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import clustered
 from numdev.report.claims.finding import Evidence, Question, Region, Undecidable, about, select
 from numdev.report.figures.grid import replicates, whiskers
@@ -14,8 +14,10 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, VERMILION
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, ratio, significant
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import KERNEL, METRIC, beside, kernels, panels, readable, subjects, the
+from numdev.report.studies.published import FA3
 from numdev.results.scenario import EntryRole
 
 NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s
@@ -78,7 +80,7 @@ CHAPTERS = (
         measured="Each kernel against golden, beside the emulated policies.",
         paper="Fused kernels keep S, m, l and O in FP32 (Shah et al. 2024, section 4.3).",
         claims=(
-            Claim(
+            claim(
                 "kernels",
                 "kernels",
                 "Production kernels deviate as FP32 inside does, kernel(F), not as every step in the format, uniform(F)",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from numdev.report.claims.claim import GOLDEN, OURS, Claim
-from numdev.report.claims.comparisons import DEVIATION, EVERY, LENGTH, over_length
+from numdev.report.claims.claim import OURS
+from numdev.report.claims.comparisons import DEVIATION, EVERY
 from numdev.report.claims.finding import GROWS, Evidence, Question, by_format, left_out, select
 from numdev.report.figures.plot import Plot
 from numdev.report.statistics.estimates import significant
+from numdev.report.studies.attention import LENGTH, claim, over_length
 from numdev.report.studies.beyond import draw_parting
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 
 def weigh_long(rows: pd.DataFrame) -> Evidence:
@@ -37,7 +39,7 @@ CHAPTERS = (
         paper="The largest difference grows with the sequence length (Golden et al. 2024, section IV.A, Figure 5a), up to the "
         "lengths measured there.",
         claims=(
-            Claim(
+            claim(
                 "long",
                 "parting",
                 "The max difference from golden is larger the larger N, beyond the lengths of Figure 5a",

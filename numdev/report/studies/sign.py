@@ -9,17 +9,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.report.claims.claim import FA3, GOLDEN, OURS, Claim
+from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import DEVIATION, EVERY, over_baseline
 from numdev.report.claims.finding import LARGER, SMALLER, Evidence, Question, Undecidable, by_format, left_out
-from numdev.report.claims.published import FA3_RATIO, FIG4_RATIO
 from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION
 from numdev.report.reading.scenarios import formats, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FA3, FA3_RATIO, FIG4_RATIO, GOLDEN
 
 _POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
 
@@ -137,7 +138,7 @@ CHAPTERS = (
         measured="The same inputs under both precision policies.",
         paper="Ten times worse at BF16 (Golden et al. 2024, Figure 4); 1.7 times better at FP16 (Shah et al. 2024, section 4.3).",
         claims=(
-            Claim(
+            claim(
                 "sign",
                 "sign",
                 "Tiled attention is worse than the baseline with every step in the format, and better with FP32 inside",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -10,37 +10,45 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.measurement.speed.columns import SHAPE, shape_text
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.entries import ROLE
+from numdev.report.studies.latency import SHAPE, N, shape_text
+from numdev.results.scenario import EntryRole
 
-N = "problem.shape.keys"
-_LOOKS: dict[str, tuple[str, str]] = {
-    "vanilla": (GREY, "s"),
-    "sdpa math": ("#000000", "D"),
-    "sdpa flash": (ORANGE, "^"),
-    "sdpa cudnn": (VERMILION, "v"),
-    "sdpa efficient": (PURPLE, "<"),
-    "flex": (GREEN, ">"),
-    "tiled": (BLUE, "o"),
-    "triton": (BLUE, "o"),
-    "triton hopper": (BLUE, "o"),
-    "triton portable": (SKY, "o"),
-    "triton 8 splits": (INDIGO, "P"),
-}
-_OTHERS = ((BLUE, "P"), (GREEN, "X"), (PURPLE, "*"), (ORANGE, "h"))
+_CONTROL, _ASIDE = (GREY, "s"), ("#000000", "D")
+_SUBJECTS = (
+    (ORANGE, "^"),
+    (VERMILION, "v"),
+    (PURPLE, "<"),
+    (GREEN, ">"),
+    (SKY, "o"),
+    (BLUE, "o"),
+    (INDIGO, "P"),
+)
+
+
+def looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each attention: those of its role in the study, and of its place among the subjects."""
+    roles = rows[ROLE] if ROLE in rows else pd.Series(None, rows.index, dtype="str")
+    declared = dict(zip(rows["series"], roles, strict=True))
+    known = {EntryRole.CONTROL.value: _CONTROL, EntryRole.ASIDE.value: _ASIDE}
+    others = [name for name, role in declared.items() if role not in known]
+    shown = {name: _SUBJECTS[i % len(_SUBJECTS)] for i, name in enumerate(others)}
+    return {str(name): known.get(role) or shown[name] for name, role in declared.items()}
 
 
 def throughput(rows: pd.DataFrame) -> Figure:
     """Operations per second over N; for one query, where memory is the limit, bytes per second that no algorithm can avoid."""
+    seen = looks(rows)
     decode = bool((rows["phase"] == "decode").all())
     column, text = ("bandwidth", "q, k, v and O, GB/s") if decode else ("tflops", "TFLOP/s")
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
-        _lines(axes, own, column)
+        _lines(axes, own, column, seen)
         axes.margins(y=0.08)
 
     figure = _panels(rows, draw, ("keys" if decode else "sequence length N", text), sharey=not decode)
@@ -54,11 +62,12 @@ def memory(rows: pd.DataFrame) -> Figure:
 
     Per batch entry, since a study may keep the number of tokens.
     """
+    seen = looks(rows)
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         held = own.assign(mib=own["peak_bytes"] / own["problem.shape.batch"] / 2**20)
         axes.set_yscale("log")
-        _lines(axes, held, "mib")
+        _lines(axes, held, "mib", seen)
         _guide(axes, held)
 
     return _panels(rows, draw, ("sequence length N", "peak memory beyond the inputs,\nMiB per sequence"), sharey=True)
@@ -67,6 +76,7 @@ def memory(rows: pd.DataFrame) -> Figure:
 def tradeoff(rows: pd.DataFrame) -> Figure:
     """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
     names: dict[Axes, list[Name]] = {}
+    seen = looks(rows)
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
         common = own.groupby(N)["series"].nunique()
@@ -76,9 +86,9 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
         inexact = middle[middle["rmse"] > 0]
         if len(inexact) < len(middle):
             axes.annotate(f"{len(middle) - len(inexact)} without a deviation", (0, 0), (2, 2), **_inside("left", "bottom"))
-        names[axes] = [(x, y, str(name), look(str(name))[0]) for name, (x, y) in inexact.iterrows()]
+        names[axes] = [(x, y, str(name), seen[str(name)][0]) for name, (x, y) in inexact.iterrows()]
         for x, y, name, shade in names[axes]:
-            axes.plot(x, y, marker=look(name)[1], color=shade, linestyle="", markersize=5)
+            axes.plot(x, y, marker=seen[name][1], color=shade, linestyle="", markersize=5)
         axes.margins(x=0.2)
         low, high = (inexact["rmse"].min() / 1.5, inexact["rmse"].max() * 1.5) if len(inexact) else (0.1, 1.0)
         log_y(axes, *at_least_a_decade(low, high))
@@ -111,11 +121,6 @@ SPEED_FIGURES: dict[str, Plot] = {
 }
 
 
-def look(name: str) -> tuple[str, str]:
-    """Colour and marker of an attention, the same in every figure."""
-    return _LOOKS.get(name) or _OTHERS[sum(name.encode()) % len(_OTHERS)]
-
-
 def _panels(
     rows: pd.DataFrame,
     draw: Callable[[Axes, pd.DataFrame], None],
@@ -141,20 +146,20 @@ def _panels(
     for axes in every[len(groups) :]:
         axes.remove()
     if over_n:
-        _legend(figure, rows["series"].unique().tolist(), columns=2 * across + 1)
+        _legend(figure, looks(rows), columns=2 * across + 1)
     figure.supxlabel(texts[0], fontsize=8)
     figure.supylabel(texts[1], fontsize=8)
     return figure
 
 
-def _legend(figure: Figure, names: Sequence[str], columns: int) -> None:
-    keys = [Line2D([], [], color=look(name)[0], marker=look(name)[1]) for name in names]
-    figure.legend(keys, list(names), loc="outside upper center", ncols=min(len(names), columns), frameon=False)
+def _legend(figure: Figure, seen: Mapping[str, tuple[str, str]], columns: int) -> None:
+    keys = [Line2D([], [], color=shade, marker=marker) for shade, marker in seen.values()]
+    figure.legend(keys, list(seen), loc="outside upper center", ncols=min(len(seen), columns), frameon=False)
 
 
-def _lines(axes: Axes, own: pd.DataFrame, column: str) -> None:
+def _lines(axes: Axes, own: pd.DataFrame, column: str, seen: Mapping[str, tuple[str, str]]) -> None:
     for name, group in own.groupby("series", sort=False):
-        shade, marker = look(str(name))
+        shade, marker = seen[str(name)]
         table = group.groupby(N, sort=True)[[column, "latency", "latency_low", "latency_high"]].median()
         value = table[column]
         spread = None

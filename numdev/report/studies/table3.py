@@ -11,16 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from numdev.report.claims.claim import FA3, Claim
 from numdev.report.claims.comparisons import EVERY, over, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, Verdict, about, select
-from numdev.report.claims.published import FA3_RMSE
 from numdev.report.figures.grid import highest, whiskers
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL
 from numdev.report.reading.scenarios import STANDS_FOR
 from numdev.report.statistics.estimates import Interval, ratio, significant, typical
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import FA3, FA3_RMSE
 
 FACTOR = 1.5  # between a measured RMSE and the published one, whose N and d are not given
 _PUBLISHED: dict[str, Any] = {
@@ -117,7 +117,7 @@ CHAPTERS = (
         paper="RMSE against FP64 of FP16 and FP8 attention, with and without block quantisation and incoherent processing "
         "(Shah et al. 2024, Table 3).",
         claims=(
-            Claim(
+            claim(
                 "fa3_table3",
                 "fa3_table3",
                 "RMSE of FlashAttention-2 and -3 and of their baselines, in size and order",

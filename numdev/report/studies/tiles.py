@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.claim import GOLDEN, Claim
 from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolution
 from numdev.report.claims.finding import ALIKE, LARGER, Evidence, Question, Undecidable, by_format, left_out, select
 from numdev.report.figures.grid import Panel, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
@@ -18,7 +17,9 @@ from numdev.report.figures.plot import PANELS, Plot
 from numdev.report.figures.style import GREY, colour
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, ratio, signs
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words
@@ -213,7 +214,7 @@ CHAPTERS = (
         measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, and with the two exchanged.",
         paper="Swapping the order of the block dimensions leads to a larger numerical difference (section IV.B).",
         claims=(
-            Claim(
+            claim(
                 "fig6a",
                 "fig6a",
                 "Swapping Br and Bc makes the difference larger",
@@ -240,7 +241,7 @@ CHAPTERS = (
         paper="Constraining tiles to be square makes no significant difference, since the number of rescales hardly changes "
         "(section IV.B).",
         claims=(
-            Claim(
+            claim(
                 "fig6b",
                 "fig6b",
                 "Square tiles make no significant difference",

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.claim import GOLDEN, Claim
-from numdev.report.claims.comparisons import DEVIATION, EVERY, over_area, over_length, resolution
+from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
 from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner, paper_goes, spread
@@ -24,8 +23,10 @@ from numdev.report.figures.plot import PANELS, Plot
 from numdev.report.figures.style import GREY, colour
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.studies.attention import claim, over_area, over_length
 from numdev.report.studies.beyond import draw_rescales
 from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.published import GOLDEN
 
 _ROOM = 0.2  # share of the vertical axis above the data: a line of words
 
@@ -185,7 +186,7 @@ CHAPTERS = (
         measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
         paper="The max difference grows with the sequence length, since more tiles mean more rescales (section IV.A).",
         claims=(
-            Claim(
+            claim(
                 "fig5a",
                 "fig5a",
                 "The max difference grows with the sequence length N at a fixed tile",
@@ -210,7 +211,7 @@ CHAPTERS = (
         measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
         paper="Mean and standard deviation reflect the trend of the max difference (section IV.A).",
         claims=(
-            Claim(
+            claim(
                 "fig5b",
                 "fig5b",
                 "Mean and standard deviation of the difference grow with N at a fixed tile",
@@ -236,7 +237,7 @@ CHAPTERS = (
         paper="Larger tiles lead to a smaller deviation, because fewer rescales are needed to cover the $N times N$ matrix "
         "(section IV.B).",
         claims=(
-            Claim(
+            claim(
                 "fig6c",
                 "fig6c",
                 "Larger tiles make the difference smaller",

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.claim import GOLDEN, Claim
 from numdev.report.claims.comparisons import clustered, over_baseline, per_replicate
 from numdev.report.claims.finding import Evidence, Question, Region, Undecidable, about, select
 from numdev.report.figures.grid import highest, whiskers
@@ -17,8 +16,10 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import GREY, colour
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, mean, significant
+from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import KERNEL, METRIC, beside, kernels, panels, readable, subjects, the
+from numdev.report.studies.published import GOLDEN
 from numdev.results.scenario import EntryRole
 
 LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to zero in one order of summation
@@ -133,7 +134,7 @@ CHAPTERS = (
         "with the environment.",
         paper="The microbenchmark is validated against the original FlashAttention kernel (Golden et al. 2024, section III).",
         claims=(
-            Claim(
+            claim(
                 "validate",
                 "validate",
                 "The microbenchmark, a tiled emulation in pure tensors, agrees with the original kernel",

@@ -34,8 +34,9 @@ from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, deri
 from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import METRICS, Traffic
-from numdev.report.document.speed import frame, make_speed_report, traffic
+from numdev.report.document.speed import make_speed_report
 from numdev.report.reading.frames import load
+from numdev.report.studies.latency import frame, traffic
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run

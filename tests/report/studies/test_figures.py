@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, pairwise
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -16,11 +14,9 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from numdev.cli.library import Library, config_folder
-from numdev.report.figures.grid import at_least_a_decade, by_scenario, name_steps, short
-from numdev.report.figures.labels import name_points, room_above, spread
-from numdev.report.figures.style import FORMAT_COLOURS, to_png, to_svg
+from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.scenarios import describe, formats, is_sources, ordered
+from numdev.report.reading.scenarios import formats
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.results.store import Store
 from tests.toy_studies import title_of
@@ -259,76 +255,3 @@ def test_a_method_that_is_missing_is_said_to_be(results: Results) -> None:
 def test_a_figure_says_which_labels_it_lacks(results: Results) -> None:
     assert FIGURES["fig6a"].lacks(results.study("fig3")) == ["tiling.shape", "tiling.sram"]
     assert FIGURES["fig6a"].lacks(results.study("fig6a")) == []
-
-
-def test_colours_are_one_to_a_format() -> None:
-    assert len(set(FORMAT_COLOURS.values())) == len(FORMAT_COLOURS)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_labels_are_spread(places: list[float]) -> None:
-    gap = 0.08
-    moved = spread(places, gap)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
-    assert min(moved) > gap / 2 - 1e-9
-    assert max(moved) < 1 - gap / 2 + 1e-9
-
-
-@given(st.floats(1e-12, 1e3), st.floats(1, 1e9), st.floats(0, 0.9))
-def test_room_above_is_a_share_of_the_log_axis(low: float, ratio: float, share: float) -> None:
-    high = low * ratio
-    top = room_above(low, high, share)
-    assert math.log(top / high) == pytest.approx(share * math.log(top / low), abs=1e-9)
-
-
-@given(st.floats(1e-12, 1e3), st.floats(1, 1e3))
-def test_an_axis_of_a_decade(low: float, ratio: float) -> None:
-    ends = at_least_a_decade(low, low * ratio)
-    assert ends[1] / ends[0] == pytest.approx(max(10, ratio))
-    assert math.prod(ends) == pytest.approx(low * low * ratio)  # about the same middle
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.02, "0.02"), (50.0, "50"), (1e-8, "$10^{-8}$"), (5e-9, r"$5 \times 10^{-9}$")])
-def test_plain_numbers_on_a_log_axis(value: float, text: str) -> None:
-    axis = Figure().add_subplot().yaxis
-    name_steps(axis)
-    assert axis.get_major_formatter()(value) == text
-
-
-def test_names_of_near_points_stand_apart() -> None:
-    figure = Figure(figsize=(3.5, 2.5))
-    axes = figure.add_subplot()
-    axes.set_xlim(0, 10)
-    axes.set_ylim(0, 10)
-    points = [(5 + 0.1 * i, 5 + 0.05 * (i % 2)) for i in range(8)]
-    name_points(axes, [(x, y, f"attention {i}", "black") for i, (x, y) in enumerate(points)])
-    assert_apart(axes)
-    markers = axes.transData.transform(points)
-    for box in words_in(axes).values():
-        assert not any(box.contains(x, y) for x, y in markers)
-        assert box.fully_overlaps(axes.bbox)
-    assert any(isinstance(text, Annotation) and text.arrow_patch for text in axes.texts)  # a hair line to a farther name
-
-
-@pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])
-def test_short(value: int, text: str) -> None:
-    assert short(float(value)) == text
-
-
-def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
-    rows = results.study("fig3")
-    assert [scenario.name for scenario in ordered(rows)] == ["uniform_end", "normal_end", "kernel_uniform"]
-    assert [is_sources(scenario) for scenario in ordered(rows)] == [True, False, False]
-    panels = [panel for row in by_scenario(rows) for panel in row]
-    assert [panel.title for panel in panels] == [title_of(name) for name in ("uniform_end", "normal_end", "kernel_uniform")]
-    assert [panel.note for panel in panels] == ["our assumption", "", ""]
-    uniform = rows.query("scenario == 'uniform_end'")
-    assert describe(uniform) == "U[0, 1), all steps in F, FA2"
-    strict = uniform.assign(**{"baseline.precision.name": rows["format"]})
-    assert describe(strict) == "U[0, 1), all steps in F (baseline too), FA2"
-
-
-def test_formats_go_from_few_bits_to_many() -> None:
-    rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
-    assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]

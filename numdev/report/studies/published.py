@@ -1,6 +1,9 @@
-"""Published figures that ours are compared with."""
+"""The papers whose claims are judged, and published figures that ours are compared with."""
 
 from __future__ import annotations
+
+GOLDEN = "Golden et al. 2024"
+FA3 = "Shah et al. 2024 (FlashAttention-3)"
 
 FIG4_RATIO = 10.0
 """Golden et al. 2024, section IV.A, Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""

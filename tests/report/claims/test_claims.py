@@ -12,9 +12,9 @@ import pytest
 from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.claims import verdicts
 from numdev.report.claims.finding import Finding, Verdict
-from numdev.report.claims.published import FA3_RMSE
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import Results, load
+from numdev.report.studies.published import FA3_RMSE
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.scenario import Role, Scenario
 from numdev.results.store import Store
@@ -30,7 +30,7 @@ def replicates(value: float, noise: float = 0.02, **columns: Any) -> list[dict[s
     draws = np.random.default_rng(crc32(f"{value} {columns}".encode()))
     row: dict[str, Any] = {"scenario": "uniform_end", "scenario.title": "uniform inputs", "scenario.role": "assumed"}
     row |= {"cluster": "", "key": "k", "format": "bf16", "policy": "uniform", "subject": "variant"}
-    row |= {"pairing": "p", "output": "out", "reference": "baseline"} | dict.fromkeys(NONFINITE, 0)
+    row |= {"pairing": "p", "output": "out", "primary": True, "reference": "baseline"} | dict.fromkeys(NONFINITE, 0)
     metrics = ("max_difference", "mean_absolute", "std", "rmse")
     shifts = draws.permutation(np.linspace(-noise, noise, SEEDS))
     return [row | columns | {"seed": i} | dict.fromkeys(metrics, value * (1 + shifts[i])) for i in range(SEEDS)]

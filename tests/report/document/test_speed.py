@@ -26,14 +26,14 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.speed.columns import shape_text
 from numdev.measurement.speed.timing import Budget
 from numdev.report.document.paper import make_report
-from numdev.report.document.speed import crossovers, frame, make_speed_report
+from numdev.report.document.speed import make_speed_report
 from numdev.report.figures.style import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
-from numdev.report.studies.speed import SPEED_FIGURES, look
+from numdev.report.studies.latency import crossovers, frame, shape_text
+from numdev.report.studies.speed import SPEED_FIGURES, looks
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 
@@ -203,9 +203,22 @@ def test_the_tradeoff_spans_a_decade_and_names_stand_apart(results: Path) -> Non
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
-def test_an_attention_looks_the_same_in_every_figure() -> None:
-    assert look("tiled") == look("tiled") != look("vanilla")
-    assert look("something new") == look("something new")
+def test_an_attention_looks_as_its_role_in_the_study() -> None:
+    entries = {"plain": "control", "first": None, "whole": "aside", "second": None}
+    rows = pd.DataFrame({"series": [*entries, *entries], "role.kernel": [*entries.values()] * 2})
+    found = looks(rows)
+    assert list(found) == list(entries)
+    assert len(set(found.values())) == 4
+    renamed = looks(rows.assign(series=rows["series"].str.upper()))
+    assert list(renamed.values()) == list(found.values())
+    assert looks(rows.drop(columns="role.kernel"))["plain"] != found["plain"]
+
+
+def test_a_study_says_what_the_others_are_held_against() -> None:
+    plain = line("vanilla", "whole", {32: 1.0, 64: 1.0}).assign(**{"role.kernel": "control"})
+    other = line("vanilla", "vanilla", {32: 9.0, 64: 9.0}).assign(**{"role.kernel": None})
+    tiled = line("tiled", "tiled", {32: 0.5, 64: 0.5}).assign(**{"role.kernel": None})
+    assert crossovers(pd.concat([plain, other, tiled]))["times_at_longest"].tolist() == [2.0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from numdev.report.comparison.changes import Criterion, compare
 from numdev.report.comparison.tables import show
 from numdev.report.reading.frames import load
 from numdev.results.record import Status
-from tests.report.test_compare import Point, failed, point, scaled, store_of
+from tests.report.comparison.test_changes import Point, failed, point, scaled, store_of
 
 WORSE, LARGEST = "Changes for the worse", "Largest ratios B / A"
 LARGER = (1.2, 1.21, 1.19, 1.2, 1.22)
@@ -43,10 +43,10 @@ def test_what_is_the_same_does_not_stand_beside_what_is_worse(tmp_path: Path) ->
     b = [point(scaled(times), "two", {"i": i}) for i, times in enumerate(factors)]
     b.append(failed(Status.ERROR, "it fell", machine="two", labels={"i": 3}))
     text = shown(tmp_path, a, b)
-    places = [text.find(f"uniform i={i}") for i in (3, 1, 0)]  # broken, then worse by ratio
+    places = [text.find(f"uniform inputs i={i}") for i in (3, 1, 0)]  # broken, then worse by ratio
     assert places == sorted(places)
     assert places[0] > text.index(WORSE)
-    assert "uniform i=2" not in text
+    assert "uniform inputs i=2" not in text
     assert LARGEST not in text
 
 
@@ -54,4 +54,4 @@ def test_what_cannot_be_tested_is_never_called_worse(tmp_path: Path) -> None:
     a = [point(), point([1.0], labels={"i": 0})]
     b = [point(scaled(LARGER), "two"), point([9.0], "two", {"i": 0})]
     text = shown(tmp_path, a, b)
-    assert text.index(WORSE) < text.index("precision=bf16") < text.index(LARGEST) < text.index("uniform i=0")
+    assert text.index(WORSE) < text.index("precision=bf16") < text.index(LARGEST) < text.index("uniform inputs i=0")

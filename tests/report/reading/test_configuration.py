@@ -15,6 +15,7 @@ from numdev.attention.distributions import DISTRIBUTIONS
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
 from numdev.attention.tiled import Tiled
@@ -25,23 +26,33 @@ from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.measurement.speed.timing import Budget
 from numdev.report.reading import configuration
-from numdev.report.reading.columns import meaning
-from numdev.report.reading.configuration import setting
+from numdev.report.reading.columns import SHIPPED, meaning
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.typed import flatten
 from numdev.results.canonical import describe
+from numdev.results.columns import Column
 from numdev.results.store import Store
 from numdev.results.study import Refused
 
 FP8 = Precision.fp8()
 VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
+KNOWN = {column.name: column for column in ATTENTION.settings()}
 REFUSED = Refused("sdpa", "tiling.br=16")
 CONFIGURATION = tuple(f"{part}." for part in configuration.PARTS)
 
 
+def setting(column: str) -> tuple[str, str] | None:
+    return configuration.setting(column, KNOWN)
+
+
+def is_declared(column: str) -> bool:
+    found = setting(column)
+    return found is not None and not found[1].startswith("a setting of the class")
+
+
 def has_words_of_its_own(column: str) -> bool:
     """Whether at least three words of a column's meaning are no part of its name."""
-    unit_and_text = meaning(column)
+    unit_and_text = meaning(column, SHIPPED | KNOWN)
     assert unit_and_text is not None, column
     words = set(re.findall(r"[a-z]+", unit_and_text[1].lower()))
     return len(words - set(re.split(r"[^a-z]+", column.lower()))) >= 3
@@ -58,13 +69,12 @@ def every_column(tmp_path: Path) -> dict[str, Any]:
 def test_every_setting_of_every_class_is_known(tmp_path: Path) -> None:
     columns = every_column(tmp_path)
     assert {"variant.precision.quantise.hadamard", "problem.source.digest", "variant.backend"} <= set(columns)
-    assert [name for name in columns if setting(name) is None] == []
+    assert [name for name in columns if not is_declared(name)] == []
     assert [name for name in columns if not has_words_of_its_own(name)] == []
 
 
 def test_nothing_is_explained_that_there_is_not(tmp_path: Path) -> None:
-    known = {f"variant.{name}" for name in configuration.ATTENTION} | {f"problem.{name}" for name in configuration.PROBLEM}
-    assert known - set(every_column(tmp_path)) == set()
+    assert {*KNOWN, *configuration.TIMING} - set(every_column(tmp_path)) == set()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,18 @@ def test_every_column_that_a_study_writes_has_a_meaning_beyond_its_name(results:
     settings = [name for name in columns if name.startswith(CONFIGURATION)]
     assert len(settings) > 50
     assert [name for name in settings if not has_words_of_its_own(name)] == []
-    assert [name for name in columns if not (meaning(name) or ("", ""))[1]] == []
+    stated = results.columns | configuration.settings(results.manifests.values())
+    assert [name for name in columns if not (meaning(name, stated) or ("", ""))[1]] == []
+
+
+def test_a_study_keeps_what_its_settings_mean(results: Results) -> None:
+    assert configuration.settings(results.manifests.values()) == KNOWN
+
+
+def test_two_operations_in_one_store_are_both_heard() -> None:
+    one, other = ({"settings": {"problem.rows": ["tokens", text]}} for text in ("of q", "of x"))
+    found = configuration.settings([one, other, one, {}])
+    assert found == {"problem.rows": Column("problem.rows", "tokens", "of q; or: of x")}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +124,6 @@ def test_a_baseline_is_told_from_what_is_measured() -> None:
 
 
 def test_a_setting_of_a_class_of_ones_own_is_said_to_be_one() -> None:
-    assert setting("variant.wheels") is None
     assert meaning("variant.wheels") == ("", "a setting of the class that stands in `variant.type`")
     assert meaning("wheels") is None
     assert meaning("variant") is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
-from numdev.report.figures.explore import NO_STEP, blame, error_histogram, error_map, total_and_arithmetic
+from numdev.report.figures.explore import blame, error_histogram, error_map, total_and_arithmetic
 from numdev.report.figures.style import to_png
 from numdev.report.reading.elements import element_errors
 
@@ -35,7 +36,7 @@ def rows(values: dict[tuple[str, str], float], label: str = "") -> pd.DataFrame:
     """One row per seed, subject and reference; a seed multiplies the value by 1, 2 or 4."""
     return pd.DataFrame(
         [
-            {"seed": seed, "subject": subject, "output": "out", "reference": reference}
+            {"seed": seed, "subject": subject, "output": "out", "primary": True, "reference": reference}
             | dict.fromkeys(NONFINITE, 0)
             | {"max_difference": value * 2.0**seed, "rmse": value, "label.step": label}
             for (subject, reference), value in values.items()
@@ -50,11 +51,17 @@ def record_rows() -> pd.DataFrame:
     return rows(dict(zip(keys, (8.0, 4.0, 2.0, 1.0), strict=True)))
 
 
+NOTHING = "none"
+TITLES = {"low": "this step in BF16", "high": "this step in FP32"}
+
+
 def study_rows() -> pd.DataFrame:
     parts = []
-    for setting, scale in (("one_low", 1.0), ("one_high", 100.0)):
-        for place, step in enumerate((NO_STEP, *STEPS)):
-            parts.append(rows({("variant", "golden"): scale * (place + 1)}, step).assign(scenario=setting))
+    for scenario, scale in (("low", 1.0), ("high", 100.0)):
+        for place, step in enumerate((NOTHING, *STEPS)):
+            of: dict[str, Any] = {"scenario": scenario, "scenario.title": TITLES[scenario], "scenario.role": "beyond"}
+            of["role.step"] = "control" if step == NOTHING else None
+            parts.append(rows({("variant", "golden"): scale * (place + 1)}, step).assign(**of))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -173,16 +180,33 @@ def test_blame_has_a_pair_of_bars_for_each_step() -> None:
 
 def test_blame_writes_what_it_cannot_draw() -> None:
     found = study_rows()
-    found.loc[(found["label.step"] == "output") & (found["scenario"] == "one_low"), "max_difference"] = 0.0
-    found.loc[(found["label.step"] == "output") & (found["scenario"] == "one_high"), "inf_count"] = 1
+    found.loc[(found["label.step"] == "output") & (found["scenario"] == "low"), "max_difference"] = 0.0
+    found.loc[(found["label.step"] == "output") & (found["scenario"] == "high"), "inf_count"] = 1
     figure = blame(found)
     assert len(bars(figure)) == 2
     assert {"0", "NaN"} <= set(texts(figure).splitlines())
 
 
-def test_blame_refuses_another_study() -> None:
-    with pytest.raises(BadInput, match="one_low"):
-        blame(study_rows().assign(scenario="uniform"))
+def test_blame_speaks_in_the_words_of_the_study() -> None:
+    """Whatever the scenarios and the control are called."""
+    legend = blame(study_rows()).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["without the change"] * 2 + [*TITLES.values()]
+    renamed = study_rows().replace({"scenario": {"low": "a", "high": "b"}, "label.step": {NOTHING: "as it is"}})
+    assert to_png(blame(renamed)) == to_png(blame(study_rows()))
+
+
+def test_blame_of_one_scenario_without_a_control_has_bars_alone() -> None:
+    figure = blame(study_rows().query("scenario == 'low' and `label.step` != 'none'").drop(columns="role.step"))
+    assert len(bars(figure)) == len(STEPS)
+    assert not [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+
+
+def test_blame_refuses_what_it_cannot_draw() -> None:
+    with pytest.raises(BadInput, match=r"axis: 'policy' .*label\.step"):
+        blame(study_rows(), axis="policy")
+    four = pd.concat([study_rows(), study_rows().assign(**{"scenario.title": "another"})])
+    with pytest.raises(BadInput, match="4 scenarios"):
+        blame(four)
 
 
 @pytest.mark.parametrize("figure", ["map", "histogram", "titled map", "titled histogram", "errors", "blame"])

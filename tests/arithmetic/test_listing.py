@@ -1,0 +1,223 @@
+"""Formats that are lists of numbers: what the lists hold, by other definitions, and every rounding in exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.arithmetic.bits import Rounding
+from numdev.arithmetic.elementary import Operation, RoundedOnce
+from numdev.arithmetic.formats import FP64, Format
+from numdev.arithmetic.listing import LISTINGS, Listing, fnuz, posit
+from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.errors import BadInput, Unsupported
+
+NAMES = sorted(LISTINGS)
+DTYPES = {"e4m3fnuz": torch.float8_e4m3fnuz, "e5m2fnuz": torch.float8_e5m2fnuz}
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def points(fmt: Format) -> torch.Tensor:
+    """Every number, every point where rounding turns, their neighbours in FP64, and what is beyond; both signs."""
+    assert fmt.listing is not None
+    held = np.array([*fmt.listing.numbers, *fmt.listing.turns, *(1.0009765625 * fmt.max, 2 * fmt.max, 1e300)])
+    around = np.concatenate([held, np.nextafter(held, np.inf), np.nextafter(held, -np.inf)])
+    return torch.from_numpy(np.concatenate([around, -around]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_read_back(name: str) -> None:
+    fmt = Format.parse(name)
+    assert fmt.name == name
+    assert Format.parse(fmt.name) == fmt
+    assert str(Cast.parse(f"{name}:toward_zero")) == f"{name}:toward_zero"
+    assert Precision.parse(f"kernel_{name}").probabilities == Cast(fmt, overflow=Overflow.SATURATE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_widths_are_of_the_narrowest_format_with_these_numbers(name: str) -> None:
+    fmt = Format.parse(name)
+    hull = Format(fmt.exponent_bits, fmt.mantissa_bits, fmt.specials)
+    wanted = fmt.values()
+    assert torch.equal(Cast(hull)(wanted), wanted)
+    for e, m in ((fmt.exponent_bits - 1, fmt.mantissa_bits), (fmt.exponent_bits, fmt.mantissa_bits - 1)):
+        if e >= 2 and m >= 1:
+            assert not torch.equal(Cast(Format(e, m, fmt.specials))(wanted), wanted)
+    assert fmt.covers(fmt)
+    assert FP64.covers(fmt)
+    assert not fmt.covers(FP64)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_fnuz_is_torchs_own(name: str) -> None:
+    fmt, dtype = Format.parse(name), DTYPES[name]
+    decoded = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    assert torch.equal(decoded[decoded.isfinite()].sort().values, fmt.values())
+    assert fmt.u == 2.0 ** -(int(name[3]) + 1)
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    x = x[x.abs() <= fmt.max]
+    mine = Cast(fmt)(x)
+    assert torch.equal(mine, x.to(dtype).float())
+
+
+def encoded(x: Fraction, bits: int) -> int:
+    """The code of the posit nearest to a positive number, by rounding its unlimited encoding (standard of 2022, section 4.1)."""
+    power = 0
+    while x >= Fraction(2) ** (power + 1):
+        power += 1
+    while x < Fraction(2) ** power:
+        power -= 1
+    regime, exponent = divmod(power, 4)
+    text = "1" * (regime + 1) + "0" if regime >= 0 else "0" * -regime + "1"
+    text += f"{exponent:02b}"
+    rest = x / Fraction(2) ** power - 1
+    for _ in range(64):
+        rest *= 2
+        text += "1" if rest >= 1 else "0"
+        rest -= rest >= 1
+    code, tail = int(text[: bits - 1], 2), text[bits - 1 :]
+    above_half = tail[0] == "1" and ("1" in tail[1:] or rest > 0)
+    half = tail[0] == "1" and not above_half
+    code += above_half or (half and code % 2 == 1)
+    return min(max(code, 1), 2 ** (bits - 1) - 1)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@given(x=st.floats(min_value=2.0**-70, max_value=2.0**70))
+def test_posits_round_as_their_encoding_does(bits: int, x: float) -> None:
+    cast, numbers = Cast(Format.listed(posit(bits))), posit(bits).numbers
+    result = float(cast(torch.tensor(x, dtype=torch.float64)))
+    assert result == numbers[len(numbers) // 2 + encoded(Fraction(x), bits)]
+    assert float(cast(torch.tensor(-x, dtype=torch.float64))) == -result
+
+
+def test_posits_are_the_standards() -> None:
+    numbers = posit(8).numbers
+    assert len(numbers) == 255
+    assert (numbers[-1], numbers[128], numbers[127]) == (2.0**24, 2.0**-24, 0.0)
+    one = numbers.index(1.0)
+    assert one - 127 == 0x40
+    assert numbers[one + 1] == 1.125
+    assert Format.listed(posit(8)).u == 2.0**-4
+    assert Format.listed(posit(16)).u == 2.0**-12
+
+
+def neighbours(x: float, listing: Listing) -> tuple[int, int]:
+    """The places of the numbers around `x`, the outermost one for what is beyond."""
+    low = max((i for i, value in enumerate(listing.numbers) if value <= x), default=0)
+    high = min((i for i, value in enumerate(listing.numbers) if value >= x), default=len(listing.numbers) - 1)
+    return low, high
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Rounding if mode is not Rounding.STOCHASTIC])
+@pytest.mark.parametrize("name", ["nf4", "posit8", "e4m3fnuz"])
+def test_every_turning_point_by_exact_comparison(name: str, mode: Rounding) -> None:
+    fmt = Format.parse(name)
+    listing = fmt.listing
+    assert listing is not None
+    x = points(fmt)
+    for given_, got in zip(x.tolist(), Cast(fmt, mode, Overflow.SATURATE)(x).tolist(), strict=True):
+        low, high = neighbours(given_, listing)
+        place = {Rounding.UP: high, Rounding.DOWN: low, Rounding.TOWARD_ZERO: low if given_ > 0 else high}.get(mode, high)
+        if mode is Rounding.ODD:
+            place = low if (low - listing.numbers.index(0.0)) % 2 else high
+        elif mode.is_nearest and low != high:
+            turn = listing.turns[low]
+            tie = given_ > 0 if mode is Rounding.NEAREST_AWAY else (high - listing.numbers.index(0.0)) % 2 == 0
+            place = high if Fraction(given_) > Fraction(turn) or (given_ == turn and tie) else low
+        if low == high:
+            place = low
+        assert got == listing.numbers[place], (given_, mode)
+
+
+@pytest.mark.parametrize("name", ["nf4", "e5m2fnuz"])
+def test_nearest_is_the_nearer_number(name: str) -> None:
+    fmt = Format.parse(name)
+    for x, got in zip(points(fmt).tolist(), Cast(fmt, overflow=Overflow.SATURATE)(points(fmt)).tolist(), strict=True):
+        distances = [abs(Fraction(x) - Fraction(value)) for value in fmt.values().tolist()]
+        # A point halfway of NF4's is itself rounded to FP64, by half an ulp of a number below 1 at most.
+        assert abs(Fraction(x) - Fraction(got)) - min(distances) <= Fraction(1, 2**53), (x, got)
+
+
+def test_what_is_beyond() -> None:
+    far = torch.tensor([math.inf, -math.inf, 1e30, math.nan])
+    assert Cast(Format.parse("e4m3fnuz"))(far).isnan().all()
+    assert Cast.parse("e4m3fnuz:saturate")(far)[:3].tolist() == [240.0, -240.0, 240.0]
+    assert Cast(Format.parse("nf4"))(far)[:3].tolist() == [1.0, -1.0, 1.0]
+    assert Cast(Format.parse("posit8"))(torch.tensor([1e-30, -1e-30])).tolist() == [2.0**-24, -(2.0**-24)]
+    with pytest.raises(BadInput, match="no normal numbers"):
+        Cast(Format.parse("nf4"), subnormals=Subnormals.FLUSHED)
+
+
+@pytest.mark.parametrize("name", ["nf4", "posit8"])
+def test_stochastic_rounding_keeps_the_mean_and_goes_to_neighbours(name: str) -> None:
+    fmt = Format.parse(name)
+    low, high = fmt.values()[-3:-1].tolist()
+    x = torch.full((40000,), low + 0.3 * (high - low), dtype=torch.float64)
+    got = Cast(fmt, Rounding.STOCHASTIC, seed=3)(x)
+    assert set(got.tolist()) == {low, high}
+    share = float((got == high).double().mean())
+    assert abs(share - 0.3) < 6 * math.sqrt(0.21 / len(x))  # six standard deviations of a share of 0.3
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("name", ["posit8", "e4m3fnuz"])
+def test_operations_round_the_exact_result_once(name: str, operation: Operation) -> None:
+    fmt = Format.parse(name)
+    cast = Cast(fmt, overflow=Overflow.SATURATE)
+    held = fmt.values()[::7]
+    x, y = (t.reshape(-1) for t in torch.meshgrid(held, held[held != 0], indexing="ij"))
+    once = RoundedOnce(operation, cast, fmt, fmt, torch.float64)
+    assert not once.is_harmless or operation is Operation.MULTIPLY  # the exact products of two of 5 bits are numbers of FP64
+    listing = fmt.listing
+    assert listing is not None
+    results: dict[Operation, Callable[[Fraction, Fraction], Fraction]] = {
+        Operation.ADD: lambda a, b: a + b,
+        Operation.SUBTRACT: lambda a, b: a - b,
+        Operation.MULTIPLY: lambda a, b: a * b,
+        Operation.DIVIDE: lambda a, b: a / b,
+    }
+    exact = results[operation]
+    for a, b, got in zip(x.tolist(), y.tolist(), once(x.clone(), y).tolist(), strict=True):
+        wanted = exact(Fraction(a), Fraction(b))
+        low, high = neighbours(wanted, listing)  # type: ignore[arg-type]
+        up = low != high and (wanted > listing.turns[low] or (wanted == listing.turns[low] and (high - listing.zero) % 2 == 0))
+        assert got == listing.numbers[high if up else low], (a, operation, b)
+
+
+def test_attention_takes_them() -> None:
+    q, k, v = (torch.rand(1, 2, 33, 8, dtype=torch.float64) for _ in range(3))
+    for name in ("posit16", "kernel_e4m3fnuz"):
+        policy = Precision.parse(name)
+        out = Tiled(policy)(*policy.round_inputs(q, k, v), Mask()).out
+        exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        # A mean of 33 numbers in [0, 1]: each of some 70 operations is off by u of at most 33 in the sum, one in the inputs.
+        assert float((out.double() - exact).abs().max()) < 100 * policy.output.to.u
+    with pytest.raises(Unsupported, match="posit8"):
+        Instrumented(Precision.parse("posit8"))(q, k, v, Mask())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "turns"),
+    [((0.0, 1.0), ()), ((1.0, 2.0), (1.5,)), ((1.0, 0.0), (0.5,)), ((0.0, 1.0), (1.5,))],
+)
+def test_a_list_that_is_none_is_refused(numbers: tuple[float, ...], turns: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        Listing("mine", numbers, turns)
+
+
+def test_a_list_with_nan_is_symmetric() -> None:
+    with pytest.raises(ValueError, match="same distance"):
+        Listing.halfway("mine", (-1.0, 0.0, 2.0), has_nan=True)
+    assert fnuz(4, 3).numbers[0] == -fnuz(4, 3).numbers[-1]

@@ -1,0 +1,114 @@
+"""A store that holds an operation outside the package alone: report, figure, data dictionary and comparison, in its own words."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.runner import Runner
+from numdev.report.comparison.changes import Change, Criterion, compare
+from numdev.report.comparison.tables import show
+from numdev.report.document.paper import make_report
+from numdev.report.document.pdf import contents
+from numdev.report.reading.frames import load
+from numdev.results.store import Store
+from numdev.results.study import Study, run
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "rmsnorm"
+OF_ATTENTION = re.compile(r"attention|softmax|tiled|\bkeys?\b|\bquer|\bheads?\b|\blayers?\b|golden et al", re.IGNORECASE)
+
+
+def stored(path: Path, hidden: int = 256, fewer: int = 0) -> Store:
+    """The study of the example at toy size; without its last points where `fewer` are wanted."""
+    blocks, operation = importlib.import_module("blocks"), importlib.import_module("rmsnorm.operation").RMSNORM
+    points = blocks.points(4, hidden, 3)
+    study = Study("rmsnorm_blocks", "The error over the block of columns", None, (), points[: len(points) - fewer])
+    store = Store(path)
+    assert not run(study, Runner(Deviations(operation), "cpu"), store).failures
+    return store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a report, and what was printed."""
+    path, printed = tmp_path_factory.mktemp("rmsnorm"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLE))
+        stored(path / "results")
+    make_report(path / "results", path / "out", None, False, Console(file=printed, width=200), pdf=True)
+    return path, printed.getvalue()
+
+
+@pytest.fixture
+def _example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
+    path, printed = made
+    out = path / "out"
+    assert (out / "report.pdf").read_bytes().startswith(b"%PDF-")
+    assert {file.name for file in (out / "figures").iterdir()} == {"rmsnorm_blocks.png", "rmsnorm_blocks.svg"}
+    rows = pd.read_csv(out / "results.csv", low_memory=False)
+    assert set(rows.query("primary")["output"]) == {"y"}
+    assert not OF_ATTENTION.search(printed)
+    loaded = load(Store(path / "results"))
+    drawn = {file.name: file for file in (out / "figures").glob("*.svg")}
+    (section,) = contents(loaded, [], drawn)["sections"]
+    assert [figure["file"] for figure in section["figures"]] == ["rmsnorm_blocks.svg"]
+    table = section["tables"][0]["rows"]
+    assert table[0][0] == "normal policy=bf16 block=64"
+    assert len(table) == 12
+
+
+def test_the_document_speaks_of_no_other_operation(made: tuple[Path, str]) -> None:
+    path, _ = made
+    told = contents(load(Store(path / "results")), [], {})
+    assert told["absent"] == []
+    assert told["methods"] == []
+    assert not OF_ATTENTION.search(told["title"])
+    if shutil.which("pdftotext") is None:
+        pytest.skip("pdftotext is not installed")
+    command = ["pdftotext", str(path / "out" / "report.pdf"), "-"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "RMSE" in text
+    assert "2.1 What is compared" in text
+    assert OF_ATTENTION.findall(text) == []
+
+
+def test_its_settings_are_said_to_be_its_classes(made: tuple[Path, str]) -> None:
+    assert (
+        "| `variant.block` |  | a setting of the class that stands in `variant.type` |"
+        in (made[0] / "out" / "columns.md").read_text()
+    )
+
+
+@pytest.mark.usefixtures("_example")
+def test_two_of_its_stores_are_compared(made: tuple[Path, str], tmp_path: Path) -> None:
+    a, b = load(Store(made[0] / "results")), load(stored(tmp_path / "b", fewer=1))
+    changes = compare(a, b, Criterion())
+    assert set(changes["output"]) == {"y", "rms", ""}
+    assert changes["change"].value_counts().to_dict() == {Change.EQUAL_BITS.value: 22, Change.ONLY_A.value: 1}
+    printed = io.StringIO()
+    show(changes, a, b, Console(file=printed, width=200))
+    assert "outliers block=1024 policy=kernel_bf16" in printed.getvalue()
+    assert not OF_ATTENTION.search(printed.getvalue())
+
+
+@pytest.mark.usefixtures("_example")
+def test_a_larger_error_is_a_regression(made: tuple[Path, str], tmp_path: Path) -> None:
+    """The block of 64 columns in the place of that of 1024 rounds the running sum more often."""
+    a = load(Store(made[0] / "results"))
+    worse = a.rows.assign(rmse=a.rows["rmse"] * (2 + 0.01 * a.rows["seed"]))
+    changes = compare(a, type(a)(**{**vars(a), "rows": worse}), Criterion())
+    assert set(changes["change"]) == {Change.WORSE.value}

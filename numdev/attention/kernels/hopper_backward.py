@@ -1,37 +1,38 @@
 """The backward pass for Hopper GPUs in one kernel, with additions to dQ in a fixed order, in Gluon.
 
-A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and walks every tile of queries of every head that
-shares them. It makes dK and dV in registers and a share of dQ, which a storing warp gives to the copy engine: the first of a fixed
-order stores it in an FP32 workspace, the others add to it, one after the other. `numdev.attention.kernels.hopper_backward_order` has
-the walk, the order, and why no program waits for ever. Every launch gives the same bits. Five products for each tile:
+A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and walks every tile of queries of every head
+that shares them. It makes dK and dV in registers and a share of dQ, which a storing warp gives to the copy engine: the first of
+a fixed order stores it in an FP32 workspace, the others add to it, one after the other. The walk, the order, and why no program
+waits for ever are in `numdev.attention.kernels.hopper_backward_order`. Every launch gives the same bits. Five products for each
+tile:
 
     S^T = K Q^T,  P^T = 2^(scale log2(e) S^T - LSE log2(e)),  dP^T = V dO^T,  dS^T = P^T o (dP^T - delta)
     dV += F(P^T) dO,  dK += F(dS^T) Q,  dQ += F(dS) K;  dK times scale here, dQ where the workspace is converted
 
-The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32. The readable counterpart is the pair
-`hopper_backward_keys` and `hopper_backward_queries`; at equal walks it has the same bits of dK and dV.
+The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32. The readable counterpart is the
+pair `hopper_backward_keys` and `hopper_backward_queries`.
 
-dS^T passes through shared memory, since each group's share of dQ takes all 128 keys: group w makes 64 columns of it at d = 128, 64 rows
-at d = 64. The loop is rotated: S of the next tile goes together with the products of this one.
+dS^T passes through shared memory, since each group's share of dQ takes all 128 keys: group w makes 64 columns of it at d = 128,
+64 rows at d = 64. The loop is rotated: S of the next tile goes together with the products of this one.
 
 Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
 | kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
-| q_full, do_full (stage) | 1 and bytes | the loader, arming it for the tile and its row of LSE or delta | both groups, before S^T; before dP^T |
-| q_empty, do_empty (stage) | 2 | each group, after dK; after dV | the loader, before the next tile there |
+| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T or dP^T |
+| q_empty (stage) | 2 | each group, after dK, which comes after dV | the loader, before the next Q and the next dO there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
 | dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer |
 | dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
-| k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through the buffer of K |
+| k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
 
-Between programs, `turns [batch, heads, tiles of queries]` counts the additions that are in memory: the storer waits until its rank is
-reached (acquire), and raises it when its own addition is performed (release).
+Between programs, `turns [batch, heads, tiles of queries]` counts the additions that are in memory: the storer waits until its
+rank is reached (acquire), and raises it when its own addition is performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
-queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program on a multiprocessor. Registers of a thread for dK, dV, S,
-dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of dP.
+queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program on a multiprocessor. Registers of a thread for dK, dV,
+S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of dP.
 """
 
 from triton.experimental import gluon
@@ -43,8 +44,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 
+from numdev.attention.kernels.aggregate import aggregate
 from numdev.attention.kernels.hopper_backward_keys import as_operand, row_of, scores, value_products
 from numdev.attention.kernels.hopper_backward_parts import (
     KEYS,
@@ -56,7 +57,6 @@ from numdev.attention.kernels.hopper_backward_parts import (
     probabilities,
     rank_at,
     row_at,
-    same_in_warp,
     unit_at,
     work_of,
 )
@@ -93,29 +93,6 @@ class Shared:
     dq_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
     k_done: gl.shared_memory_descriptor
-
-    @gluon.constexpr_function
-    def __init__(
-        self, q, do, k, v, ds, dq, lse2, delta, kv_full, q_full, q_empty, do_full, do_empty,
-        ds_full, dq_full, dq_empty, k_done,
-    ):  # fmt: skip
-        self.q = q
-        self.do = do
-        self.k = k
-        self.v = v
-        self.ds = ds
-        self.dq = dq
-        self.lse2 = lse2
-        self.delta = delta
-        self.kv_full = kv_full
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.do_full = do_full
-        self.do_empty = do_empty
-        self.ds_full = ds_full
-        self.dq_full = dq_full
-        self.dq_empty = dq_empty
-        self.k_done = k_done
 
 
 @gluon.jit
@@ -222,13 +199,13 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
 
 
 @gluon.jit
-def walk(w: gl.constexpr, setting, shared, work, i, last, count, edge, s, dk, dv, k, v, scale2):
+def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
     """The tiles of queries of one head: those seen whole, then those at the edge."""
-    whole = (count - edge) * setting.per
+    whole = (work.count - work.edge) * setting.per
     for t in range(whole):
         s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, 0, scale2, False)
     if setting.causal or setting.masked:
-        for t in range(whole, count * setting.per):
+        for t in range(whole, work.count * setting.per):
             s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, row_at(setting, work, t), scale2, True)
     return s, dk, dv
 
@@ -239,17 +216,14 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     k, v = own_keys(w, setting, shared, work)
-    count = same_in_warp(work.count)
-    edge = same_in_warp(work.edge)
-    shared_by = same_in_warp(work.shared_by)
-    last = count * setting.per * shared_by
+    last = work.count * setting.per * work.shared_by
     mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
     s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
     if setting.grouped:
-        for g in range(shared_by):
-            s, dk, dv = walk(w, setting, shared, work, g * count * setting.per, last, count, edge, s, dk, dv, k, v, scale2)
+        for g in range(work.shared_by):
+            s, dk, dv = walk(w, setting, shared, work, g * work.count * setting.per, last, s, dk, dv, k, v, scale2)
     else:
-        s, dk, dv = walk(w, setting, shared, work, 0, last, count, edge, s, dk, dv, k, v, scale2)
+        s, dk, dv = walk(w, setting, shared, work, 0, last, s, dk, dv, k, v, scale2)
     leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
     mbarrier.arrive(shared.k_done.index(0), count=1)
     mbarrier.wait(shared.k_done.index(0), 0)

@@ -9,28 +9,28 @@ and dS^T then leave the accumulator in the layout in which the next product read
 
 The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32.
 
-At d = 128 the groups take turns, as in the forward kernel. At d = 64 the loop is skewed instead: the next tile's S is in the tensor
-cores beside this tile's products; there are registers for it, and turns would cost 7 to 16 % (measured on an H200).
+At d = 128 the groups take turns, as in the forward kernel. At d = 64 the loop is skewed instead: the next tile's S is in the
+tensor cores beside this tile's products; there are registers for it, and turns would cost 7 to 16 % (measured on an H200).
 
 Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
 | kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
-| q_full, do_full (stage) | 1 and bytes | the loader, arming it for the tile and its row of LSE or delta | both groups, before S^T; before dP^T |
+| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T or dP^T |
 | q_empty, do_empty (stage) | 2 | each group, after dK; after dV | the loader, before the next tile there |
-| turn (group) | 1 | the other group, its S^T and dP^T issued; for group 0 first the program | group w, before it issues its own |
+| turn (group) | 1 | the other group, its products issued; for group 0 first the program | group w, before it issues its own |
 
-Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); for Q and dO 48 (3 stages), 64 (2); in all 81 and 129 of 227.
-Registers of a thread for dK, dV, S, dP and both operands: 32 + 32 + 64 + 32 + 32 = 192 (d = 64, with the next S), 64 + 64 + 32 + 32
-+ 32 = 224 (d = 128), of 240.
+Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); for Q and dO 48 (3 stages), 64 (2); in all 81, 129 of 227.
+Registers of a thread for dK, dV, S, dP and both operands: 32 + 32 + 64 + 32 + 32 = 192 (d = 64, with the next S), 64 + 64 + 32 +
+32 + 32 = 224 (d = 128), of 240.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.language.core import _aggregate as aggregate
 
+from numdev.attention.kernels.aggregate import aggregate
 from numdev.attention.kernels.hopper_backward_parts import (
     KEYS,
     Setting,
@@ -61,21 +61,6 @@ class Shared:
     do_full: gl.shared_memory_descriptor
     do_empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
-
-    @gluon.constexpr_function
-    def __init__(self, q, do, k, v, lse2, delta, kv_full, q_full, q_empty, do_full, do_empty, turn):
-        self.q = q
-        self.do = do
-        self.k = k
-        self.v = v
-        self.lse2 = lse2
-        self.delta = delta
-        self.kv_full = kv_full
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.do_full = do_full
-        self.do_empty = do_empty
-        self.turn = turn
 
 
 @gluon.jit

@@ -5,9 +5,9 @@ A program owns a *tile* of 128 keys and walks *units* of 128 queries. At each un
 
 - **causal**: every program walks from the last unit back to its diagonal, and the rank is the number of the tile. The programs
   with the longest walks start first, and each waits only for one that started before it.
-- **otherwise**: tiles form groups of at most `RESIDENT`, and no more than there are units. Tile l of its group starts at unit l and
-  wraps round, so that no two of a group are at the same unit; the rank is the order of arrival, group after group. Here a program
-  waits also for later ones of its group, which all must be running: a device needs a multiprocessor for each.
+- **otherwise**: tiles form groups of at most `RESIDENT`, and no more than there are units. Tile l of its group starts at unit l
+  and wraps round, so that no two of a group are at the same unit; the rank is the order of arrival, group after group. Here a
+  program waits also for later ones of its group, which all must be running: a device needs a multiprocessor for each.
 
 No program waits in a circle. Order all additions of a head by (group, step, tile): the rank rule adds up each unit in this order,
 each program makes its additions in this order, so the least one that is not yet made can be made. Programs start in the order of
@@ -62,7 +62,7 @@ def rank_at(unit, tile, tiles, group, causal):  # type: ignore[no-untyped-def]
 
 
 def first_unit(tile, shift, causal):  # type: ignore[no-untyped-def]
-    """The first unit of which any query sees a key of the tile; query i sees keys up to `i + shift`, and shift is not negative."""
+    """The first unit of which any query sees a key of the tile; query i sees keys up to `i + shift`, a shift of 0 or more."""
     first = tile * 0
     if causal:
         first = max(tile * 128 - shift, 0) // 128

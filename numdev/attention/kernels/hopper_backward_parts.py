@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.language.core import _aggregate as aggregate
 
 from numdev.attention.kernels import hopper_backward_order as order
+from numdev.attention.kernels.aggregate import aggregate
 from numdev.attention.kernels.hopper_backward_reduce import await_kernel_before, thread_barrier
 
 place = gluon.jit(order.place)
@@ -122,21 +122,6 @@ class Work:
     length: gl.tensor
     shift: gl.tensor
 
-    @gluon.constexpr_function
-    def __init__(self, tile, tiles, b, kv, heads, shared_by, units, walkers, count, edge, length, shift):
-        self.tile = tile
-        self.tiles = tiles
-        self.b = b
-        self.kv = kv
-        self.heads = heads
-        self.shared_by = shared_by
-        self.units = units
-        self.walkers = walkers
-        self.count = count
-        self.edge = edge
-        self.length = length
-        self.shift = shift
-
 
 @aggregate
 class Tensors:
@@ -151,21 +136,10 @@ class Tensors:
     dk: tma.tensor_descriptor
     dv: tma.tensor_descriptor
 
-    @gluon.constexpr_function
-    def __init__(self, q, k, v, do, lse2, delta, dk, dv):
-        self.q = q
-        self.k = k
-        self.v = v
-        self.do = do
-        self.lse2 = lse2
-        self.delta = delta
-        self.dk = dk
-        self.dv = dv
-
 
 @gluon.jit
 def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers):
-    """This program's tile: `together` KV heads start side by side, and of each the tile with the longest walk first.
+    """The program's tile: `together` KV heads start side by side, and of each the tile with the longest walk first.
 
     Of tiles of keys, units of queries, keys in memory, how many more than queries, query heads, and query heads of a KV head;
     `together` divides the number of KV heads in all batch entries; `walkers` tiles walk in a shifted order together.
@@ -187,17 +161,6 @@ def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, toget
         edge = gl.minimum(edge, count)
     full = (length + TILE - 1) // TILE
     return Work(tile, full, b, head % kv_heads, heads, shared_by, units, walkers, count, edge, length, shift)
-
-
-@gluon.jit
-def same_in_warp(x):
-    """A number that every thread of a warp holds, and the compiler knows that they do: a uniform register then takes it.
-
-    What a warp group other than the first is called with passes through shared memory, and the compiler forgets that.
-    """
-    return gl.inline_asm_elementwise(
-        "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
-    )
 
 
 @gluon.jit

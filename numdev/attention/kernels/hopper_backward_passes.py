@@ -1,4 +1,4 @@
-"""Before and after the Hopper backward kernels: delta and the LSE in units of log 2, counters, and dQ in the format of the output."""
+"""Before and after the Hopper backward kernels: delta, the LSE in units of log 2 and counters; dQ in the format of the output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["queries", "rows_of_head", "heads"])
-def preprocess(out, do, lse, lse2, delta, turns, queries, rows_of_head, heads, DIM: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr):
+def preprocess(
+    out, do, lse, lse2, delta, turns, queries, rows_of_head, heads, DIM: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr
+):
     """`delta_i = sum_d dO_id O_id` in FP32, `lse2 = LSE log2(e)`, and a 0 in `turns` for each PART rows.
 
-    out, do and lse are views; lse2 and delta are `[batch, heads, rows_of_head]`, a multiple of ROWS. Rows that see no key and rows
-    beyond the last have lse2 of infinity, so that their P is 0, and a delta of 0.
+    out, do and lse are views; lse2 and delta are `[batch, heads, rows_of_head]`, a multiple of ROWS. Rows that see no key and
+    rows beyond the last have lse2 of infinity, so that their P is 0, and a delta of 0.
     """
     tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -52,7 +54,7 @@ def convert(
     total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift,
     DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """`dQ = F(scale * total)`; 0 where a batch entry has no key, whose rows of `total [batch, heads, rows_of_head, DIM]` nobody wrote.
+    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 where a batch entry has no key and total no values.
 
     It may start while the kernel that makes `total` still runs, and waits for the counter of its tile of BR queries.
     """

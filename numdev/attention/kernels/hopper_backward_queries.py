@@ -3,7 +3,8 @@
 A program owns 64 queries for each of its two or three computing warp groups and walks blocks of keys from the last to the first,
 so that the masked ones come first:
 
-    S = Q K^T,  P = 2^(scale log2(e) S - LSE log2(e)),  dP = dO V^T,  dS = P o (dP - delta),  dQ += F(dS) K;  dQ times scale at the end
+    S = Q K^T,  P = 2^(scale log2(e) S - LSE log2(e)),  dP = dO V^T,  dS = P o (dP - delta)
+    dQ += F(dS) K;  dQ times scale at the end
 
 It is the forward kernel with one more product and without the running maximum; the groups take turns likewise.
 
@@ -14,12 +15,12 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 | own_full (one) | 1 and bytes | the loader, arming it for Q and dO of every group | every group, before its first product |
 | k_full, v_full (stage) | 1 and bytes | the loader, arming it for the block | every group, before S; before dP |
 | k_empty, v_empty (stage) | groups | every group, after dQ; after dP | the loader, before the next block there |
-| k_tail, v_tail (one) | 1 and bytes | as k_full, v_full, where padding cuts a block | the loader: it clears that, then arrives at k_full, v_full |
+| k_tail, v_tail (one) | 1 and bytes | as k_full, v_full, where padding cuts a block | the loader: it clears, then arrives there |
 | turn (group) | 1 | group w - 1, its S and dP issued; for group 0 first the program | group w, before it issues its own |
 
-Budget: KB of shared memory for Q and dO 32 (d = 64, 128 rows), 48 (192 rows), 64 (d = 128); for blocks of K and V 64 (2 stages of
-128), 48 (3 of 64), 128; in all 96, 96 and 192 of 227. Registers of a thread for dQ, S, dP and dS as an operand: 32 + 64 + 64 + 32 =
-192 of 240, 32 + 32 + 32 + 16 = 112 of 160, 64 + 64 + 64 + 32 = 224 of 240.
+Budget: KB of shared memory for Q and dO 32 (d = 64, 128 rows), 48 (192 rows), 64 (d = 128); for blocks of K and V 64 (2 stages
+of 128), 48 (3 of 64), 128; in all 96, 96 and 192 of 227. Registers of a thread for dQ, S, dP and dS as an operand:
+32 + 64 + 64 + 32 = 192 of 240, 32 + 32 + 32 + 16 = 112 of 160, 64 + 64 + 64 + 32 = 224 of 240.
 """
 
 from typing import Any, NamedTuple
@@ -33,10 +34,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 
+from numdev.attention.kernels.aggregate import aggregate
 from numdev.attention.kernels.hopper_backward_parts import place
-from numdev.attention.kernels.hopper_parts import ROWS, barriers
+from numdev.attention.kernels.hopper_parts import ROWS, barriers, clear_tail, load_block
 
 
 class Code(NamedTuple):
@@ -76,7 +77,6 @@ class Setting:
     p: gl.constexpr  # of dS as an operand
     row: gl.constexpr
     key: gl.constexpr
-    part: gl.constexpr  # of a part of a block that is cleared
 
     @gluon.constexpr_function
     def __init__(self, code):
@@ -95,7 +95,6 @@ class Setting:
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))
         self.row = gl.constexpr(gl.SliceLayout(1, s))
         self.key = gl.constexpr(gl.SliceLayout(0, s))
-        self.part = gl.constexpr(gl.BlockedLayout([1, code.dim // 16], [2, 16], [4, 1], [1, 0]))
 
 
 @aggregate
@@ -115,21 +114,6 @@ class Shared:
     v_tail: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
 
-    @gluon.constexpr_function
-    def __init__(self, q, do, k, v, own_full, k_full, k_empty, v_full, v_empty, k_tail, v_tail, turn):
-        self.q = q
-        self.do = do
-        self.k = k
-        self.v = v
-        self.own_full = own_full
-        self.k_full = k_full
-        self.k_empty = k_empty
-        self.v_full = v_full
-        self.v_empty = v_empty
-        self.k_tail = k_tail
-        self.v_tail = v_tail
-        self.turn = turn
-
 
 @aggregate
 class Work:
@@ -145,22 +129,10 @@ class Work:
     length: gl.tensor
     shift: gl.tensor
 
-    @gluon.constexpr_function
-    def __init__(self, row, b, h, kv, at, count, edge, length, shift):
-        self.row = row
-        self.b = b
-        self.h = h
-        self.kv = kv
-        self.at = at
-        self.count = count
-        self.edge = edge
-        self.length = length
-        self.shift = shift
-
 
 @gluon.jit
 def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, together):
-    """This program's tile: `together` heads start side by side, under a causal limit the tiles with the most blocks first.
+    """The program's tile: `together` heads start side by side, under a causal limit the tiles with the most blocks first.
 
     Of tiles of queries, rows of each head in lse2 and delta, keys in memory, how many more than queries, query heads, and query
     heads of a KV head; `together` divides the number of heads in all batch entries.
@@ -186,35 +158,21 @@ def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, tog
 
 
 @gluon.jit
-def clear_tail(setting, buffer, tail):
-    """Zero the rows of a block from `tail` on: dS is 0 there, and 0 times NaN is not."""
-    for first in gl.static_range(0, setting.bc, 8):
-        if first + 8 > tail:
-            part = buffer.slice(first, 8, 0)
-            rows = first + gl.arange(0, 8, gl.SliceLayout(1, setting.part))
-            part.store(gl.where(gl.expand_dims(rows, 1) < tail, part.load(setting.part), 0.0))
-
-
-@gluon.jit
-def load_block(setting, work, desc, buffers, full, empty, tail_full, i, key):
-    """K or V of a block, i of the stream, when its buffer is free; what padding holds in it is cleared."""
-    at = i % setting.stages
-    mbarrier.wait(empty.index(at), ((i // setting.stages) & 1) ^ 1)
+def load_keys(setting, work, desc, buffers, full, empty, tail_full, i, key):
+    """K or V of block i of the stream; what padding holds in it is cleared."""
     if setting.padded:
         tail = work.length - key
-        if tail < setting.bc:  # only the first block can be cut
+        if tail < setting.bc:  # only the first block can be cut, and its buffer is free
             mbarrier.expect(tail_full.index(0), desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(desc, [work.b, work.kv, key, 0], tail_full.index(0), buffers.index(at))
+            tma.async_copy_global_to_shared(desc, [work.b, work.kv, key, 0], tail_full.index(0), buffers.index(0))
             mbarrier.wait(tail_full.index(0), 0)
-            clear_tail(setting, buffers.index(at).reshape((setting.bc, setting.dim)), tail)
+            clear_tail(setting, buffers.index(0).reshape((setting.bc, setting.dim)), tail)
             fence_async_shared()
-            mbarrier.arrive(full.index(at), count=1)
+            mbarrier.arrive(full.index(0), count=1)
         else:
-            mbarrier.expect(full.index(at), desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(desc, [work.b, work.kv, key, 0], full.index(at), buffers.index(at))
+            load_block(desc, full, empty, buffers, setting.stages, i, work.b, work.kv, key)
     else:
-        mbarrier.expect(full.index(at), desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(desc, [work.b, work.kv, key, 0], full.index(at), buffers.index(at))
+        load_block(desc, full, empty, buffers, setting.stages, i, work.b, work.kv, key)
 
 
 @gluon.jit
@@ -227,8 +185,8 @@ def load(setting, shared, work, d_q, d_k, d_v, d_do):
         tma.async_copy_global_to_shared(d_do, [work.b, work.h, row, 0], shared.own_full.index(0), shared.do.index(w))
     for i in range(work.count):
         key = (work.count - 1 - i) * setting.bc
-        load_block(setting, work, d_k, shared.k, shared.k_full, shared.k_empty, shared.k_tail, i, key)
-        load_block(setting, work, d_v, shared.v, shared.v_full, shared.v_empty, shared.v_tail, i, key)
+        load_keys(setting, work, d_k, shared.k, shared.k_full, shared.k_empty, shared.k_tail, i, key)
+        load_keys(setting, work, d_v, shared.v, shared.v_full, shared.v_empty, shared.v_tail, i, key)
 
 
 @gluon.jit
@@ -268,7 +226,7 @@ def step(w: gl.constexpr, setting, shared, work, i, dq, q, do, lse2, delta, scal
 def compute(w: gl.constexpr, setting, shared, work, d_dq, lse2_rows, delta_rows, scale2, scale):
     """Computing warp group w: rows `64 w` to `64 w + 63` of the tile."""
     rows = work.at + w * ROWS + gl.arange(0, ROWS, setting.row)
-    # Both reach beyond the last row of a tile of 128, not of one of 192: a row that does not exist reads another's, and is not stored.
+    # Beyond the last row of a head, a tile of 192 rows reads those of another head; what it makes of them is not stored.
     lse2 = gl.load(lse2_rows + rows)  # [ROWS]
     delta = gl.load(delta_rows + rows)  # [ROWS]
     dq = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
@@ -293,7 +251,7 @@ def gradients_of_queries(
     d_q, d_k, d_v, d_do, d_dq, lse2, delta, lengths, scale2, scale,
     tiles, queries, keys, shift, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
-    """One program: a loading warp group and `CODE.groups` computing ones, over one tile of queries; `scale2` is `scale log2(e)`."""
+    """One program: a loading warp group and `CODE.groups` computing ones, over a tile of queries; `scale2` is `scale log2(e)`."""
     GROUPS: gl.constexpr = CODE.groups
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers

@@ -20,7 +20,7 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
 | kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
-| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T or dP^T |
+| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
 | q_empty (stage) | 2 | each group, after dK, which comes after dV | the loader, before the next Q and the next dO there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
 | dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer |

@@ -23,7 +23,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
 
 _ROWS = 64  # of one warp group, and of a program of the passes before and after
-_REGISTERS = 240  # of a thread of two computing warp groups
+REGISTERS = 240  # of a thread of two computing warp groups
 
 
 def gradients(given: Given, mask: Mask, scale: float, design: Design | None = None, spins: int = 0) -> tuple[Found, Ran]:
@@ -149,7 +149,7 @@ class _Call:
     def _keys_code(self, shape: KeysShape) -> Code:
         tile = (shape.br, self.dim, shape.stages, DTYPES[self.given.q.dtype])
         keys = (self.mask.causal, self.masked, self.padded, self.group > 1)
-        return Code(*tile, *keys, shape.skewed, shape.pingpong, _REGISTERS, self.spins)
+        return Code(*tile, *keys, shape.skewed, shape.pingpong, REGISTERS, self.spins)
 
     def _of_queries(self) -> int:
         """The kernel for dQ, and how many keys a block of it has."""

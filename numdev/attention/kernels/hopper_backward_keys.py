@@ -17,7 +17,7 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
 | kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
-| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T or dP^T |
+| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
 | q_empty, do_empty (stage) | 2 | each group, after dK; after dV | the loader, before the next tile there |
 | turn (group) | 1 | the other group, its products issued; for group 0 first the program | group w, before it issues its own |
 

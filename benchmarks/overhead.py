@@ -69,4 +69,4 @@ def import_time() -> Result:
 
 def help_time() -> Result:
     command = [sys.executable, "-m", "numdev.cli.main", "--help"]
-    return bounded("numdev --help", median_seconds(lambda: subprocess.run(command, check=True, capture_output=True), 5), 2.5)
+    return bounded("numdev --help", median_seconds(lambda: subprocess.run(command, check=True, capture_output=True), 5), 0.3)

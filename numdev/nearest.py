@@ -11,12 +11,18 @@ from numdev.errors import BadInput
 
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
+_CUTOFF = 0.6  # the least similarity of what is near, difflib's own
+
+
+def is_near(wrong: object, names: Iterable[str]) -> bool:
+    """Whether one of the names looks like it."""
+    return bool(difflib.get_close_matches(str(wrong), list(names), n=1, cutoff=_CUTOFF))
 
 
 def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
     """The mend for a name that does not exist: those that look like it, and all there are unless they are more than `most`."""
     known = list(names)
-    near = difflib.get_close_matches(str(wrong), known, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(wrong), known, n=3, cutoff=_CUTOFF)
     rest = [name for name in known if name not in near]
     if not near:
         return "use one of " + ", ".join(rest if len(rest) <= most else [*rest[:most], "..."])

@@ -1,7 +1,7 @@
 """Compiles the portable backward kernels without a GPU and prints, as JSON, what each needs of one; see `tests.compiled`.
 
 python -m tests.compiled_backward chosen
-python -m tests.compiled_backward dk_dv|walk FORMAT HEAD_DIM none|causal|all BR BC WARPS STAGES
+python -m tests.compiled_backward dk_dv|walk FORMAT HEAD_DIM none|causal|odd|all BR BC WARPS STAGES
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from tests.compiled import SHARED, compile_for
 
 # Format, head_dim, mask, policy, compute capability
 CHOSEN = (
-    ("bf16", 64, "none", "kernel", 90),
-    ("bf16", 64, "causal", "kernel", 90),
-    ("bf16", 128, "none", "kernel", 90),
-    ("bf16", 128, "causal", "kernel", 90),
-    ("bf16", 128, "all", "kernel", 90),
+    *(("bf16", dim, mask, "kernel", 90) for dim in (64, 128) for mask in ("none", "causal", "odd", "all")),
     ("bf16", 256, "causal", "kernel", 90),
     ("fp16", 96, "all", "kernel", 90),
     ("fp32", 64, "causal", "kernel", 90),
+    ("bf16", 128, "causal", "kernel", 89),
     ("fp32", 128, "none", "kernel", 89),
     ("bf16", 64, "causal", "uniform", 90),
 )
+
+
+def masks() -> dict[str, Any]:
+    """`odd` is causal with lengths that tiles do not divide."""
+    from numdev.attention.mask import Mask
+
+    return {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
 
 
 def assembled(kernel: Any, capability: int) -> dict[str, Any]:
@@ -68,26 +72,26 @@ def compiled(which: str, name: str, dim: int, masked: str, launch: Any, capabili
     from numdev.attention.kernels.arguments import Sizes, View
     from numdev.attention.kernels.backward_arguments import Factors, Saved
     from numdev.attention.kernels.backward_launch import Launches
-    from numdev.attention.mask import Mask
     from numdev.attention.softmax import Exponential
 
-    masks = {"none": Mask(), "causal": Mask(causal=True), "all": Mask(True, 1000, (999,))}
-    tokens = 1000 if masked == "all" else 1024
+    tokens = 1000 if masked in ("odd", "all") else 1024
     precision = getattr(BackwardPrecision, kind)(Format.parse(name))
     exactly = kind != "kernel"
-    request = backward_host.Request(
-        precision, Recompute(exponential=Exponential.EXP2), Launches(launch, launch), exactly=exactly
-    )
+    request = backward_host.Request(precision, Recompute(exponential=Exponential.EXP2), Launches(launch, launch), exactly=exactly)
     of_rows, view = which == "walk", View(f"*{name}", "i32", "i32", "i32", "1")
     gradient = "*fp32" if exactly else f"*{name}"
-    values: dict[str, Any] = {"CODE": request.code(of_rows, masks[masked], (tokens, tokens, dim), Factors(dim**-0.5, 1.44, dim**-0.5))}
+    values: dict[str, Any] = {
+        "CODE": request.code(of_rows, masks()[masked], (tokens, tokens, dim), Factors(dim**-0.5, 1.44, dim**-0.5))
+    }
     if of_rows:
         values["DELTA"] = False
     types = {"q": view, "k": view, "v": view, "do": view, "dq": gradient, "dk": gradient, "dv": gradient, "lengths": "*i32"}
     types |= {"saved": Saved("*fp32", "*fp32"), "factors": Factors(*["fp32"] * 3), "sizes": Sizes(*["i32"] * 7)}
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not exactly}
     kernel = compile_for(getattr(backward, which), values, types, capability, options)
-    return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": kind} | assembled(kernel, capability)
+    return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": kind, "capability": capability} | assembled(
+        kernel, capability
+    )
 
 
 def chosen() -> list[dict[str, Any]]:
@@ -99,9 +103,9 @@ def chosen() -> list[dict[str, Any]]:
     found = []
     for name, dim, masked, kind, capability in CHOSEN:
         fmt, device = Format.parse(name), Device(f"sm_{capability}", SHARED[capability])
-        launches = backward_launch.choose(fmt, dim, device)
+        launches = backward_launch.choose(fmt, dim, masks()[masked], device)
         for which, launch in (("dk_dv", launches.keys), ("walk", launches.rows)):
-            needs = {"bound": backward_launch.shared_bytes(launch, fmt, dim), "limit": device.shared}
+            needs = {"bound": backward_launch.shared_bytes(launch, fmt, dim, which == "walk"), "limit": device.shared}
             found.append(compiled(which, name, dim, masked, launch, capability, kind) | needs)
     return found
 

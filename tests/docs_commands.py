@@ -21,7 +21,7 @@ from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.settings import flat, request
+from numdev.cli.requests import flat, request
 from numdev.cli.studies import stated
 from numdev.report.comparison.changes import Criterion
 
@@ -95,15 +95,19 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
     overrides = [text for text in kept if text not in ("-m", "--cfg", "job")]
     searched = [f"hydra.searchpath=[{', '.join(f'file://{path}' for path in folders[:-1])}]"] if folders[1:] else []
     schema.register()
+    composed = []
     with initialize_config_dir(str(folders[-1]), version_base="1.3"):
         for job in jobs(overrides) if "-m" in kept else [overrides]:
             cfg = compose(launch.CONFIGS[command], [*searched, *job], return_hydra_config=True)
             hydra = cfg.hydra
             OmegaConf.set_struct(cfg, False)
             del cfg["hydra"]
-            refuse_unknown(cfg)
-            if command != "report":
-                check_points(command, cfg, hydra, job, library(tuple(folders)))
+            refuse_unknown(cfg, groups=hydra.runtime.choices)
+            composed.append((cfg, hydra, job))
+    for cfg, hydra, job in (
+        composed if command != "report" else ()
+    ):  # behind the context, in which Hydra searches its folder alone
+        check_points(command, cfg, hydra, job, library(tuple(folders)))
 
 
 library = lru_cache(maxsize=8)(Library)  # each file is read once
@@ -122,14 +126,28 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
 
 def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Library) -> None:
     name = launch.CONFIGS[command]
-    groups = composer(files.folders, name).choices
+    operation = hydra.runtime.choices["operation"]
+    groups = composer(files.folders, name, operation).choices
     of_point = [
         str(key)
         for key in cfg
         if key
-        not in ("study", "studies", "out", "timing", "counters", "device", "results", "fresh", "shard", "shards", "objective")
+        not in (
+            "operation",
+            "study",
+            "studies",
+            "out",
+            "timing",
+            "counters",
+            "device",
+            "results",
+            "fresh",
+            "shard",
+            "shards",
+            "objective",
+        )
     ]
-    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name)
+    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
     elif cfg.study is None:

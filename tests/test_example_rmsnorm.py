@@ -1,7 +1,8 @@
-"""A second operation, outside the package: numdev measures, stores and reads it, and knows no line of it."""
+"""A second operation, outside the package: numdev measures, sweeps, times, reports and compares it, and knows no line of it."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import subprocess
 import sys
@@ -15,8 +16,13 @@ from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rmsnorm"
+CONFIGS = ("--config-dir", str(EXAMPLE / "configs"))
+RMSNORM = ("operation=rmsnorm", "problem.rows=4", "problem.hidden=64", "seeds=2", "device=cpu")
 
 
 @pytest.fixture
@@ -32,8 +38,10 @@ def rmse(record: Any, output: str) -> float:
 
 
 def test_numdev_does_not_know_it() -> None:
-    package = EXAMPLE.parent.parent / "numdev"
-    assert not [path for path in package.rglob("*.py") if "rmsnorm" in path.read_text().lower()]
+    root = EXAMPLE.parent.parent
+    files = [*(root / "numdev").rglob("*.py"), *(root / "hydra_plugins").rglob("*.py"), *(root / "configs").rglob("*.yaml")]
+    assert len(files) > 100
+    assert not [path for path in files if "rmsnorm" in path.read_text().lower()]
 
 
 def test_golden_is_torchs_own(example: Any) -> None:
@@ -87,3 +95,115 @@ def test_its_study_is_stored_read_and_written(tmp_path: Path) -> None:
     header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert "label.block" in header
     assert lines
+
+
+@pytest.fixture
+def no_module_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has imported none of the example: the command finds its modules by itself."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != EXAMPLE])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rmsnorm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("no_module_of_it")
+class TestByTheCommandLine:
+    def test_a_point(self, numdev: Command) -> None:
+        ran = numdev("measure", *CONFIGS, *RMSNORM, "policy.sum=fp16")
+        assert (ran.code, ran.err) == (0, "")
+        assert "y: mean over replicates" in ran.out
+        assert "rms: mean over replicates" in ran.out
+        assert ran.out.index("y: mean") < ran.out.index("rms: mean"), "the primary output comes first"
+        (record,) = Store(Path("results")).records()
+        assert (record.operation, record.kind, record.outputs) == ("rmsnorm", "deviation", ("y", "rms"))
+        assert record.config["variant"]["policy"]["sum"] == "fp16"
+        assert record.config["baseline"]["format"] == "bf16"
+        assert record.table("deviation")
+
+    def test_a_sweep_and_its_figure(self, numdev: Command) -> None:
+        sweep = ("-m", "policy=bf16,kernel_bf16", "norm.block=16,64", "objective=y.max_difference")
+        ran = numdev("measure", *CONFIGS, *RMSNORM, *sweep)
+        assert (ran.code, ran.err) == (0, "")
+        lines = ran.out.splitlines()
+        assert len(lines) == 4
+        assert all("ok, max_difference " in line for line in lines)
+        ran = numdev("measure", *CONFIGS, *RMSNORM, "-m", "norm.block=16,64", "objective=out.max_difference")
+        assert (ran.code, ran.out) == (2, ""), "nothing is measured"
+        assert "did you mean y.max_difference" in ran.err
+
+    def test_it_is_found_from_its_own_folder_too(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(EXAMPLE)
+        ran = numdev("measure", "--config-dir", "configs", *RMSNORM, "norm=eager", f"results={tmp_path}/here")
+        assert (ran.code, ran.err) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("words", "error"),
+        [
+            (("policy.summ=fp32",), "policy.summ: there is no such setting; did you mean policy.sum"),
+            (("policyy=bf16",), "policyy: there is no such setting; did you mean policy"),
+            (("problem.kind=sideways",), "problem.kind: 'sideways' cannot be used; use one of normal, outliers"),
+            (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not honour it"),
+            (("norm.blok=3",), "norm.blok: there is no such setting; did you mean norm.block"),
+            (("baseline=eager",), "baseline: 'eager' cannot be used; it is no baseline of what rmsnorm.problem makes"),
+            (("+hidden=3",), "hidden: 3 cannot be used; there is no such setting"),
+            (("objective=lse.rmse",), "objective: 'lse.rmse' cannot be used; did you mean "),
+            (("operation=rmsnor",), "operation: 'rmsnor' cannot be used; did you mean rmsnorm"),
+        ],
+    )
+    def test_mistakes_are_told_in_its_own_words(self, numdev: Command, words: tuple[str, ...], error: str) -> None:
+        ran = numdev("measure", *CONFIGS, *RMSNORM, *words)
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+        assert ran.err.startswith(error)
+
+    def test_studies_reports_and_comparison(self, numdev: Command) -> None:
+        small = ("problem.rows=4", "problem.hidden=64", "seeds=2", "device=cpu")
+        for results in ("before", "after"):
+            ran = numdev("measure", *CONFIGS, "study=rmsnorm_blocks", *small, f"results={results}")
+            assert ran.code == 0, ran.err
+            assert "rmsnorm_blocks: 12 points, 12 measured" in ran.out
+        again = numdev("measure", *CONFIGS, "study=rmsnorm_blocks", *small, "results=after")
+        assert "0 measured in 0.0 s, 12 already there" in again.out
+        manifest = Store(Path("after")).studies()["rmsnorm_blocks"]
+        assert manifest["command"].endswith("study=rmsnorm_blocks problem.rows=4 problem.hidden=64 seeds=2")
+
+        ran = numdev("report", "results=after", "out=tables", "format=csv")
+        assert ran.code == 0, ran.err
+        assert "rmsnorm_blocks" in ran.out
+        with Path("tables/results.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["output"] for row in rows} == {"y", "rms"}
+        assert {row["output"] for row in rows if row["primary"] == "True"} == {"y"}
+        assert {row["label.norm.block"] for row in rows} == {"64", "256", "1024"}
+        ran = numdev("report", "results=after", "out=document", "format=pdf")
+        assert ran.code == 0, ran.err
+        assert Path("document/report.pdf").read_bytes().startswith(b"%PDF")
+
+        ran = numdev("compare", "before", "after", "out=compared")
+        assert (ran.code, ran.err) == (0, "")
+        assert "no regression in 24 comparisons" in ran.out  # y and rms of each point
+        assert len(Path("compared/compare.csv").read_text().splitlines()) == 25
+
+    def test_speed(self, numdev: Command) -> None:
+        quick = ("timing.seconds=0.001", "timing.least=3", "timing.most=3")
+        ran = numdev("speed", *CONFIGS, *RMSNORM, *quick, "-m", "norm=eager,blocked", "objective=latency")
+        assert (ran.code, ran.err) == (0, "")
+        assert [" ms, " in line for line in ran.out.splitlines()] == [True, True]
+        assert "nan" not in ran.out
+        assert {record.operation for record in Store(Path("results/speed")).records()} == {"rmsnorm"}
+
+    def test_a_study_of_speed_and_its_report(self, numdev: Command) -> None:
+        quick = ("problem.rows=2", "device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3", "out=timed")
+        ran = numdev("speed", *CONFIGS, "study=rmsnorm_speed", *quick)
+        assert ran.code == 0, ran.err
+        with Path("timed/speed.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["operation"], row["label.norm"]) for row in rows} == {("rmsnorm", "torch"), ("rmsnorm", "emulation")}
+        assert all(float(row["latency"]) > 0 for row in rows)
+
+    def test_the_command_line_chooses_the_operation_of_a_study(self, numdev: Command) -> None:
+        """A study's file chooses its operation; another one does not have its settings."""
+        ran = numdev("measure", *CONFIGS, "operation=attention", "study=rmsnorm_blocks", "device=cpu")
+        assert ran.code == 2
+        assert "problem.rows" in ran.err
+        ran = numdev("paper", *CONFIGS, "studies=[rmsnorm_blocks]", "seeds=1", "device=cpu", "out=paper")
+        assert ran.code == 0, ran.err
+        assert "rmsnorm_blocks: 12 points, 12 measured" in ran.out

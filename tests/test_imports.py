@@ -240,7 +240,7 @@ def test_help_and_completion_wait_for_nothing() -> None:
     entry = of(
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
-    quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.settings", "cli.schema")
+    quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.requests", "cli.schema")
     declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax")]
     quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
     others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.attention\.(?!settings)", name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
@@ -84,7 +84,7 @@ class Policy:
         output: Cast = vars(self)["output"]
         return output.to
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The preset that this policy is, as `parse` reads it; `custom` for any other."""
         return self.preset_names().get(self, "custom")
@@ -96,6 +96,10 @@ class Policy:
 
     def steps(self) -> dict[str, str]:
         """Every step and its format as text, as the command line takes them."""
+        return dict(self._texts)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
         return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
     def describe(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -74,11 +74,13 @@ class Precision(Policy):
         )
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def uniform(fmt: Format) -> Precision:
         """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
         return Precision.throughout(Cast(fmt))
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def eager(fmt: Format) -> Precision:
         """matmul, softmax, matmul as three tensor operations in `fmt`: softmax works in FP32 inside and rounds once."""
         wide = inside(fmt)
@@ -112,7 +114,8 @@ class Precision(Policy):
         """A preset by name: `golden`, one of `shipped`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
         from numdev.attention.shipped import SHIPPED  # its policies are policies of this module
 
-        families = {"": Precision.uniform, "uniform": Precision.uniform, "kernel": Precision.kernel, "eager": Precision.eager}
+        uniform, kernel, eager = Precision.uniform, Precision.kernel, Precision.eager
+        families: dict[str, Callable[[Format], Precision]] = {"": uniform, "uniform": uniform, "kernel": kernel, "eager": eager}
         return by_name(name, {"golden": Precision.golden, **SHIPPED}, families)
 
     @property

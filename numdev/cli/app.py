@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,31 +21,20 @@ FORMATS = ("csv", "parquet", "pdf")
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
-    from numdev.api import bench
     from numdev.cli import show
 
-    if cfg.study is None:
-        return _measure_point(cfg, bench(cfg.device), show, "measure")
-    return _measure_study(cfg, bench(cfg.device), "measure")
+    return _measure_point(cfg, show, "measure") if cfg.study is None else _measure_study(cfg, "measure")
 
 
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
-    from numdev.api import speed_bench
     from numdev.cli import show_speed
-    from numdev.cli.console import ERRORS
-    from numdev.measurement.speed.timing import Budget
-
-    def note(text: str) -> None:
-        ERRORS.print(f"note: {text}", markup=False)
 
     if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
-    budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
-    bench = speed_bench(cfg.device, budget, counters=cfg.counters, tell=note)
     if cfg.study is None:
-        return _measure_point(cfg, bench, show_speed, "speed")
-    ended = _measure_study(cfg, bench, "speed")
+        return _measure_point(cfg, show_speed, "speed")
+    ended = _measure_study(cfg, "speed")
     from numdev.cli.console import output
     from numdev.report.document.speed import make_speed_report
 
@@ -54,8 +44,8 @@ def speed(cfg: DictConfig) -> Ended:
 
 def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
-    from numdev.api import bench
     from numdev.cli import studies
+    from numdev.cli.runners import runner
 
     for name, whole in (("study", None), ("shard", 0), ("shards", 1), ("objective", None)):
         if cfg[name] != whole:
@@ -64,8 +54,11 @@ def paper(cfg: DictConfig) -> Ended:
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
     expander = studies.expander(HydraConfig.get(), cfg)
-    expanded = [expander.study(name, expander.library.study(name)) for name in cfg.studies]
-    ended = studies.run(expanded, cfg, bench(cfg.device), live=None)
+    work = []
+    for name in cfg.studies:
+        own = expander.of(name)
+        work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
+    ended = studies.run(work, cfg, live=None)
     _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), "pdf")
     return ended
 
@@ -95,8 +88,9 @@ def _measured_of_paper(results: Path) -> list[str]:
     return [name for name in names if name in held] or names
 
 
-def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
+def _measure_study(cfg: DictConfig, program: str) -> Ended:
     from numdev.cli import studies
+    from numdev.cli.runners import runner
     from numdev.results.study import Shard
 
     if cfg.objective is not None:
@@ -107,38 +101,45 @@ def _measure_study(cfg: DictConfig, bench: Any, program: str) -> Ended:
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     fields = study_fields(name, _plain(cfg.study))
     study = studies.expander(hydra, cfg, program).study(name, fields)
-    return studies.run([study], cfg, bench, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
+    work = [(study, runner(program, cfg))]
+    return studies.run(work, cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
 
 
-def _measure_point(cfg: DictConfig, bench: Any, show: Any, program: str) -> Ended:
+def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
     from numdev.cli import build, objective, studies
     from numdev.cli.codes import code_of_point
-    from numdev.cli.console import output
-    from numdev.cli.settings import flat, request
+    from numdev.cli.composed import of_points
+    from numdev.cli.console import ERRORS, output
+    from numdev.cli.progress import Progress
+    from numdev.cli.requests import flat, request
+    from numdev.cli.runners import runner
     from numdev.results.store import Store
     from numdev.results.study import DONE
 
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
             raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    objective.refuse_unusable(cfg.objective, program)
+    bench = runner(program, cfg)
+    objective.refuse_unusable(cfg.objective, bench.kind)
     hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
     expander = studies.expander(hydra, cfg)
-    options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
+    options = of_points(hydra.runtime.choices)
     point = build.point(request(raw, expander.said(raw, expander.task), options))
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
     already = found is not None and found.status in DONE
     if found is None or not already:
-        found = bench.measure(point.problem, point.variant, point.baseline, point.seeds, folder=store.work(key))
+        parts = point.problem, point.variant, point.baseline, point.seeds
+        with Progress(point.seeds, ERRORS, live=_has_own_terminal(), unit="replicates") as progress:
+            found = bench.measure(*parts, folder=store.work(key), told=progress.replicates)
         store.put(found)
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, program, found.rows))
+    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found))
 
 
 def _has_own_terminal() -> bool | None:
@@ -148,13 +149,16 @@ def _has_own_terminal() -> bool | None:
     return None if hydra.mode is RunMode.RUN or basic else False
 
 
-def refuse_unknown(cfg: DictConfig, prefix: str = "") -> None:
-    """Raise BadInput for a setting that no schema knows: `+name=value` brings one in."""
+def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
+    """Raise BadInput for a setting that no schema knows: `+name=value` brings one in.
+
+    Beside the settings of the schema stand the groups of the operation, and what its files refer to.
+    """
     known = OmegaConf.get_type(cfg)
-    names = [field.name for field in fields(known)] if is_dataclass(known) else list(cfg)
+    names = [*([field.name for field in fields(known)] if is_dataclass(known) else map(str, cfg)), *groups]
     for name, value in cfg.items_ex(resolve=False):
         key = f"{prefix}{name!s}"
-        if name not in names:
+        if name not in names and (prefix or f"${{{key}" not in OmegaConf.to_yaml(cfg)):
             raise BadInput(key, value, f"there is no such setting; {one_of(name, names, most=12)}")
         if isinstance(value, DictConfig) and not value._is_none():
             refuse_unknown(value, f"{key}.")

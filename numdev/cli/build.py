@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 from numdev.cli import honoured, nodes
-from numdev.cli.settings import Request
+from numdev.cli.requests import Request
 from numdev.errors import BadInput
 from numdev.results.study import Refused, StudyPoint
 
@@ -22,23 +22,44 @@ class Rule(Protocol):
         ...
 
 
-def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
-    """What a whole configuration asks for.
+@dataclass(frozen=True)
+class NoBaseline:
+    """The baseline of a node that says there is none: the variant is compared with golden alone."""
+
+    def of(self, variant: Any, problem: Any) -> None:
+        """No baseline."""
+
+
+def point(
+    request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None, made: nodes.Made | None = None
+) -> StudyPoint:
+    """What a whole configuration asks for; points that are built with one `made` share the objects of equal nodes.
 
     Raises:
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # where modules of the user's own may lie
     honoured.check(request)
-    config = request.config
-    variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")
+    config, made = request.config, made or nodes.Made()
+    variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
     honoured.check_built(request, variant)
-    baseline = nodes.build(config, "baseline")
-    against = baseline.of(variant, problem) if isinstance(baseline, Rule) else baseline
-    return StudyPoint(problem, variant, against, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
+    baseline = nodes.build(config, "baseline", made)
+    if nodes.satisfies(baseline, Rule):
+        if not isinstance(problem, _problem_of(type(baseline).of)):
+            mend = f"it is no baseline of what {type(problem).__module__} makes; choose one of the operation's own"
+            raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)
+        baseline = baseline.of(variant, problem)
+    return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
+
+
+@lru_cache(maxsize=64)
+def _problem_of(rule: Callable[..., Any]) -> type:
+    """The class of the problems that a rule is written for, as it is annotated: options of every operation lie in one group."""
+    try:
+        found = get_type_hints(rule).get("problem")
+    except NameError:  # the annotation is for a type checker alone
+        return object
+    return found if isinstance(found, type) and found is not Any else object
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:

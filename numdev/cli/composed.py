@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -16,12 +15,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from numdev.cli import schema
-from numdev.cli.library import Library
-from numdev.cli.settings import Flat, flat, type_mend
+from numdev.cli.library import OPERATION, STUDY, Library
+from numdev.cli.requests import Flat, flat, type_mend
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
-STUDY = "study"  # the one group whose options are no part of a point
+
+class _Composed(NamedTuple):
+    """What Hydra composed, as it stands there, and to try values in, of which the last one stays."""
+
+    plain: dict[str, Any]
+    scratch: DictConfig
 
 
 @dataclass
@@ -31,30 +35,32 @@ class Composer:
     Attributes:
         folders: that of numdev, and those that the user adds with `--config-dir`.
         name: of the primary file.
+        operation: the option of `operation`; None for that of the primary file, which may also have no such group.
     """
 
     folders: tuple[Path, ...]
     name: str
+    operation: str | None = None
     library: Library = field(init=False)
-    _composed: dict[str, DictConfig] = field(default_factory=dict, init=False)
-    _scratch: dict[str, DictConfig] = field(default_factory=dict, init=False)
+    of: dict[str, Any] = field(init=False)  # the node that makes the operation
+    _composed: dict[str, _Composed] = field(default_factory=dict, init=False)
     _values: dict[str, Flat] = field(default_factory=dict, init=False)
     _checked: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.library = Library(self.folders)
-        self.choices = {
-            str(group): str(option)
-            for group, option in self._config("").hydra.runtime.choices.items()
-            if option is not None and not str(group).startswith("hydra/") and group != STUDY
-        }
+        schema.register()
+        config = self._config("")
+        self.choices = of_points(config.plain["hydra"]["runtime"]["choices"])
+        node: Any = OmegaConf.to_container(config.scratch.get(OPERATION) or OmegaConf.create(), resolve=True)
+        self.of = dict(node)
 
     def values(self, group: str = "", option: str = "") -> Flat:
         """Every setting by its dotted name, interpolations as they are written; only the group's where an option is given."""
         memo = f"{group}={option}"
         if memo not in self._values:
-            plain: Any = OmegaConf.to_container(self._config(self._key(group, option)), resolve=False)
-            chosen = {group: plain[group]} if group else {name: value for name, value in plain.items() if name != "hydra"}
+            plain = self._config(self._key(group, option)).plain
+            chosen = {group: plain[group]} if group else {name: plain[name] for name in plain if name not in ("hydra", OPERATION)}
             self._values[memo] = dict(flat(chosen))
         return self._values[memo]
 
@@ -70,9 +76,7 @@ class Composer:
         return self._checked[memo]
 
     def _check(self, composed: str, key: str, value: Any) -> Any:
-        if composed not in self._scratch:
-            self._scratch[composed] = copy.deepcopy(self._config(composed))
-        scratch = self._scratch[composed]
+        scratch = self._config(composed).scratch
         try:
             OmegaConf.update(scratch, key, value, merge=False)
             if isinstance(value, str) and "${" in value:
@@ -86,6 +90,10 @@ class Composer:
         """The options of a group that have a setting."""
         return [option for option in self.library.options(group) if _names(self.library.leaf(group, option), key, group)]
 
+    def before_equals(self) -> list[str]:
+        """What an override may name: groups and settings."""
+        return [*self.choices, *([OPERATION] if self.of else []), *self.known()]
+
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
         values = dict(self.values())
@@ -98,19 +106,33 @@ class Composer:
     def _key(self, group: str, option: str) -> str:
         return f"{group}={option}" if group and self.choices.get(group) != option else ""
 
-    def _config(self, key: str) -> DictConfig:
+    def _config(self, key: str) -> _Composed:
         if key not in self._composed:
             group, _, option = key.partition("=")
             if key and option not in self.library.options(group):
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
-            schema.register()
             with _initialised(self.folders, self.name) as search:
-                config = compose(self.name, [*search, *([key] if key else [])], return_hydra_config=True)
+                stated = [f"{OPERATION}={self.operation}"] if self.operation else []
+                config = compose(self.name, [*search, *stated, *([key] if key else [])], return_hydra_config=True)
             if key:
                 with open_dict(config):
                     del config["hydra"]
-            self._composed[key] = config
+            self._composed[key] = _Composed(_plain(config), config)
         return self._composed[key]
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
+
+
+def of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
+    """The groups of a point with their options, of all that Hydra has chosen."""
+    return {
+        str(group): str(option)
+        for group, option in choices.items()
+        if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
+    }
 
 
 def _refers(value: Any) -> bool:
@@ -137,6 +159,6 @@ def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=8)
-def composer(folders: tuple[Path, ...], name: str = "config") -> Composer:
+def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
     """The composer of some folders, kept so that a second study composes no option again."""
-    return Composer(folders, name)
+    return Composer(folders, name, operation)

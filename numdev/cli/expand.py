@@ -32,24 +32,36 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build
+from numdev.cli import build, nodes
 from numdev.cli.composed import Composer, composer
-from numdev.cli.library import Library
-from numdev.cli.nodes import TARGET
-from numdev.cli.settings import Flat, Request, Statement, flat, request, written
+from numdev.cli.layers import Ground, Layers
+from numdev.cli.library import OPERATION, Library
+from numdev.cli.requests import Flat, Request, Statement, flat, written
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.nearest import one_of
 from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
 
 _OF_SCENARIO = ("title", "role", "stands_for")
-_ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An entry of an axis, and once for all its points: what it states, and why its label would not be true."""
+
+    entry: Entry
+    choices: Statements
+    values: Statements
+    deny: Callable[[], NotHonoured | None]
+
+    @cached_property
+    def denied(self) -> NotHonoured | None:
+        return self.deny()
 
 
 @dataclass
@@ -63,6 +75,7 @@ class Expander:
         own: the config folder that the command line adds, as `--config-dir` takes it again.
         manner: what the command line states of how points are measured, not of which; it is told again too.
         name: of the primary file.
+        operation: the option of `operation` that all points are of; None for that of the primary file.
     """
 
     library: Library
@@ -71,11 +84,17 @@ class Expander:
     own: str | None = None
     manner: Statements = field(default_factory=dict)
     name: str = "config"
+    operation: str | None = None
 
     @cached_property
     def composer(self) -> Composer:
         """What Hydra makes of the options."""
-        return composer(self.library.folders, self.name)
+        return composer(self.library.folders, self.name, self.operation)
+
+    def of(self, study: str) -> Expander:
+        """The same for the operation that a study's file chooses, unless the command line does."""
+        own = None if OPERATION in self.manner else self.library.operation_of(study)
+        return self if own in (None, self.operation) else replace(self, operation=own)
 
     @property
     def groups(self) -> Mapping[str, str]:
@@ -112,13 +131,15 @@ class Expander:
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
+        made = nodes.Made()
         for scenario, own in scenarios.items():
             try:
                 for entries, request, denied in self._grid(own, fields):
                     labels = {axis: entry.label for axis, entry in entries.items()}
-                    roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
-                    key = json.dumps([scenario, labels, request.config], sort_keys=True)
-                    points.setdefault(key, replace(_point(request, scenario, labels, denied), roles=roles))
+                    place = json.dumps([scenario, labels], sort_keys=True)  # which says what the entries state
+                    if place not in points:
+                        roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
+                        points[place] = replace(_point(request, scenario, labels, denied, made), roles=roles)
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
@@ -130,65 +151,30 @@ class Expander:
 
         Another number of replicates is no other point, nor is one value of an axis.
         """
-        stated = tuple(f"{key}={written(value)}" for key, value in self.task.items() if key != "seeds")
+        of = {key: value for key, value in self.manner.items() if key == OPERATION}
+        stated = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
         if not stated:
             return ()
+        usual = replace(self, task={}, manner={}, operation=None if of else self.operation).of(name)
         try:
-            plain = Expander(self.library, name=self.name)._points(name, scenarios, fields)
+            plain = usual._points(name, scenarios, fields)
         except BadInput:  # the file alone makes no study
             return stated
         own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}
         return stated if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
 
+    @cached_property
+    def layers(self) -> Layers:
+        """Reads what is stated."""
+        return Layers(self.library, self.composer)
+
     def request(self, *layers: Statements) -> Request:
         """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
-        chosen = self._chosen(layers)
-        settings: Flat = dict(self.composer.values())
-        for group, option in chosen.items():
-            settings = {key: value for key, value in settings.items() if not key.startswith(f"{group}.")}
-            settings |= self.composer.values(group, option)
-        foreign: dict[str, NotHonoured] = {}
-        for statements, group, replaced in self._stated(layers, chosen):
-            if group:
-                settings |= statements
-            else:
-                foreign |= self._state(settings, statements, chosen, replaced)
-        return request(settings, self.said(settings, *layers), {**self.groups, **chosen}, tuple(foreign.values()))
+        return self.layers.above(self.layers.ground(*layers))
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
-        """What states each setting that the layers give, where it is not null in the end.
-
-        An option whose file names a constructor of its own, `_target_`, states that choice; another what stands in its file.
-        """
-        said: dict[str, Statement] = {}
-        chosen = self._chosen(layers)
-        for statements, group, _ in self._stated(layers, chosen):
-            if not group:
-                said |= {key: Statement(key, value) for key, value in flat(statements)}
-                continue
-            option = Statement(group, chosen[group])
-            own = [key for key in statements if "._" not in key]
-            said |= {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
-        return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
-
-    def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
-        """The option of each group that the layers choose, of which the last counts."""
-        return {group: self._option(group, layer[group]) for layer in layers for group in layer if group in self.groups}
-
-    def _stated(self, layers: Sequence[Statements], chosen: Mapping[str, str]) -> Iterator[tuple[Flat, str, frozenset[str]]]:
-        """Every statement in the order in which they hold.
-
-        That of an option's file comes with its group; values come with the groups of which a later layer chooses the option.
-        """
-        last = {group: i for i, layer in enumerate(layers) for group in layer if group in self.groups}
-        for i, layer in enumerate(layers):
-            choices, values = self._split(layer)
-            for group in choices:
-                if last[group] == i:
-                    names = dict(flat({group: self.library.leaf(group, chosen[group])}))
-                    own = self.composer.values(group, chosen[group])
-                    yield {key: value for key, value in own.items() if key in names}, group, frozenset()
-            yield dict(flat(values)), "", frozenset(group for group in last if last[group] > i)
+        """See `Layers.said`."""
+        return self.layers.said(settings, *layers)
 
     def _command(self, name: str) -> str:
         """The command line that states what `task` and `manner` do."""
@@ -200,18 +186,26 @@ class Expander:
         """Entries of each point of one scenario by axis, what is asked for, and whether the command line denies a label."""
         merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
-        task_choices, task_values = self._split(self.task)
-        axes = {key: self._axis(key, values) for key, values in merged.items()}
+        task_choices, task_values = self.layers.split(self.task)
+        axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
+        grounds: dict[str, Ground] = {}  # by what the entries choose: of a grid of values there is one
         for combination in itertools.product(*axes.values()):
-            entries = dict(zip(axes, combination, strict=True))
-            choices, values = self._split({key: value for entry in combination for key, value in entry.statements.items()})
-            found = (self._denied(axis, entry) for axis, entry in entries.items())
-            denied = next((error for error in found if error is not None), None)
-            yield entries, self.request(fields["base"], layer, choices | task_choices, values, task_values), denied
+            places = dict(zip(axes, combination, strict=True))
+            choices = {group: option for place in combination for group, option in place.choices.items()}
+            values = {key: value for place in combination for key, value in place.values.items()}
+            denied = next((error for place in combination if (error := place.denied) is not None), None)
+            if (chosen := repr(choices)) not in grounds:
+                grounds[chosen] = self.layers.ground(fields["base"], layer, choices | task_choices)
+            entries = {axis: place.entry for axis, place in places.items()}
+            yield entries, self.layers.above(grounds[chosen], values, task_values), denied
+
+    def _place(self, axis: str, entry: Entry) -> _Place:
+        choices, values = self.layers.split(entry.statements)
+        return _Place(entry, choices, values, lambda: self._denied(axis, entry))
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
-        choices, values = self._split(entry.statements)
+        choices, values = self.layers.split(entry.statements)
         stands_for = {
             key: value for group, option in choices.items() for key, value in flat({group: self.library.leaf(group, str(option))})
         }
@@ -225,11 +219,6 @@ class Expander:
     def _typed(self, key: str, value: Any) -> Any:
         return self.composer.check("", "", key, value) if key in self.composer.values() else value
 
-    def _split(self, statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Options of groups, and values."""
-        choices = {key: value for key, value in statements.items() if key in self.groups}
-        return choices, {key: value for key, value in statements.items() if key not in self.groups}
-
     def _axis(self, key: str, values: Any) -> list[Entry]:
         """The values of an axis with what they state; only the command line's where it names the axis."""
         if key in self.task:
@@ -240,45 +229,14 @@ class Expander:
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
         return [Entry(value, {key: value}) for value in values]
 
-    def _option(self, group: str, option: Any) -> str:
-        if isinstance(option, (Mapping, list)):
-            raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
-        return str(option)
 
-    def _state(
-        self, settings: Flat, statements: Flat, chosen: Mapping[str, str], replaced: frozenset[str]
-    ) -> dict[str, NotHonoured]:
-        """Set the values; returns those that options other than the chosen ones have, with the reason.
-
-        An option of a later layer replaces a node inside its own, such as the source of a problem, with its parameters.
-        """
-        foreign = {}
-        for key, value in statements.items():
-            if key in _ELSEWHERE:
-                raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-            group = key.partition(".")[0]
-            option = chosen.get(group, self.composer.choices.get(group, ""))
-            if key in settings and "._" not in key:
-                settings[key] = self.composer.check(group if option else "", option, key, value)
-                continue
-            able = self.composer.of_others(group, key) if option else []
-            if not able:
-                raise BadInput(key, value, f"there is no such setting; {one_of(key, self.composer.known(), most=12)}")
-            if value is not None and not (group in replaced and key.count(".") > 1):
-                foreign[key] = NotHonoured(key, value, lacking(group, option, able))
-        return foreign
-
-
-def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
+def _point(
+    request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None, made: nodes.Made
+) -> StudyPoint:
     """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
     try:
         if denied is not None:
             raise denied
-        return build.point(request, scenario, labels)
+        return build.point(request, scenario, labels, made)
     except NotHonoured as error:
         return build.refused_point(request, scenario, labels, str(error))
-
-
-def lacking(group: str, option: str, able: Sequence[str]) -> str:
-    """The mend for a setting that an option lacks and others have."""
-    return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from numdev.errors import BadInput
@@ -31,6 +31,12 @@ def parser() -> ArgumentParser:
         found.add_argument(*names)
     found.add_argument(*_WITH_OPTIONAL_VALUE, nargs="?")
     return found
+
+
+def read(arguments: Sequence[str]) -> tuple[list[str], Namespace]:
+    """Overrides, and the flags that are given, by name; what is no flag is left out."""
+    parsed, _ = parser().parse_known_intermixed_args(arguments)
+    return parsed.overrides, parsed
 
 
 def split(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

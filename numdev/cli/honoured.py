@@ -14,7 +14,7 @@ from numdev.attention.honours import Declares, Honours
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
-from numdev.cli.settings import Flat, Request, Said, reference
+from numdev.cli.requests import Flat, Request, Said, Structure, reference, structure_of
 from numdev.errors import NotHonoured
 
 
@@ -30,16 +30,13 @@ def check(request: Request) -> None:
     if not said:
         return
     variant = nodes.place(request.config, "variant")
-    reads = honours_of(request.raw, variant)
-    always = {"seeds", variant, "problem", "baseline"} | under(request.raw, "problem") | under(request.raw, "baseline")
-    read = always | reads.settings
-    nodes_read = {name.rpartition(".")[0] for name in read}  # an option that names a constructor states its group alone
-    if ignored := [name for name in said if name not in read and name not in nodes_read]:
-        raise _refusal(ignored[0], said, _why(ignored, request, variant, reads))
-    for name, declared in schema.settings().items():
-        if (one := declared.overruled) is None or not _is_stated(said, name):
-            continue
-        if all(_is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by):
+    read = _read(request.structure, variant)
+    if ignored := [name for name in said if name not in read]:
+        raise _refusal(ignored[0], said, _why(ignored, request, variant, honours_of(request.raw, variant)))
+    for name, one in _overruled():
+        if _is_stated(said, name) and all(
+            _is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by
+        ):
             stronger = " and ".join(str(said[other]) for other in one.by)
             raise _refusal(name, said, f"beside {stronger} nothing of it is left; leave it out")
 
@@ -50,12 +47,11 @@ def check_built(request: Request, variant: Any) -> None:
     Raises:
         NotHonoured: naming the setting, and the one under which it is read.
     """
-    if not isinstance(variant, Declares):
+    if not nodes.satisfies(variant, Declares):
         return
-    option = kind_of(request)
     for name, reader in variant.idle.items():
         if name in request.said:
-            reads = f"{option} reads {_called(name, request.said)} with {reader} alone"
+            reads = f"{kind_of(request)} reads {_called(name, request.said)} with {reader} alone"
             raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
 
 
@@ -76,20 +72,40 @@ def honours_of(raw: Flat, path: str) -> Honours:
 
 def under(raw: Flat, path: str) -> set[str]:
     """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
+    return set(_under(structure_of(raw), path))
+
+
+@lru_cache(maxsize=256)
+def _under(structure: Structure, path: str) -> frozenset[str]:
     found: set[str] = set()
     waiting = [path]
     while waiting:
         prefix = waiting.pop()
-        for name, value in raw.items():
+        for name, value in structure:
             if name != prefix and not name.startswith(f"{prefix}."):
                 continue
             if name in found or "._" in name:
                 continue
             found.add(name)
-            target = reference(value, name) if isinstance(value, str) else None
+            target = None if value is None else reference(value, name)
             if target is not None:
                 waiting.append(target)
-    return found
+    return frozenset(found)
+
+
+@lru_cache(maxsize=256)
+def _read(structure: Structure, variant: str) -> frozenset[str]:
+    """Everything that a point reads, and the nodes that hold it: an option that names a constructor states its group alone."""
+    settings = honours_of(dict(structure), variant).settings
+    always = {"seeds", variant, "problem", "baseline"} | _under(structure, "problem") | _under(structure, "baseline")
+    read = always | settings
+    return frozenset(read | {name.rpartition(".")[0] for name in read})
+
+
+@lru_cache(maxsize=1)
+def _overruled() -> tuple[tuple[str, Any], ...]:
+    """The settings of which nothing is left beside others, and beside which."""
+    return tuple((name, one.overruled) for name, one in schema.settings().items() if one.overruled is not None)
 
 
 @lru_cache(maxsize=32)
@@ -101,7 +117,7 @@ def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
     for option, leaf in _options(group).items():
-        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None)
+        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None) if TARGET in leaf else None
         if isinstance(declared, Honours) and declared.settings.issuperset(settings):
             yield option
 

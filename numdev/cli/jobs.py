@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import app
+from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
 
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
@@ -101,7 +102,9 @@ class Job:
     def _ended(self, cfg: DictConfig) -> Ended:
         """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
         try:
-            app.refuse_unknown(cfg)
+            runtime = HydraConfig.get().runtime
+            app.refuse_unknown(cfg, groups=runtime.choices)
+            make_importable(runtime.config_sources)
             ended: Ended = getattr(app, self.command)(cfg)
         except BrokenPipeError:
             raise

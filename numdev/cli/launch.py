@@ -6,12 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
 from numdev.cli import flags, process, schema, sources
+from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
@@ -32,13 +34,24 @@ def launch(command: str, arguments: list[str]) -> int:
     try:
         return _run(Job(command, Outlet.here()), arguments)
     except KNOWN as error:
-        print(sentence_of(error), file=sys.stderr)
+        print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
         return code_of(error)
     except BrokenPipeError:
         raise
     except Exception as error:
         print(unforeseen(error), file=sys.stderr)
         return FAILED
+
+
+def _asked(command: str, arguments: list[str]) -> Composer | None:
+    """The settings of the operation and the folders that the arguments name; None where these cannot be composed."""
+    overrides, given = flags.read(arguments)
+    folders = (config_folder(), *((Path(given.config_dir).resolve(),) if "config_dir" in given else ()))
+    chosen = [text.partition("=")[2].partition(",")[0] for text in overrides if text.startswith("operation=")]
+    try:
+        return composer(folders, getattr(given, "config_name", CONFIGS[command]), chosen[-1] if chosen else None)
+    except (*KNOWN, OSError):
+        return None
 
 
 def _run(job: Job, arguments: list[str]) -> int:

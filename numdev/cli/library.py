@@ -15,6 +15,10 @@ from numdev.cli.schema import StudyConfig
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
 
+OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
+CHOICE = "override /operation@_global_.operation"
+"""How the defaults list of a study's file chooses the operation of its points."""
+
 
 def config_folder() -> Path:
     """The folder of the configs that ship with numdev: in an installed package, or beside it in a checkout."""
@@ -36,10 +40,6 @@ class Library:
     folders: tuple[Path, ...]
     _read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def root(self) -> dict[str, Any]:
-        """Every setting of a point and its default, interpolations as they are written."""
-        return self.load("config")
-
     def leaf(self, group: str, option: str) -> dict[str, Any]:
         """What an option of a group says.
 
@@ -47,11 +47,6 @@ class Library:
             BadInput: if the group has no such option.
         """
         return self.load(f"{group}/{option}")
-
-    def default_choices(self) -> dict[str, str]:
-        """Each group's option in the defaults list."""
-        pairs = [item for item in self.root()["defaults"] if isinstance(item, Mapping)]
-        return {key: option for item in pairs for key, option in item.items() if " " not in key and option is not None}
 
     def options(self, group: str) -> list[str]:
         """The options of a group, such as the studies of `study`."""
@@ -63,7 +58,22 @@ class Library:
         Raises:
             BadInput: if there is no such study, or the file is not one.
         """
-        return study_fields(name, self.leaf("study", name))
+        return study_fields(name, self.leaf(STUDY, name))
+
+    def operation_of(self, study: str) -> str | None:
+        """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
+
+        Raises:
+            BadInput: if the defaults list says anything else.
+        """
+        if not any(path.is_file() for path in self._candidates(f"{STUDY}/{study}")):
+            return None  # it is made in Python
+        chosen = [item for item in self.leaf(STUDY, study).get("defaults", []) if item != "_self_"]
+        if not chosen:
+            return None
+        if len(chosen) > 1 or not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE]:
+            raise BadInput("study", study, f"its defaults list may say one thing alone, {CHOICE}: NAME")
+        return str(chosen[0][CHOICE])
 
     def load(self, name: str) -> dict[str, Any]:
         """A file by its name without `.yaml`, as plain containers."""
@@ -82,8 +92,9 @@ class Library:
 
 def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a study, checked against `StudyConfig`; those that are not given have their defaults."""
+    own = {key: value for key, value in loaded.items() if key != "defaults"}
     try:
-        checked = OmegaConf.merge(OmegaConf.structured(StudyConfig), dict(loaded))
+        checked = OmegaConf.merge(OmegaConf.structured(StudyConfig), own)
         fields = OmegaConf.to_container(checked, resolve=False, throw_on_missing=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]

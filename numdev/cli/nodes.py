@@ -10,10 +10,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from cachetools import LRUCache, cached
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from numdev.cli.settings import reference
+from numdev.cli.requests import reference
 from numdev.errors import BadInput
 from numdev.nearest import choice
 from numdev.settings import declared
@@ -22,7 +23,50 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 TARGET = "_target_"
 
 
-def build(config: Mapping[str, Any], path: str) -> Any:
+class Made:
+    """The objects of nodes, of which points that ask for the same share one, where it is a frozen dataclass."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[Any, ...], Any] = {}
+        self._kept: set[int] = set()  # their identities, which stay theirs while they are kept
+        self._whole: dict[int, tuple[Mapping[str, Any], Any]] = {}  # by identity: nodes that refer to no other, and their objects
+
+    def known(self, node: Mapping[str, Any]) -> Any:
+        """The object that was kept for this very node; None where there is none."""
+        return self._whole.get(id(node), (node, None))[1]
+
+    def keep(self, node: Mapping[str, Any], found: Any) -> None:
+        """Keep the object of a node for where the node is met again, if that alone says what the object is."""
+        if id(found) in self._kept and not _refers(node):
+            self._whole[id(node)] = node, found
+
+    def get(self, name: str, arguments: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """The object that a target makes of these arguments."""
+        asked = name, *arguments, *map(self._identity, arguments.values())
+        if asked in self._objects:
+            return self._objects[asked]
+        found = make()
+        if _is_frozen(found) and None not in asked:
+            self._objects[asked] = found
+            self._kept.add(id(found))
+        return found
+
+    def _identity(self, value: Any) -> Any:
+        """What tells an argument from every other one: equal numbers of two types are two; None for what cannot be told."""
+        if isinstance(value, str):
+            return value, str
+        if value is None or isinstance(value, (bool, int, float, list, dict)):
+            return repr(value)  # -0.0 is another number than 0.0
+        return id(value) if id(value) in self._kept else None
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether a value is a frozen dataclass."""
+    parameters = getattr(value, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+def build(config: Mapping[str, Any], path: str, made: Made | None = None) -> Any:
     """The object of a node, with those of the nodes that it holds or refers to.
 
     A value becomes what the target's annotation says: a member of an Enum by its value, a number or text as it is.
@@ -30,25 +74,48 @@ def build(config: Mapping[str, Any], path: str) -> Any:
     Args:
         config: the whole configuration, nested, whose references to values are resolved; those to nodes are not.
         path: of the node, with dots. One without `_target_` is its value.
+        made: what was built before.
 
     Raises:
         BadInput: naming the setting.
     """
-    node = at(config, path)
-    if isinstance(node, str) and (name := reference(node, path)) is not None:
-        return build(config, name)
+    return _built(config, path, at(config, path), Made() if made is None else made)
+
+
+def _built(config: Mapping[str, Any], path: str, node: Any, made: Made) -> Any:
+    if node is None or isinstance(node, (bool, int, float)):
+        return node
+    if isinstance(node, str):
+        name = reference(node, path) if "${" in node else None
+        return node if name is None else _built(config, name, at(config, name), made)
     if not isinstance(node, Mapping) or TARGET not in node:
         return node
-    make, hints = target(node[TARGET], path), types_of(node[TARGET])
-    own = {name: build(config, f"{path}.{name}") for name in node if not name.startswith("_")}
-    unknown = [name for name in own if not _takes(node[TARGET], name)]
-    if unknown:
-        raise BadInput(f"{path}.{unknown[0]}", own[unknown[0]], f"{node[TARGET]} takes no such argument")
-    texts = sentences(node[TARGET])
-    arguments = {
-        name: converted(f"{path}.{name}", hints.get(name, Any), value, texts.get(name, "")) for name, value in own.items()
-    }
-    return make(**arguments)
+    if (found := made.known(node)) is None:
+        own = {name: _built(config, f"{path}.{name}", value, made) for name, value in node.items() if not name.startswith("_")}
+        found = made.get(node[TARGET], own, lambda: _made(node[TARGET], path, own))
+        made.keep(node, found)
+    return found
+
+
+def _refers(value: Any) -> bool:
+    """Whether a node, or one in it, holds a reference."""
+    if isinstance(value, Mapping):
+        return any(map(_refers, value.values()))
+    return isinstance(value, str) and "${" in value
+
+
+def _made(name: str, path: str, own: Mapping[str, Any]) -> Any:
+    """What a target makes of arguments, each converted to what it takes."""
+    make, hints, texts = target(name, path), types_of(name), sentences(name)
+    for argument in own:
+        if not _takes(name, argument):
+            raise BadInput(f"{path}.{argument}", own[argument], f"{name} takes no such argument")
+    return make(
+        **{
+            argument: converted(f"{path}.{argument}", hints.get(argument, Any), value, texts.get(argument, ""))
+            for argument, value in own.items()
+        }
+    )
 
 
 def at(config: Mapping[str, Any], path: str) -> Any:
@@ -100,6 +167,12 @@ def sentences(name: str) -> dict[str, str]:
     """What the arguments of a `_target_` mean, where its fields declare settings."""
     located = _located(name)
     return {one.name: one.text for one in declared(located)} if is_dataclass(located) and isinstance(located, type) else {}
+
+
+@cached(LRUCache(256), key=lambda value, protocol: (type(value), protocol))
+def satisfies(value: object, protocol: type) -> bool:
+    """Whether a value is of a protocol; asked once of each class, as walking a protocol takes tens of microseconds."""
+    return isinstance(value, protocol)
 
 
 @lru_cache(maxsize=256)

@@ -10,11 +10,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.cli.composed import composer
+from numdev.cli.composed import Composer, composer
 from numdev.cli.library import config_folder
-from numdev.cli.settings import type_mend
+from numdev.cli.requests import type_mend
 from numdev.errors import BadInput, NumdevError
-from numdev.nearest import one_of
+from numdev.nearest import is_near, one_of
 
 FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
 _GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
@@ -61,8 +61,8 @@ def code_of(error: Exception) -> int:
     return FAILED if isinstance(error, NumdevError) and not isinstance(error, BadInput) else BAD_INPUT
 
 
-def sentence_of(error: Exception) -> str:
-    """One line: which setting, what is wrong with it, and what would do."""
+def sentence_of(error: Exception, known: Composer | None = None) -> str:
+    """One line: which setting, what is wrong with it, and what would do; `known` has the settings that the command could take."""
     if isinstance(error, NumdevError):
         return str(error)
     if isinstance(error, MissingConfigException):
@@ -71,7 +71,7 @@ def sentence_of(error: Exception) -> str:
         return _unreadable(error)
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(str(error).split())}"
-    return _composition(error)
+    return _composition(error, known)
 
 
 def unforeseen(error: Exception) -> str:
@@ -93,12 +93,12 @@ def _unreadable(error: OverrideParseException) -> str:
     return f"{error.override}: it cannot be read as setting=value ({_first(error.message)}); quote what is special to the shell"
 
 
-def _composition(error: Exception) -> str:
+def _composition(error: Exception, known: Composer | None) -> str:
     """What Hydra and OmegaConf say of a setting that does not exist, has another type or refers to nothing."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
-        return _unknown(unknown[1])
+        return _unknown(unknown[1], known or composer((config_folder(),)))
     if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
         return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
@@ -114,14 +114,15 @@ def _composition(error: Exception) -> str:
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, known: Composer) -> str:
     """A setting that the chosen options do not have."""
-    known = composer((config_folder(),))
     group = name.partition(".")[0]
     if able := known.of_others(group, name):
         options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
         return f"{name}: only {options} {has} it; take {that}, or leave it out"
-    return f"{name}: there is no such setting; {one_of(name, known.known(), most=12)}"
+    names = known.before_equals()
+    alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
+    return f"{name}: there is no such setting; {one_of(name, alike if is_near(name, alike) else names, most=12)}"
 
 
 def _first(text: str) -> str:

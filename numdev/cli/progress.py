@@ -1,4 +1,4 @@
-"""How far a run of studies is: one bar on a terminal, a line now and then elsewhere."""
+"""How far a run is, of studies or of one point: one bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _SECONDS = 60.0  # ... unless one of them would take longer than this
 
 
 class Progress:
-    """Points done of all points, elapsed time, time left, and what comes next.
+    """Points done of all points, elapsed time, time left, and what comes next; or replicates done of one point.
 
     Attributes:
-        done: points that are in the store, of all studies so far.
+        done: points that are in the store, of all studies so far; or replicates of the one point.
     """
 
-    def __init__(self, total: int, console: Console, *, live: bool | None = None) -> None:
+    def __init__(self, total: int, console: Console, *, live: bool | None = None, unit: str = "points") -> None:
         self.done = 0
-        self._total, self._console = total, console
+        self._total, self._console, self._unit = total, console, unit
+        self._text = ""
         self._start = self._last_time = time.monotonic()
-        self._last_line = -1
+        self._last_line = -1 if self._of_studies else 0  # one point is soon done: it gets a line only where it takes long
         self._bar: RichProgress | None = None
         self._task: Any = None
         if console.is_terminal if live is None else live:
@@ -47,6 +48,18 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def _of_studies(self) -> bool:
+        return self._unit == "points"
+
+    def replicates(self, done: int, total: int) -> None:
+        """So many replicates of the point at hand are done."""
+        if self._of_studies:
+            self._show(f"{self._text}, replicate {done} of {total}" if done < total else self._text, done / total)
+        else:
+            self.done, self._total = done, total
+            self._show("")
+
     def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
         """The callback of one study, whose points come after those that are done."""
         before = self.done
@@ -54,7 +67,8 @@ class Progress:
 
         def report(done: int, total: int, point: StudyPoint) -> None:
             self.done, self._total = before + done, rest + total
-            self._show(f"{name}: {point.text()}")
+            self._text = f"{name}: {point.text()}"
+            self._show(self._text)
 
         return report
 
@@ -63,15 +77,16 @@ class Progress:
         self.done = points
         self._show("")
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str, part: float = 0.0) -> None:
+        """Tell how far it is; `part` is the share of the point at hand that is done."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, total=self._total, description=text)
+            self._bar.update(self._task, completed=self.done + part, total=self._total, description=text)
             return
         now = time.monotonic()
-        line = self.done * _LINES // max(self._total, 1)
+        line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
         if line == self._last_line and now - self._last_time < _SECONDS:
             return
         self._last_line, self._last_time = line, now
         elapsed = now - self._start
         left = f", about {elapsed / self.done * (self._total - self.done):.0f} s left" if self.done else ""
-        self._console.print(f"{self.done}/{self._total} points, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)
+        self._console.print(f"{self.done}/{self._total} {self._unit}, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)

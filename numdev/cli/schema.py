@@ -1,9 +1,9 @@
-"""Hydra's schema, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
+"""Hydra's schemas, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -41,7 +41,9 @@ class RunConfig:
     shard: int = setting(0, "measure this part of a study ...")
     shards: int = setting(1, "... of so many", "count")
     objective: str | None = setting(
-        None, "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference"
+        None,
+        "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference, and of numdev "
+        "speed a figure, as in latency",
     )
 
 
@@ -81,16 +83,32 @@ class ReportConfig:
     format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
 
 
-def _of_commands() -> Iterator[tuple[str, Any]]:
-    """The schema of each command on attention, and that of the run, which any operation may name in its defaults list."""
-    nodes = [(name, kind, field(default_factory=kind)) for name, kind in TYPED.items()]
-    of_options = [(name, Any, field(default=None)) for name in ("attention", "baseline", "variant", "operation")]
-    measure = make_dataclass("MeasureConfig", [*nodes, *of_options], bases=(RunConfig,))
-    yield "measure", measure
-    yield "paper", make_dataclass("PaperConfig", [], bases=(StudiesConfig, measure))
-    yield "speed", make_dataclass("SpeedConfig", [], bases=(TimedConfig, measure))
+@dataclass
+class PointConfig(RunConfig):
+    """A run, and the nodes that every point has; the groups that an operation adds stand beside them."""
+
+    operation: Any = None
+    problem: Any = None
+    variant: Any = None
+    baseline: Any = None
+
+
+@dataclass
+class SpeedConfig(TimedConfig, PointConfig):
+    """`numdev speed`."""
+
+
+@dataclass
+class PaperConfig(StudiesConfig, PointConfig):
+    """`numdev paper`."""
+
+
+def _schemas() -> Iterator[tuple[str, Any]]:
+    """The schema of each command, which leaves room for an operation's groups, and those of the groups of attention."""
+    for name, kind in (("measure", PointConfig), ("paper", PaperConfig), ("speed", SpeedConfig)):
+        yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
-    yield "run", {each.name: each.default for each in fields(RunConfig)}
+    yield "attention", dict(TYPED)
 
 
 @cache
@@ -99,20 +117,25 @@ def settings() -> dict[str, Setting]:
     return {f"{group}.{one.name}": one for group, kind in TYPED.items() for one in declared(kind)}
 
 
-def explained(group: str) -> str:
-    """What `--help` says of the settings of a group, or of the run: each with its default, its unit and its sentence."""
+def explained(group: str, *names: str) -> str:
+    """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
+
+    Some of them where these are named, as a command states those whose defaults are its own.
+    """
     lines = []
-    for one in declared(TYPED.get(group, RunConfig)):
+    for one in declared({**TYPED, "run": RunConfig, "timed": TimedConfig}[group]):
+        if names and one.name not in names:
+            continue
         name = f"{group}.{one.name}" if group in TYPED else one.name
         default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
         stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
         lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")
-    return "\n    ".join(lines)
+    return "\n  ".join(lines)
 
 
 def register() -> None:
     """Make the types known to Hydra, which the primary files of `configs/` name in their defaults lists."""
     OmegaConf.register_new_resolver("numdev.settings", explained, replace=True)
     store = ConfigStore.instance()
-    for name, node in _of_commands():
+    for name, node in _schemas():
         store.store(name=f"{name}_schema", node=node)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.results.columns import Column, Use
 from numdev.results.record import Record, Status, summary
 from numdev.results.store import Store
 from numdev.results.study import Outcome, Replaced
@@ -57,8 +57,10 @@ def job(overrides: str, found: Record, *, already: bool) -> Text:
     line = Text.assemble((overrides or "defaults", "bold"), ": ", status_text(found.status))
     if not found.rows:
         return line.append(f", {found.reason}")
-    means = {(s["subject"], s["reference"]): s["mean"] for s in found.summaries() if s["output"] == found.outputs[0]}
-    parts = [f"max_difference {means['variant', 'golden']:.3g} from golden"]
+    chief = next(column.name for column in found.primary if column.use is Use.CHIEF)
+    own = (one for one in found.summaries(chief) if one["output"] == found.outputs[0])
+    means = {(one["subject"], one["reference"]): one["mean"] for one in own}
+    parts = [f"{chief} {means['variant', 'golden']:.3g} from golden"]
     if ("variant", "baseline") in means:
         parts.append(f"{means['variant', 'baseline']:.3g} from baseline, which is {means['baseline', 'golden']:.3g} from golden")
     parts.append("already measured" if already else f"{found.seconds:.2f} s")
@@ -101,8 +103,8 @@ def _tables(found: Record) -> Iterator[RenderableType]:
             table.add_column(header, vertical="bottom")
         for pair in figures:
             table.add_column(_COLUMNS[pair], justify="right")
-        for metric, (unit, _) in METRICS.items():
-            table.add_row(metric, unit, *(by_metric[metric] for by_metric in figures.values()))
+        for column in _measured(found):
+            table.add_row(column.name, column.unit, *(by_metric[column.name] for by_metric in figures.values()))
         yield table
     if any(len(counted) > 1 for counted in found.table(COUNTERS)):
         yield _counters(found)
@@ -113,8 +115,14 @@ def _figures(found: Record, output: str) -> Figures:
     for pair in _COLUMNS:
         rows = [r for r in found.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
         if rows:
-            figures[pair] = {metric: _interval(metric, [float(row[metric]) for row in rows]) for metric in METRICS}
+            names = [column.name for column in _measured(found)]
+            figures[pair] = {name: _interval(name, [float(row[name]) for row in rows]) for name in names}
     return figures
+
+
+def _measured(found: Record) -> list[Column]:
+    """The columns of figures."""
+    return [column for column in found.primary if column.use in (Use.CHIEF, Use.FIGURE)]
 
 
 def _counters(found: Record) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def job(overrides: str, found: Record, *, already: bool) -> Text:
 
 def _brief(row: dict[str, Any]) -> Iterator[str]:
     yield f"{1e3 * row['latency']:.3g} ms"
-    yield f"{row['tflops']:.3g} TFLOP/s ({100 * row['share']:.0f} % of a matrix product)"
+    if math.isfinite(row["tflops"]):  # of an operation that says how many operations it needs
+        yield f"{row['tflops']:.3g} TFLOP/s ({100 * row['share']:.0f} % of a matrix product)"
     yield f"{row['peak_bytes'] / 2**20:.3g} MiB"
     yield f"RMSE {row['rmse']:.2g}"
 

@@ -11,19 +11,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import show
 from numdev.cli.codes import code_of_study
-from numdev.cli.composed import composer
+from numdev.cli.composed import of_points
 from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library
+from numdev.cli.library import OPERATION, Library
 from numdev.cli.outcome import Ended, Interrupted, gravest
 from numdev.cli.progress import Progress
-from numdev.cli.settings import flat
+from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
-from numdev.results.study import Measures, Outcome, Shard, Study, replaced
+from numdev.results.study import Measures, Outcome, Shard, Study, keys_of, replaced
 from numdev.results.study import run as run_study
 
-_MANNER = ("timing", "counters")  # settings of how a point is measured
+_MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
 _RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective")  # of the run, which no point has
 
 
@@ -37,9 +37,9 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     assert isinstance(overrides, list)
     choices, name = hydra.runtime.choices, hydra.job.config_name
     of_point = [str(key) for key in cfg if key not in (*_MANNER, *_RUN)]
-    groups = composer(folders, name).choices
+    groups = (OPERATION, *of_points(choices))
     task, manner = (stated(overrides, choices, cfg, names, groups) for names in (of_point, _MANNER))
-    return Expander(Library(folders), task, program, _own_folder(hydra.runtime), manner, name)
+    return Expander(Library(folders), task, program, _own_folder(hydra.runtime), manner, name, choices.get(OPERATION))
 
 
 def _own_folder(runtime: Any) -> str | None:
@@ -68,34 +68,30 @@ def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[
     return statements
 
 
-def run(studies: Sequence[Study], cfg: DictConfig, bench: Measures, *, live: bool | None, shard: Shard | None = None) -> Ended:
-    """Measure studies one after the other under one bar; every failure is listed at the end.
+def run(work: Sequence[tuple[Study, Measures]], cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:
+    """Measure studies one after the other, each by its own runner, under one bar; every failure is listed at the end.
 
     Raises:
         Interrupted: on Ctrl-C, with the number of points that are in the store.
     """
     store = Store(Path(cfg.results))
     shard = shard or Shard()
-    expected = [len(range(shard.index, _distinct(study), shard.count)) for study in studies]
-    for study in studies:
-        if lost := replaced(study, bench, Store(store.path)):  # of its own: what it finds torn is not measured again here
+    keys = [keys_of(study, bench) for study, bench in work]
+    expected = [len(range(shard.index, len(set(own)), shard.count)) for own in keys]  # a point may stand in several scenarios
+    for (study, bench), own in zip(work, keys, strict=True):
+        if lost := replaced(study, bench, Store(store.path), own):  # of its own: what it finds torn is not measured again here
             ERRORS.print(show.replaced(study.name, lost, store))
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
         try:
-            for study, count in zip(studies, expected, strict=True):
-                callback = progress.of(study.name, count)
-                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback)
+            for (study, bench), own, count in zip(work, keys, expected, strict=True):
+                callback, told = progress.of(study.name, count), progress.replicates
+                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, told=told, keys=own)
                 outcomes[study.name] = done
                 progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
     return _summarise(outcomes, store)
-
-
-def _distinct(study: Study) -> int:
-    """How many points there are to measure: one may stand in several scenarios."""
-    return len({(point.problem, point.variant, point.baseline, point.seeds) for point in study.points})
 
 
 def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:

@@ -22,12 +22,14 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from numdev.cli.jobs import Job, keep_returned
-from numdev.cli.objective import refuse_unusable
+from numdev.cli.modules import make_importable
+from numdev.cli.objective import refuse_none, refuse_unusable
 from numdev.errors import BadInput
 
 _MOST_HELD = 2000  # composed jobs, of about 100 kB each
 _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
 _WANT_NO_FIGURE = ("numdev", "basic")
+MEASURING = ("measure", "speed")  # the commands whose jobs have figures
 
 Batch = Sequence[Sequence[str]]  # the overrides of each job
 
@@ -163,12 +165,24 @@ class Keeping(Launcher):
             BadInput: if the sweeper wants a figure and none is named, or there is no such figure.
         """
         assert isinstance(task_function, Job)
-        sweeper = config.hydra.runtime.choices["hydra/sweeper"]
-        wants = None if sweeper in _WANT_NO_FIGURE else str(sweeper)
-        refuse_unusable(OmegaConf.select(config, "objective"), task_function.command, wants)
+        sweeper = str(config.hydra.runtime.choices["hydra/sweeper"])
+        objective = OmegaConf.select(config, "objective")
+        if objective is not None or sweeper not in _WANT_NO_FIGURE:
+            self._check(objective, sweeper, task_function.command, config)
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    @staticmethod
+    def _check(objective: str | None, sweeper: str, command: str, config: DictConfig) -> None:
+        from numdev.cli.runners import kind  # late: a sweep without a figure does not wait for torch here
+
+        make_importable(config.hydra.runtime.config_sources)
+        measured = kind(command, config) if command in MEASURING else None
+        if objective is None or measured is None:
+            refuse_none(sweeper, measured, command)
+        else:
+            refuse_unusable(objective, measured)
 
     def launch(self, job_overrides: Batch, initial_job_idx: int) -> Sequence[JobReturn]:
         returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)

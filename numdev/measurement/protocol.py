@@ -81,7 +81,11 @@ class Measurement(Protocol):
 
 @runtime_checkable
 class MeasurementKind(Protocol):
-    """What makes a measurement of a point; `seeds` is how many replicates one has unless a number is given."""
+    """What makes a measurement of a point.
+
+    `seeds` is how many replicates one has unless a number is given; `columns` are those of each table of its measurements, the
+    primary table first.
+    """
 
     @property
     def name(self) -> str: ...
@@ -89,6 +93,8 @@ class MeasurementKind(Protocol):
     def operation(self) -> Operation: ...
     @property
     def seeds(self) -> int: ...
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]: ...
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Measurement: ...
 
 

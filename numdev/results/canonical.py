@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
-
-
-@runtime_checkable
-class Described(Protocol):
-    """An object that has a form of its own: text, or what `describe` makes plain."""
-
-    def describe(self) -> Any: ...
+from functools import lru_cache
+from typing import Any
 
 
 def describe(value: object) -> Any:
@@ -26,29 +20,47 @@ def describe(value: object) -> Any:
     Raises:
         TypeError: for what has no such form.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Described) and not isinstance(value, type):
-        return describe(value.describe())
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"type": type(value).__name__} | _fields(value)
-    if isinstance(value, (tuple, list)):
-        return [describe(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} has no canonical form")
+    kind: Any = type(value)
+    return _form(kind)(value)
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, and its `digest` where it stands for a file."""
-    described = {}
-    for f in fields(value):
-        item = getattr(value, f.name)
-        whole = isinstance(item, int) and "float" in str(f.type)  # 4 and 4.0 are equal, and so are objects that hold them
-        described[f.name] = describe(float(item) if whole else item)
-    return described | ({"digest": value.digest} if hasattr(value, "digest") else {})
+@lru_cache(maxsize=4096)
+def _form(kind: type) -> Callable[[Any], Any]:
+    """How the objects of a class become plain data. Each class is asked once: a large study describes millions of values."""
+    if issubclass(kind, (bool, int, float, str, type(None))):
+        return _itself
+    if not issubclass(kind, type):
+        if callable(getattr(kind, "describe", None)):
+            return lambda value: describe(value.describe())
+        if issubclass(kind, Enum):
+            return lambda value: value.value
+        if is_dataclass(kind):
+            return _fields_of(kind)
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [describe(item) for item in value]
+    if issubclass(kind, Mapping):
+        return lambda value: {str(key): describe(item) for key, item in value.items()}
+    raise TypeError(f"{kind.__name__} has no canonical form")
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+def _fields_of(kind: type) -> Callable[[Any], dict[str, Any]]:
+    """What describes the objects of a dataclass: its name, its fields, and its `digest` where it stands for a file."""
+    names = [(f.name, "float" in str(f.type)) for f in fields(kind)]
+    head = {"type": kind.__name__}
+
+    def described(value: Any) -> dict[str, Any]:
+        found = dict(head)
+        for name, is_float in names:
+            item = getattr(value, name)
+            whole = is_float and isinstance(item, int)  # 4 and 4.0 are equal, and so are objects that hold them
+            found[name] = describe(float(item) if whole else item)
+        return found | ({"digest": value.digest} if hasattr(value, "digest") else {})
+
+    return described
 
 
 _INFORMATION = ("revision",)  # facts of an environment that change no result

@@ -136,12 +136,19 @@ class Store:
 
     def studies(self) -> dict[str, dict[str, Any]]:
         """Every study's manifest by name."""
-        found = {}
-        for path in sorted((self.path / "studies").glob("*.json")):
-            try:
-                found[path.stem] = json.loads(path.read_bytes())
-            except (OSError, ValueError):
-                self._note_torn(path)
+        paths = sorted((self.path / "studies").glob("*.json"))
+        return {path.stem: found for path in paths if (found := self.study(path.stem)) is not None}
+
+    def study(self, name: str) -> dict[str, Any] | None:
+        """The manifest of one study, or None where there is none or its file is torn."""
+        path = self.path / "studies" / f"{name}.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            self._note_torn(path)
+            return None
         return found
 
     def _record(self, key: str) -> Path:

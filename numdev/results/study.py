@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -84,7 +84,7 @@ class Study:
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
 
-    def manifest(self, keys: list[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
+    def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
         points = [
             {
@@ -144,6 +144,9 @@ class Outcome:
         return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
+Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
+
+
 @runtime_checkable
 class Measures(Protocol):
     """What measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
@@ -154,11 +157,18 @@ class Measures(Protocol):
     def settings(self) -> tuple[Column, ...]: ...
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record: ...
+    def measure(
+        self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None, told: Told | None = None
+    ) -> Record: ...
     def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         """Problem and variant of what will be measured, in this order."""
         ...
+
+
+def keys_of(study: Study, bench: Measures) -> list[str]:
+    """The key of each point of a study, in their order: what `run` and `replaced` take, so that a command computes them once."""
+    return [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
 
 
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
@@ -172,14 +182,16 @@ def run(
     fresh: bool = False,
     shard: Shard | None = None,
     progress: Progress | None = None,
+    told: Told | None = None,
+    keys: Sequence[str] | None = None,
 ) -> Outcome:
-    """Measure the points of a study that the store does not have yet.
+    """Measure the points of a study that the store does not have yet; `told` learns how far the point at hand is.
 
     Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
+    `keys` are those of the points, where they are at hand.
     """
-    shard = shard or Shard()
-    keys = [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+    shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
     store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
     work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
     outcome = Outcome()
@@ -192,7 +204,7 @@ def run(
         if _is_done(record):
             outcome.skipped += 1
         else:
-            record = _measure(bench, store.work(key), point)
+            record = _measure(bench, store.work(key), point, told)
             store.put(record)
             shutil.rmtree(store.work(key), ignore_errors=True)
             outcome.measured += 1
@@ -217,18 +229,17 @@ class Replaced:
     shared: int
 
 
-def replaced(study: Study, bench: Measures, store: Store) -> Replaced | None:
+def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | None = None) -> Replaced | None:
     """How a run narrows or changes the stored study of the same name; None where it keeps every point.
 
     A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
-    should be. Of a point without a record the configuration is not known, and scenario and labels tell.
+    should be. Of a point without a record the configuration is not known, and scenario and labels tell. `keys` as in `run`.
     """
-    manifest = store.studies().get(study.name)
+    manifest = store.study(study.name)
     if manifest is None:
         return None
     points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
-    for point in study.points:
-        key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
+    for key, point in zip(keys_of(study, bench) if keys is None else keys, study.points, strict=True):
         points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
     ours = sum(map(len, points.values()))
     if is_old(manifest):
@@ -254,13 +265,13 @@ def _is_done(record: Record | None) -> TypeGuard[Record]:
     return record is not None and record.status in DONE
 
 
-def _measure(bench: Measures, folder: Path, point: StudyPoint) -> Record:
+def _measure(bench: Measures, folder: Path, point: StudyPoint, told: Told | None) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
     parts = point.problem, point.variant, point.baseline, point.seeds
     if point.refused:
         return bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
     try:
-        return bench.measure(*parts, folder=folder)
+        return bench.measure(*parts, folder=folder, told=told)
     except BadInput as error:
         return bench.without_figures(parts, Status.ERROR, str(error))
 

@@ -16,7 +16,7 @@ from numdev.results.study import Study
 
 HERE = "tests.cli.test_another_operation"
 PRIMARY = f"""\
-defaults: [run_schema, _self_, problem: few, variant: mean, steps: wide]
+defaults: [measure_schema, _self_, problem: few, variant: mean, steps: wide]
 operation: {{_target_: {HERE}.Sum}}
 baseline:
   _target_: {HERE}.Exactly

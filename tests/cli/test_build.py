@@ -35,7 +35,8 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import build, nodes
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
-from numdev.cli.settings import Request, nested, written
+from numdev.cli.modules import make_importable
+from numdev.cli.requests import Request, nested, written
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
 
@@ -341,6 +342,7 @@ class TestAttention:
         (tmp_path / "attention_of_mine.py").write_text("def all_of_v(q, k, v, mask, scale):\n    return v\n")
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.path", ["/nowhere"])
+        make_importable([])
         asked = request(attention="custom", attention__function="attention_of_mine:all_of_v")
         assert build.point(asked).variant.format == BF16
 

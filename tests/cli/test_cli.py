@@ -490,9 +490,9 @@ class TestStudy:
             assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from numdev.api import Bench
+        from numdev.measurement.runner import Runner
 
-        original, calls = Bench.measure, []
+        original, calls = Runner.measure, []
 
         def interrupted(*arguments: object, **named: object) -> object:
             calls.append(1)
@@ -500,7 +500,7 @@ class TestStudy:
                 raise KeyboardInterrupt
             return original(*arguments, **named)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Bench, "measure", interrupted)
+        monkeypatch.setattr(Runner, "measure", interrupted)
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
         assert ran.code == 130
         assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to go on"

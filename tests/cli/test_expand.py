@@ -14,11 +14,12 @@ from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Sdpa
+from numdev.cli import build
 from numdev.cli import composed as composing
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.settings import flat, resolved
+from numdev.cli.requests import flat, resolved
 from numdev.errors import BadInput
 from numdev.report.studies.published import FA3_RMSE
 from numdev.results.scenario import EntryRole, Role, Scenario
@@ -164,8 +165,8 @@ class TestPrecedence:
 
     def test_agrees_with_what_hydra_composes(self) -> None:
         from numdev.cli import build
+        from numdev.cli.requests import request
         from numdev.cli.schema import register
-        from numdev.cli.settings import request
 
         register()
         task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
@@ -370,3 +371,25 @@ def test_library_reads_the_first_folder_that_has_a_file(tmp_path: Path) -> None:
     assert "mine" in library.options("study")
     with pytest.raises(BadInput, match="study: 'thine' .*did you mean mine"):
         library.study("thine")
+
+
+class TestShared:
+    """Points of a grid share what their values do not reach, and are what each asks for by itself."""
+
+    AXES: dict[str, Any] = {"precision": ["bf16", "kernel_fp16"], "problem.n": [32, 64], "tiling.bc": [8, 16]}  # noqa: RUF012
+
+    def test_points_equal_those_of_whole_requests(self) -> None:
+        made = study(axes=self.AXES)
+        assert len(made.points) == 8
+        for point in made.points:
+            alone = build.point(Expander(LIBRARY).request(point.labels))
+            assert (point.problem, point.variant, point.baseline) == (alone.problem, alone.variant, alone.baseline)
+
+    def test_values_reach_what_refers_to_them_and_nothing_else(self) -> None:
+        small, large = study(axes={"problem.n": [32, 64]}).points
+        assert [point.problem.shape.keys for point in (small, large)] == [32, 64]
+        assert tiled(small).precision is tiled(large).precision
+
+    def test_a_value_may_stand_in_the_place_of_a_reference_that_leads_nowhere(self) -> None:
+        made = study(base={"problem.queries": "${problem.none}"}, axes={"problem.queries": [3, 5]})
+        assert [point.problem.shape.queries for point in made.points] == [3, 5]

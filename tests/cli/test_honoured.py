@@ -20,7 +20,7 @@ from numdev.cli import build, honoured
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.settings import Flat, Request, Statement, flat
+from numdev.cli.requests import Flat, Request, Statement, flat
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS
 from numdev.results.canonical import describe, key_of
@@ -321,7 +321,7 @@ class Measuring:
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str:
         return key_of(self.config(problem, variant, baseline, seeds), self.environment())
 
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None) -> Record:
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, **_: Any) -> Record:
         self.measured.append(variant)
         return self.without_figures((problem, variant, baseline, seeds), Status.OK, "")
 

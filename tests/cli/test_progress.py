@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from numdev.cli.progress import Progress
 from numdev.results.study import StudyPoint
+from tests.cli.test_cli import SMALL, Command, numdev, toy_configs
+
+__all__ = ["numdev", "toy_configs"]  # the fixtures
 
 POINT = StudyPoint(None, None, None, 1, "here", {"tiling.bc": 16})
 
@@ -76,3 +80,42 @@ def test_jobs_that_share_a_terminal_get_lines() -> None:
     with Progress(4, on, live=False) as progress:
         progress.of("toy", 4)(0, 4, POINT)
     assert printed(on) == ["0/4 points, 0 s  toy: here tiling.bc=16"]
+
+
+def test_the_replicates_of_a_studys_point_move_the_bar() -> None:
+    on = console(terminal=True)
+    with Progress(2, on) as progress:
+        progress.of("toy", 2)(0, 2, POINT)
+        progress.replicates(3, 4)
+        assert progress._bar is not None
+        assert (progress._bar.tasks[0].completed, progress.done) == (0.75, 0)
+        assert progress._bar.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")
+
+
+def test_one_point_counts_its_replicates() -> None:
+    on = console(terminal=True)
+    with Progress(4, on, unit="replicates") as progress:
+        progress.replicates(3, 4)
+    assert "3/4" in "\n".join(printed(on))
+
+
+def test_one_point_gets_lines_only_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    on = console(terminal=False)
+    with Progress(10, on, unit="replicates") as progress:
+        for done in range(1, 11):
+            now[0] = 25.0 * done
+            progress.replicates(done, 10)
+    assert printed(on)[0] == "3/10 replicates, 75 s, about 175 s left"
+    assert len(printed(on)) == 3
+
+
+@pytest.mark.parametrize("words", [("seeds=3",), ("study=toy", "seeds=3", "precision=bf16", "tiling.bc=8")])
+def test_the_command_tells_every_replicate(
+    numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(Progress, "replicates", lambda self, done, total: told.append((done, total)))
+    assert numdev("measure", "--config-dir", str(toy_configs), *SMALL, *words).code == 0
+    assert told == [(1, 3), (2, 3), (3, 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from numdev.attention.operation import ATTENTION
 from numdev.cli import flags, objective, process, sources
 from numdev.cli.jobs import Figure, NoFigure
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import Ended
 from numdev.cli.sweep import ComposedOnce, combinations
 from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.speed.measurement import Speeds
+from numdev.results.columns import Column
+from numdev.results.record import Record, Status
 from tests.cli.test_cli import SMALL, Command, numdev
 
 __all__ = ["numdev"]  # the fixture
@@ -209,23 +215,36 @@ class TestObjective:
         {"subject": "variant", "reference": "baseline", "output": "out", "rmse": 9.0, "seed": 0},
     )
 
-    @pytest.fixture(autouse=True)
-    def _one_metric(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(objective, "_metrics", lambda: ["rmse"])
+    @staticmethod
+    def record(rows: Sequence[Any]) -> Record:
+        columns: dict[str, tuple[Column, ...]] = {"deviation": (Column("rmse", "absolute"),)}
+        tables: dict[str, list[Any]] = {"deviation": list(rows)}
+        return Record("k", "deviation", "attention", ("out", "lse"), columns, {}, {}, Status.OK, tables=tables)
 
     def test_is_the_mean_over_seeds_against_golden(self) -> None:
-        assert objective.value("out.rmse", "measure", self.ROWS) == 1.5
-        assert objective.value("lse.rmse", "measure", self.ROWS) == 7.0
-        assert objective.value(None, "measure", self.ROWS) is None
-        assert objective.value("out.rmse", "measure", []) is None
+        found = self.record(self.ROWS)
+        assert objective.value("out.rmse", found) == 1.5
+        assert objective.value("lse.rmse", found) == 7.0
+        assert objective.value("rmse", found) == 1.5
+        assert objective.value(None, found) is None
+        assert objective.value("out.rmse", self.record([])) is None
 
     def test_nan_is_no_figure(self) -> None:
         rows = [self.ROWS[0] | {"rmse": float("nan")}, self.ROWS[1]]
-        assert objective.value("out.rmse", "measure", rows) is None
+        assert objective.value("out.rmse", self.record(rows)) is None
 
     def test_of_an_output_that_is_not_there(self) -> None:
-        with pytest.raises(BadInput, match=r"objective: 'lze.rmse' cannot be used; did you mean lse.rmse"):
-            objective.value("lze.rmse", "measure", self.ROWS)
+        with pytest.raises(BadInput, match=r"objective: 'lze.rmse' cannot be used; .* did you mean lse.rmse"):
+            objective.value("lze.rmse", self.record(self.ROWS))
+
+    def test_names_are_of_the_operation_and_of_the_kind(self) -> None:
+        deviations, speeds = Deviations(ATTENTION), Speeds(ATTENTION)
+        assert {"out.rmse", "lse.max_ulp"} < set(objective.names(deviations))
+        assert {"latency", "tflops", "rmse"} < set(objective.names(speeds))
+        assert "l2_bytes" not in objective.names(speeds), "counted only where that is asked for"
+        assert not {"seed", "out.seed", "out.max_index", "algorithm"} & {*objective.names(deviations), *objective.names(speeds)}
+        with pytest.raises(BadInput, match=r"objective: 'y.rmse' cannot be used; did you mean .*out.rmse"):
+            objective.refuse_unusable("y.rmse", deviations)
 
     def test_belongs_to_one_point(self, numdev: Command) -> None:
         for command, words in (("measure", "study=fig3"), ("paper", "studies=[fig3]")):

@@ -37,6 +37,12 @@ class Largest:
     name: ClassVar[str] = "largest"
     seeds: ClassVar[int] = 3
 
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        input_, entry = Column("input", "", "which input", Use.PLACE), Column("entry", "", "an entry of the first")
+        largest = Column("largest", "absolute", "largest entry", Use.CHIEF)
+        return {"largest": (SEED, input_, largest), "entries": (SEED, entry)}
+
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> LargestOf:
         return LargestOf(self.operation, problem, seeds)
 
@@ -54,9 +60,7 @@ class LargestOf:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        input_, entry = Column("input", "", "which input", Use.PLACE), Column("entry", "", "an entry of the first")
-        largest = Column("largest", "absolute", "largest entry", Use.CHIEF)
-        return {"largest": (SEED, input_, largest), "entries": (SEED, entry)}
+        return Largest(self.operation).columns
 
     def run(self, context: Context) -> Findings:
         if self.problem.shape.queries == 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 from numdev import BadInput, Format, Unsupported
 from numdev.arithmetic.formats import FP32
 from rmsnorm.policy import Policy
-from rmsnorm.variants import Output
+from rmsnorm.variants import DTYPES, Output
 
 
 @triton.jit
@@ -48,14 +48,14 @@ class Fused:
     block: int = 1024
 
     def __post_init__(self) -> None:
-        if self.format not in ("fp32", "bf16", "fp16"):
-            raise BadInput("variant.format", self.format, "give fp32, bf16 or fp16")
+        if self.format not in DTYPES:
+            raise BadInput("norm.format", self.format, f"give one of {', '.join(DTYPES)}")
         if self.block < 16 or self.block & (self.block - 1):
-            raise BadInput("variant.block", self.block, "give a power of two of at least 16")
+            raise BadInput("norm.block", self.block, "give a power of two of at least 16")
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.format]
+        return DTYPES[self.format]
 
     @property
     def formats(self) -> Mapping[str, Format]:

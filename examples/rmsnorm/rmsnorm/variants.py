@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 from numdev import BadInput, Format
 from numdev.arithmetic.formats import FP64
 from rmsnorm.policy import Policy
+from rmsnorm.problem import Problem
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The formats that torch computes in."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Blocked:
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise BadInput("variant.block", self.block, "give the number of columns, at least 1")
+            raise BadInput("norm.block", self.block, "give the number of columns, at least 1")
 
     @property
     def formats(self) -> Mapping[str, Format]:
@@ -96,12 +101,12 @@ class Eager:
     format: str = "bf16"
 
     def __post_init__(self) -> None:
-        if self.format not in ("fp32", "bf16", "fp16"):
-            raise BadInput("baseline.format", self.format, "give fp32, bf16 or fp16")
+        if self.format not in DTYPES:
+            raise BadInput("norm.format", self.format, f"give one of {', '.join(DTYPES)}")
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.format]
+        return DTYPES[self.format]
 
     @property
     def formats(self) -> Mapping[str, Format]:
@@ -119,3 +124,13 @@ class Eager:
     def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Output:
         rms = (x.square().mean(-1, keepdim=True) + eps).sqrt()
         return Output(x / rms * w, rms)
+
+
+@dataclass(frozen=True)
+class InItsFormat:
+    """The baseline of a variant: eager, in the format of the variant's `y`; in FP32 where torch has none of that format."""
+
+    def of(self, variant: Any, problem: Problem) -> Eager:
+        """The baseline of a variant on a problem."""
+        name = str(variant.formats["y"])
+        return Eager(name if name in DTYPES else "fp32")

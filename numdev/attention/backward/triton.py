@@ -111,14 +111,16 @@ class TritonBackward:
         saved.check(q, v)
         require(q.device)
         if q.shape[-1] != v.shape[-1]:
-            raise Unsupported("problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}")
+            raise Unsupported(
+                "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
+            )
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 
-        launches = self.launches(q.shape[-1], q.device)
+        launches = self.launches(q.shape[-1], mask, q.device)
         request = backward_host.Request(self.precision, self.recompute, launches, self.order, self.tf32)
-        inputs = (x.to(self.storage) for x in (q, k, v, do))
-        given = backward_host.Given(*inputs, saved.out, saved.lse.float().contiguous())
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        given = backward_host.Given(q, k, v, do, saved.out, saved.lse.float().contiguous())
         native = self.fmt.dtype
         assert native is not None, "each of the formats has a dtype"
         *found, delta = backward_host.run(request, given, mask, factor, self.storage)
@@ -126,6 +128,6 @@ class TritonBackward:
         br, bc = launches.keys, launches.rows
         return Gradients(dq, dk, dv, delta, ran=Ran("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
 
-    def launches(self, head_dim: int, device: torch.device) -> Launches:
+    def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both kernels."""
-        return choose(self.fmt, head_dim, Device(generation(device), shared_memory(device)), self.br, self.bc)
+        return choose(self.fmt, head_dim, mask, Device(generation(device), shared_memory(device)), self.br, self.bc)

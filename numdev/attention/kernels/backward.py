@@ -22,7 +22,7 @@ import triton.language as tl
 
 from numdev.attention.kernels.backward_arguments import Keys, Rows, Sums
 from numdev.attention.kernels.backward_steps import accumulate, gradient_of_p, recompute, weigh
-from numdev.attention.kernels.backward_tiles import limits_of, load_between, pairs, saved_head, seeing, span_of
+from numdev.attention.kernels.backward_tiles import limits_of, load_between, pairs, part_of, saved_head, seeing, span_of
 from numdev.attention.kernels.casts import add, cast, times
 from numdev.attention.kernels.forward import head, row_sums
 from numdev.attention.kernels.tiles import load, seen
@@ -78,22 +78,6 @@ def queries_between(first, last, keys, q, do, saved, sums, limits, factors, side
 
 
 @triton.jit
-def meet_head(span, keys, q, do, saved, sums, limits, factors, CODE: tl.constexpr):
-    """All tiles of queries of one head: those that need the mask before the whole ones, the whole ones, those behind."""
-    start, whole, partial, stop, side = span.start, span.whole, span.partial, span.stop, span.side
-    if CODE.late and CODE.tile.reverse:
-        sums = queries_between(partial, stop, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    if CODE.early and not CODE.tile.reverse:
-        sums = queries_between(start, whole, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    sums = queries_between(whole, partial, keys, q, do, saved, sums, limits, factors, side, False, CODE)
-    if CODE.late and not CODE.tile.reverse:
-        sums = queries_between(partial, stop, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    if CODE.early and CODE.tile.reverse:
-        sums = queries_between(start, whole, keys, q, do, saved, sums, limits, factors, side, True, CODE)
-    return sums
-
-
-@triton.jit
 def dk_dv(q, k, v, do, dk, dv, saved, lengths, factors, sizes, CODE: tl.constexpr):
     """One block of keys of one KV head against the queries of its group; dk and dv are `[batch, kv_heads, keys, dim]`."""
     DK_SUM: tl.constexpr = CODE.policy.dk_sum
@@ -115,10 +99,15 @@ def dk_dv(q, k, v, do, dk, dv, saved, lengths, factors, sizes, CODE: tl.constexp
     v_tile = load(head(v, b, h), places, inner, end, DIM, True)  # [BC, PAD]
     keys = Keys(k_tile, v_tile, places, low, high)
     sums = Sums(tl.zeros([BC, PAD], tl.float32), tl.zeros([BC, PAD], tl.float32))
-    for g in tl.range(0, sizes.group):
-        own = h * sizes.group + g
+    for i in tl.range(0, sizes.group * CODE.parts):
+        own = h * sizes.group + i // CODE.parts
         rows = saved_head(saved, b * sizes.heads + own, sizes.queries)
-        sums = meet_head(span, keys, head(q, b, own), head(do, b, own), rows, sums, limits, factors, CODE)
+        q_head = head(q, b, own)
+        do_head = head(do, b, own)
+        first, last, whole0, whole1 = part_of(i % CODE.parts, span, CODE)
+        if CODE.masked:
+            sums = queries_between(first, last, keys, q_head, do_head, rows, sums, limits, factors, span.side, True, CODE)
+        sums = queries_between(whole0, whole1, keys, q_head, do_head, rows, sums, limits, factors, span.side, False, CODE)
     exists = (places < end)[:, None]
     out_k = tl.where(exists, times(sums.dk, factors.scale + tl.zeros_like(sums.dk), DK_SUM), 0.0)
     out_v = tl.where(exists, sums.dv, 0.0)
@@ -208,16 +197,11 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
         row0, row1, limits.keys, limits.shift, limits.window, CODE.sight.causal, CODE.sight.window
     )
     span = span_of(low, high, all_low, all_high, sizes.bc, CODE.tile.ragged)
-    start, whole, partial, stop, side = span.start, span.whole, span.partial, span.stop, span.side
-    if CODE.late and CODE.tile.reverse:
-        total = keys_between(partial, stop, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
-    if CODE.early and not CODE.tile.reverse:
-        total = keys_between(start, whole, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
-    total = keys_between(whole, partial, rows, k, v, total, limits, factors, side, False, DELTA, CODE)
-    if CODE.late and not CODE.tile.reverse:
-        total = keys_between(partial, stop, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
-    if CODE.early and CODE.tile.reverse:
-        total = keys_between(start, whole, rows, k, v, total, limits, factors, side, True, DELTA, CODE)
+    for part in tl.range(0, CODE.parts):
+        first, last, whole0, whole1 = part_of(part, span, CODE)
+        if CODE.masked:
+            total = keys_between(first, last, rows, k, v, total, limits, factors, span.side, True, DELTA, CODE)
+        total = keys_between(whole0, whole1, rows, k, v, total, limits, factors, span.side, False, DELTA, CODE)
     if DELTA:
         tl.store(own.delta + places, tl.where(hidden, 0.0, total), mask=is_row)
     else:

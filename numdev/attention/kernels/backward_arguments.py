@@ -57,7 +57,8 @@ class Code(NamedTuple):
     """Everything that is constant in one compiled kernel.
 
     Attributes:
-        early, late: whether tiles before those that see everything, and behind them, may be there; each is a loop of its own.
+        masked: whether there may be tiles that need the mask.
+        parts: of a walk; see `numdev.attention.kernels.backward_tiles.part_of`.
         binary: exponentials are `2^x`.
         of_probabilities: delta is the row sum of `dP * P`, not of `dO * O`.
     """
@@ -68,8 +69,8 @@ class Code(NamedTuple):
     every: Every
     products: Products
     fused: Fused
-    early: bool
-    late: bool
+    masked: bool
+    parts: int
     binary: bool
     of_probabilities: bool
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -77,6 +78,7 @@ class Request:
         ragged = bc != launch.bc if of_rows else br != launch.br
         ends = keys % bc != 0 or mask.causal or mask.key_lengths is not None if of_rows else queries % br != 0
         window = mask.window is not None
+        early, late = not ragged and (window or (mask.causal and not of_rows)), ragged or window or ends
         return Code(
             tile=Tile(br, bc, pad, dim, self.order is Order.REVERSE, ragged),
             sight=Sight(mask.causal, window, mask.key_lengths is not None),
@@ -84,8 +86,8 @@ class Request:
             every=self.every,
             products=self.products,
             fused=self.fused,
-            early=not ragged and (window or (mask.causal and not of_rows)),
-            late=ragged or window or ends,
+            masked=early or late,
+            parts=2 if (early if self.order is Order.REVERSE else late) else 1,
             binary=self.recompute.exponential.is_binary,
             of_probabilities=self.recompute.delta is DeltaForm.PROBABILITIES,
         )
@@ -153,60 +155,128 @@ def _policy(precision: BackwardPrecision, constants: tuple[float, ...]) -> Polic
 _LENGTHS = Tables(64)
 
 
-def run(
-    request: Request, given: Given, mask: Mask, scale: float, dtype: torch.dtype = torch.float32
-) -> Found:
-    """The gradients of one call, in `dtype`: every element is written, whatever memory held before.
+@dataclass(frozen=True)
+class Prepared:
+    """One call: what it reads and writes. `prepare`, `dq` and `dk_dv` launch its kernels, in this order."""
+
+    request: Request
+    given: Given
+    found: Found
+    base: Tensor
+    lengths: Tensor
+    mask: Mask
+    scale: float
+
+    @property
+    def saved(self) -> Saved:
+        """What the preparation leaves for each row."""
+        return Saved(self.base, self.found.delta)
+
+    @property
+    def factors(self) -> Factors:
+        """The numbers of the arithmetic."""
+        log = math.log2(math.e) if self.request.recompute.exponential.is_binary else 1.0
+        return Factors(float(self.scale * log), log, self.scale)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """q, k, v, do and O in memory."""
+        return tuple(View(each, *each.stride()) for each in self.given[:5])
+
+    def sizes(self, launch: Launch) -> Sizes:
+        """Of the problem, and of the tiles of one kernel."""
+        (_, heads, queries, _), (kv_heads, keys) = self.given.q.shape, self.given.k.shape[1:3]
+        return Sizes(heads, heads // kv_heads, queries, keys, self.mask.window or 0, launch.br, launch.bc)
+
+    def code(self, of_rows: bool) -> Code:
+        """Of one kernel."""
+        queries, dim = self.given.q.shape[2:]
+        return self.request.code(of_rows, self.mask, (queries, self.given.k.shape[2], dim), self.factors)
+
+    @contextmanager
+    def fitting(self, launch: Launch) -> Iterator[None]:
+        """Where kernels are launched: on the device of the inputs, and refused where they do not fit."""
+        q = self.given.q
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            try:
+                yield
+            except OutOfResources as error:
+                tile = f"a tile of {launch.br} x {launch.bc} at head_dim {q.shape[-1]} in {launch.stages} stages"
+                why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
+                raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
+
+
+def prepared(request: Request, given: Given, mask: Mask, scale: float, dtype: torch.dtype = torch.float32) -> Prepared:
+    """A call with memory for its gradients, in `dtype`.
 
     Raises:
-        Unsupported: for a head_dim that the kernels do not have, and a tile that does not fit into shared memory.
+        Unsupported: for a head_dim that the kernels do not have.
     """
     q, k, v = given.q, given.k, given.v
     dim = q.shape[-1]
     if dim > _MOST_DIM:
         raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
     if v.shape[-1] != dim:
-        raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
-    found = Found(
-        *(torch.empty(each.shape, dtype=dtype, device=q.device) for each in (q, k, v)),
-        torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
-    )
-    device: AbstractContextManager[object] = torch.cuda.device(q.device) if q.is_cuda else nullcontext()
-    with device:
-        try:
-            _launch(request, given, found, mask, scale)
-        except OutOfResources as error:
-            why = f"it needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
-            raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
-    return found
-
-
-def _launch(request: Request, given: Given, found: Found, mask: Mask, scale: float) -> None:
-    (batch, heads, queries, dim), (kv_heads, keys) = given.q.shape, given.k.shape[1:3]
-    log = math.log2(math.e) if request.recompute.exponential.is_binary else 1.0
-    factors = Factors(float(scale * log), log, scale)
-    saved = Saved(torch.empty(found.delta.shape, dtype=torch.float32, device=found.delta.device), found.delta)
+        raise Unsupported("problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {dim}")
+    delta, base = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+    of_q, of_k, of_v = (torch.empty(each.shape, dtype=dtype, device=q.device) for each in (q, k, v))
     numbers = mask.key_lengths or (0,)
-    lengths = _LENGTHS.get(numbers, given.q.device, lambda: torch.tensor(numbers, dtype=torch.int32))
-    q, k, v, do, out = (View(each, *each.stride()) for each in given[:5])
+    lengths = _LENGTHS.get(numbers, q.device, lambda: torch.tensor(numbers, dtype=torch.int32))
+    return Prepared(request, given, Found(of_q, of_k, of_v, delta), base, lengths, mask, scale)
 
-    def sizes(launch: Launch) -> Sizes:
-        return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, launch.br, launch.bc)
 
-    keys_launch, rows_launch = request.launches.keys, request.launches.rows
-    of_rows = request.code(True, mask, (queries, keys, dim), factors)
-    blocks = triton.cdiv(queries, rows_launch.br)
-    backward.prepare[triton.cdiv(queries, _PREPARED_ROWS), batch * heads](
-        out, do, given.lse, saved, factors, sizes(rows_launch), of_rows._replace(tile=of_rows.tile._replace(br=_PREPARED_ROWS)),
-        num_warps=4, enable_fp_fusion=not request.exactly,
-    )  # fmt: skip
-    for delta in (True, False) if of_rows.of_probabilities else (False,):
-        backward.walk[blocks, batch * heads](
-            q, k, v, do, found.dq, saved, lengths, factors, sizes(rows_launch), delta, of_rows,
-            num_warps=rows_launch.warps, num_stages=rows_launch.stages, enable_fp_fusion=not request.exactly,
+def prepare(call: Prepared) -> None:
+    """The LSE in the units of the exponent, and delta: in a second launch where it is of dP and P."""
+    batch, heads, queries, _ = call.given.q.shape
+    code, launch = call.code(True), call.request.launches.rows
+    *_, do, out = call.views
+    tile = code.tile._replace(br=_PREPARED_ROWS)
+    with call.fitting(launch):
+        backward.prepare[triton.cdiv(queries, _PREPARED_ROWS), batch * heads](
+            out, do, call.given.lse, call.saved, call.factors, call.sizes(launch), code._replace(tile=tile),
+            num_warps=4, enable_fp_fusion=not call.request.exactly,
         )  # fmt: skip
-    backward.dk_dv[triton.cdiv(keys, keys_launch.bc), batch * kv_heads](
-        q, k, v, do, found.dk, found.dv, saved, lengths, factors, sizes(keys_launch),
-        request.code(False, mask, (queries, keys, dim), factors),
-        num_warps=keys_launch.warps, num_stages=keys_launch.stages, enable_fp_fusion=not request.exactly,
-    )  # fmt: skip
+    if code.of_probabilities:
+        _walk(call, True)
+
+
+def dq(call: Prepared) -> None:
+    """dQ, after `prepare`."""
+    _walk(call, False)
+
+
+def _walk(call: Prepared, delta: bool) -> None:
+    batch, heads, queries, _ = call.given.q.shape
+    launch = call.request.launches.rows
+    q, k, v, do, _ = call.views
+    with call.fitting(launch):
+        backward.walk[triton.cdiv(queries, launch.br), batch * heads](
+            q, k, v, do, call.found.dq, call.saved, call.lengths, call.factors, call.sizes(launch), delta, call.code(True),
+            num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=not call.request.exactly,
+        )  # fmt: skip
+
+
+def dk_dv(call: Prepared) -> None:
+    """dK and dV, after `prepare`."""
+    batch, kv_heads, keys, _ = call.given.k.shape
+    launch = call.request.launches.keys
+    q, k, v, do, _ = call.views
+    with call.fitting(launch):
+        backward.dk_dv[triton.cdiv(keys, launch.bc), batch * kv_heads](
+            q, k, v, do, call.found.dk, call.found.dv, call.saved, call.lengths, call.factors, call.sizes(launch),
+            call.code(False),
+            num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=not call.request.exactly,
+        )  # fmt: skip
+
+
+def run(request: Request, given: Given, mask: Mask, scale: float, dtype: torch.dtype = torch.float32) -> Found:
+    """The gradients of one call, in `dtype`: every element is written, whatever memory held before.
+
+    Raises:
+        Unsupported: for a head_dim that the kernels do not have, and a tile that does not fit into shared memory.
+    """
+    call = prepared(request, given, mask, scale, dtype)
+    prepare(call)
+    dq(call)
+    dk_dv(call)
+    return call.found

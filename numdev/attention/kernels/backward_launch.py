@@ -1,7 +1,7 @@
 """Launch settings of the portable backward kernels: a tile for dK and dV, and one for dQ.
 
-A tile's `br` decides the order in which dK and dV are added up, that of dQ its `bc`. Those of 16-bit formats were found by
-compiling for compute capability 9.0: the largest tiles whose sums stay in registers.
+A tile's `br` decides the order in which dK and dV are added up, that of dQ its `bc`. Those of 16-bit formats are the largest that
+the compiler keeps in registers for compute capability 9.0 (`tests.compiled_backward` shows it).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.kernels.launch import INTERPRETED, Device, Launch
+from numdev.attention.mask import Mask
 
 
 @dataclass(frozen=True)
@@ -20,49 +21,67 @@ class Launches:
     rows: Launch
 
 
-_NARROW = {  # formats of 16 bits, by the largest head_dim
-    64: Launches(Launch(64, 128, 8, 2), Launch(128, 64, 8, 2)),
-    128: Launches(Launch(64, 128, 8, 2), Launch(128, 64, 8, 2)),
-    256: Launches(Launch(32, 64, 8, 1), Launch(64, 32, 8, 1)),
+# By the largest head_dim.
+_NARROW = {
+    64: Launches(Launch(32, 128, 8, 2), Launch(128, 64, 8, 3)),
+    128: Launches(Launch(32, 128, 8, 2), Launch(128, 64, 8, 2)),
+    256: Launches(Launch(32, 32, 8, 1), Launch(64, 32, 8, 2)),
 }
 _WIDE = {
     64: Launches(Launch(32, 64, 8, 1), Launch(64, 32, 8, 1)),
-    128: Launches(Launch(32, 32, 8, 1), Launch(32, 32, 8, 1)),
+    128: Launches(Launch(32, 32, 8, 1), Launch(32, 32, 4, 1)),
     256: Launches(Launch(16, 32, 8, 1), Launch(32, 16, 8, 1)),
 }
-_LEAST = Launch(16, 16, 4, 1)
+_UNMASKED = Launch(64, 128, 8, 2)  # of dK and dV up to d = 64, where no tile needs the registers of a mask
+_LARGE = 64 * 64  # pairs of a tile, beyond which it has the registers of eight warps
 
 
-def choose(fmt: Format, head_dim: int, device: Device, br: int | None = None, bc: int | None = None) -> Launches:
+def choose(fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None) -> Launches:
     """The launches for a request; sides that are given replace those of both kernels.
 
-    A tile that does not fit into the shared memory of the device loses stages, then half of its longer side at a time.
+    What does not fit into the shared memory of the device loses stages; a tile whose sides are not given, then half of its
+    longer side at a time.
     """
-    if device.generation == "interpreter":
-        found = Launches(INTERPRETED, INTERPRETED)
-    else:
-        table = _NARROW if fmt.bits <= 16 else _WIDE
-        found = table[min(dim for dim in table if dim >= head_dim)]
+    table = _NARROW if fmt.bits <= 16 else _WIDE
+    found = Launches(INTERPRETED, INTERPRETED)
+    if device.generation != "interpreter":
+        found = table[min(dim for dim in table if dim >= min(head_dim, max(table)))]
+        if table is _NARROW and head_dim <= 64 and mask.is_none:
+            found = replace(found, keys=_UNMASKED)
     sides = {name: side for name, side in (("br", br), ("bc", bc)) if side is not None}
-    fitted = (_fitted(replace(each, **sides), fmt, head_dim, device, bool(sides)) for each in (found.keys, found.rows))
-    return Launches(*fitted)
+    keys, rows = (_with_sides(launch, sides) for launch in (found.keys, found.rows))
+    return Launches(
+        _fitted(keys, fmt, head_dim, device, False, bool(sides)), _fitted(rows, fmt, head_dim, device, True, bool(sides))
+    )
 
 
-def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
-    """A bound on the shared memory of either kernel: two resident tiles, two streamed ones for each stage, P and dS."""
+def shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: bool) -> int:
+    """A bound on the shared memory of a kernel, from what the compiler keeps there.
+
+    Two tiles that stay (k and v, or q and do where it is `of_rows`), two for each stage and two more while they change their
+    layout, P and dS.
+    """
     inner = max(16, 1 << (head_dim - 1).bit_length())
     br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
     stored = 2 if fmt.bits <= 16 else 4
-    return 2 * (max(br, bc) + launch.stages * max(br, bc)) * inner * stored + 2 * br * bc * 4
+    resident, streamed = (br, bc) if of_rows else (bc, br)
+    return 2 * (resident + (launch.stages + 1) * streamed) * inner * stored + br * bc * 4
 
 
-def _fitted(launch: Launch, fmt: Format, head_dim: int, device: Device, given: bool) -> Launch:
-    def too_large(each: Launch) -> bool:
-        return device.shared is not None and shared_bytes(each, fmt, head_dim) > device.shared
+def _with_sides(launch: Launch, sides: dict[str, int]) -> Launch:
+    if not sides:
+        return launch
+    given = replace(launch, **sides)
+    return replace(given, warps=8 if given.br * given.bc > _LARGE else 4)
 
-    while too_large(launch) and launch.stages > 1:
+
+def _fitted(launch: Launch, fmt: Format, head_dim: int, device: Device, of_rows: bool, given: bool) -> Launch:
+    def fits() -> bool:
+        return device.shared is None or shared_bytes(launch, fmt, head_dim, of_rows) <= device.shared
+
+    while not fits() and launch.stages > 1:
         launch = replace(launch, stages=launch.stages - 1)
-    while too_large(launch) and not given and launch != _LEAST:
+    while not fits() and not given and max(launch.br, launch.bc) > 16:
         longer = "br" if launch.br > launch.bc else "bc"
-        launch = replace(launch, **{longer: max(16, getattr(launch, longer) // 2)})
+        launch = replace(launch, **{longer: getattr(launch, longer) // 2})
     return launch

@@ -49,6 +49,22 @@ def span_of(low, high, all_low, all_high, side, RAGGED: tl.constexpr):
 
 
 @triton.jit
+def part_of(part, span, CODE: tl.constexpr):
+    """One part of a walk: tiles that need the mask, then tiles that need none, each `[first, last)`.
+
+    A walk has the masked tiles before the whole ones, the whole ones, and the masked ones behind. One part is the first two of
+    them, a second one, if there is any, the last: so the code of a masked tile is there once, and leaves registers.
+    """
+    if CODE.tile.reverse:
+        first = tl.where(part == 0, span.partial, span.start)
+        last = tl.where(part == 0, span.stop, span.whole)
+    else:
+        first = tl.where(part == 0, span.start, span.partial)
+        last = tl.where(part == 0, span.whole, span.stop)
+    return first, last, span.whole, tl.where(part == 0, span.partial, span.whole)
+
+
+@triton.jit
 def pairs(exist, rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Those of the pairs that `exist` that see each other; each may be a row or a column of the tile."""
     sees = exist

@@ -52,11 +52,3 @@ class EmulationBaseline:
     def of(self, variant: Declares, problem: Problem) -> Tiled:
         """The emulation of a variant on a problem."""
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
-
-
-@dataclass(frozen=True)
-class NoBaseline:
-    """None: the variant is compared with golden alone."""
-
-    def of(self, variant: Attention, problem: Problem) -> None:
-        """No baseline."""

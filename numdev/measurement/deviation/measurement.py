@@ -71,6 +71,10 @@ class Deviations:
     name: ClassVar[str] = KIND
     seeds: ClassVar[int] = 10
 
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        return {KIND: COLUMNS, COUNTERS: (SEED, *self.operation.counters)}
+
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> DeviationPoint:
         return DeviationPoint(self.operation, problem, variant, baseline, seeds)
 
@@ -94,7 +98,7 @@ class DeviationPoint:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        return {KIND: COLUMNS, COUNTERS: (SEED, *self.operation.counters)}
+        return Deviations(self.operation).columns
 
     def run(self, context: Context) -> Findings:
         """Raises BadInput, naming the problem, where it is larger than the memory that is free."""

@@ -45,6 +45,12 @@ class Speeds:
     name: ClassVar[str] = KIND
     seeds: ClassVar[int] = 1
 
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        figures = MEASURED if self.traffic is None else MEASURED | COUNTED
+        deviations = {name: METRICS[name] for name in DEVIATIONS}
+        return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
+
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> SpeedPoint:
         """Raises BadInput for a baseline: each variant is timed alone."""
         if baseline is not None:
@@ -82,9 +88,7 @@ class SpeedPoint:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        figures = MEASURED if self.traffic is None else MEASURED | COUNTED
-        deviations = {name: METRICS[name] for name in DEVIATIONS}
-        return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
+        return Speeds(self.operation, self.budget, self.traffic).columns
 
     def run(self, context: Context) -> Findings:
         """Raises MemoryError if too little is free: a system that grants more memory than it has would kill the process."""

@@ -17,7 +17,7 @@ from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
-from numdev.report.reading.typed import flatten, typed
+from numdev.report.reading.typed import Growing, flatten, typed
 from numdev.results.columns import Column
 from numdev.results.record import Record
 from numdev.results.scenario import Scenario, is_old, scenarios_of
@@ -91,7 +91,7 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
     """
     manifests = _chosen(store, studies, kind)
     points: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
+    rows = Growing()
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
     columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
@@ -112,7 +112,8 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
             points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
-            rows += [{"point": place["point"]} | _row(row) for row in record.rows]
+            for row in record.rows:
+                rows.add({"point": place["point"]} | _row(row))
     table = typed(points, ["point", *PLACE, *_ALWAYS])
     return Results(
         rows=_rows(rows, table, [name for name in columns if not name.startswith(COUNTER)]),
@@ -232,14 +233,14 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _rows(rows: list[dict[str, Any]], points: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+def _rows(rows: Growing, points: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
-    found = typed(rows, ["point", *columns])
+    found = rows.typed(["point", *columns])
     if PRIMARY in found:  # a mask, also where there are no rows
         found[PRIMARY] = found[PRIMARY].astype(bool)
-    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR, "point") or _is_axis(name)]
-    merged = points[kept].merge(found, on="point", how="inner", sort=False)
-    return merged.drop(columns="point")
+    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name)]
+    places = found.pop("point").to_numpy(dtype="int64")  # the points are numbered as they stand
+    return pd.concat([points[kept].take(places).reset_index(drop=True), found], axis=1)
 
 
 _AXES = (

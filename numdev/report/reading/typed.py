@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 
@@ -20,10 +21,82 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_CHUNK = 4096  # values that are packed together
+
+
+class _Growing:
+    """A column that grows. Numbers of one type are packed, eight bytes each, and equal texts are one object."""
+
+    def __init__(self, absent: int) -> None:
+        self.packed: list[Any] = []
+        self.last: list[Any] = [None] * absent
+        self.texts: dict[str, str] = {}
+        self.length = absent
+
+    def append(self, value: Any) -> None:
+        self.last.append(self.texts.setdefault(value, value) if type(value) is str else value)
+        self.length += 1
+        if len(self.last) >= _CHUNK:
+            self._pack()
+
+    def pad(self, length: int) -> None:
+        """Append None up to this length."""
+        while self.length < length:
+            self.append(None)
+
+    def series(self) -> pd.Series[Any]:
+        """The whole column, of the type that all of its values allow."""
+        self._pack()
+        kinds = {chunk.dtype if isinstance(chunk, np.ndarray) else None for chunk in self.packed}
+        if len(kinds) == 1 and None not in kinds:
+            return pd.Series(np.concatenate(self.packed))
+        return _column([value for chunk in self.packed for value in (chunk if isinstance(chunk, list) else chunk.tolist())])
+
+    def _pack(self) -> None:
+        kinds = set(map(type, self.last))
+        if kinds == {float}:
+            self.packed.append(np.array(self.last, dtype=np.float64))
+        elif kinds == {int} and all(-(2**63) <= value < 2**63 for value in self.last):
+            self.packed.append(np.array(self.last, dtype=np.int64))
+        elif self.last:
+            self.packed.append(self.last)
+        self.last = []
+
+
+class Growing:
+    """A table that grows by rows: of a million of them, dictionaries take gigabytes."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Growing] = {}
+        self._length = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row; a column that it lacks is empty there."""
+        for name, value in row.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Growing(self._length)
+            column.pad(self._length)
+            column.append(value)
+        self._length += 1
+
+    def typed(self, columns: list[str]) -> pd.DataFrame:
+        """Makes the table, which is then empty. It has at least these columns, and they come first; each has one type."""
+        made = {}
+        for name in _ordered(list(dict.fromkeys([*columns, *self._columns]))):
+            column = self._columns.pop(name, None) or _Growing(self._length)
+            column.pad(self._length)
+            made[name] = column.series()
+        self._length = 0
+        return pd.DataFrame(made)
+
+
 def typed(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
     """Makes a table of dictionaries. It has at least these columns, and they come first; each column has one type."""
-    names = list(dict.fromkeys([*columns, *(name for record in records for name in record)]))
-    return pd.DataFrame({name: _column([record.get(name) for record in records]) for name in _ordered(names)})
+    table = Growing()
+    for record in records:
+        table.add(record)
+    return table.typed(columns)
 
 
 def _ordered(names: list[str]) -> list[str]:

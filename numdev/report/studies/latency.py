@@ -116,6 +116,8 @@ _PLACE = ("study", "shape", "N", "attention")
 
 def _longest(rows: pd.DataFrame, figures: list[str]) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
     """At the greatest length of each shape, of each attention: its `_PLACE`, and the medians of some figures."""
+    if rows.empty:  # of another operation, whose rows have no columns of shapes
+        return
     for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
         n = group[N].max()
         for name, own in group[group[N] == n].groupby(SERIES, sort=False):

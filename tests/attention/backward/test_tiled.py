@@ -17,6 +17,7 @@ from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential
@@ -30,6 +31,7 @@ from tests.oracles.double_loop import is_fully_masked
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL: Sizes = (1, 2, 1, 11, 19, 6)
+SMALLER: Sizes = (1, 2, 1, 7, 11, 5)
 
 tilings = st.builds(
     Tiling,
@@ -49,7 +51,7 @@ masks = st.builds(
     Mask,
     causal=st.booleans(),
     window=st.one_of(st.none(), st.integers(1, 50)),
-    key_lengths=st.one_of(st.none(), st.integers(0, 19).map(lambda n: (n,))),
+    key_lengths=st.one_of(st.none(), st.integers(0, 11).map(lambda n: (n,))),
 )
 orders = st.one_of(st.none(), st.sampled_from(Order))
 GOLDEN = Tiled(Precision.golden())
@@ -70,10 +72,10 @@ def check_against_exact(inputs: Inputs, backward: TiledBackward, mask: Mask) -> 
     assert bool((got.delta[empty] == 0).all())
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     st.sampled_from([(2, 1), (2, 2), (4, 2)]),
-    st.tuples(st.integers(1, 40), st.integers(19, 67), st.integers(1, 19)),
+    st.tuples(st.integers(1, 40), st.integers(11, 67), st.integers(1, 19)),
     tilings,
     recomputations,
     orders,
@@ -125,10 +127,10 @@ policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     policies,
-    st.builds(Tiling, br=st.integers(1, 12), bc=st.integers(1, 20), order=st.sampled_from(Order), seed=st.integers(0, 9)),
+    st.builds(Tiling, br=st.integers(3, 8), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),
     recomputations,
     orders,
     masks,
@@ -137,7 +139,7 @@ def test_the_double_loop_gives_the_same_bits_under_any_policy(
     policy: BackwardPrecision, tiling: Tiling, recompute: Recompute, order: Order | None, mask: Mask
 ) -> None:
     variant = TiledBackward(GOLDEN, policy, tiling, recompute, order)
-    run_both(policy, Precision.kernel(FP16), draw_all(SMALL), mask, variant, 0.21)
+    run_both(policy, Precision.kernel(FP16), draw_all(SMALLER), mask, variant, 0.21)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -370,9 +372,12 @@ def test_stochastic_rounding_repeats_and_differs_between_replicates() -> None:
 
 @pytest.mark.parametrize("step", ["scores", "exponential", "probabilities", "dp", "delta", "difference", "ds", "dq", "dk", "dv"])
 def test_every_step_rounds_without_bias(step: str) -> None:
-    """The mean over seeds of a pass with one random step is the result without its rounding, within five standard errors."""
-    inputs = BackwardPrecision.kernel(FP16).round_inputs(*draw_all((1, 1, 1, 16, 32, 8)))
-    base = TiledBackward(Tiled(Precision.parse("kernel_fp32")), BackwardPrecision.parse("kernel_fp32"), Tiling(8, 16))
+    """The mean over seeds of a pass with one random step is the result without its rounding, within six standard errors.
+
+    Student's t of 59 degrees of freedom is beyond 6 with a chance of 1.3e-7; there are about 4000 elements in all steps.
+    """
+    inputs = BackwardPrecision.kernel(FP16).round_inputs(*draw_all((1, 1, 1, 8, 16, 8)))
+    base = TiledBackward(Exact(), BackwardPrecision.parse("kernel_fp32"), Tiling(8, 8), count=False)
     exact = base(*inputs, Mask()).tensors()
     results: dict[str, list[torch.Tensor]] = {name: [] for name in exact}
     for seed in range(60):
@@ -383,9 +388,10 @@ def test_every_step_rounds_without_bias(step: str) -> None:
     for name, found in results.items():
         stacked = torch.stack(found)
         error = stacked.std(0) / math.sqrt(len(found))
-        # Of 60 draws none may go up where the chance is below 1/60; the bias of exp of a rounded argument is second order.
-        floor = FP16.ulp(exact[name].double()) / 60 + 2.0**-18
-        assert float(((stacked.mean(0) - exact[name].double()).abs() / torch.maximum(error, floor)).max()) < 5, name
+        # Where the chance to go up is below 1/20, three of 60 draws do or fewer, whose spread says little of that of the mean;
+        # the mean is then off by less than ulp/20. The bias of exp of a rounded argument is second order.
+        floor = FP16.ulp(exact[name].double()) / 20 + 2.0**-18
+        assert float(((stacked.mean(0) - exact[name].double()).abs() / torch.maximum(error, floor)).max()) < 6, name
         moved = moved or float(stacked.std(0).mean()) > 1e-6
     assert moved
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
@@ -16,6 +18,7 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, to_parquet, write_tables
+from numdev.report.reading import typed as typing_of_tables
 from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
 from numdev.results.columns import Column
 from numdev.results.record import Record, Status
@@ -260,3 +263,21 @@ def test_parquet_keeps_what_the_csv_has(results: Results) -> None:
 
 def test_no_claims_make_an_empty_table() -> None:
     assert claim_table([]).empty
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
+KINDS = (st.floats(), st.integers(), st.booleans(), st.text(max_size=2), VALUES)
+COLUMN = st.one_of(*(st.lists(kind, max_size=40) for kind in KINDS))
+
+
+@given(COLUMN, st.integers(1, 7))
+def test_a_growing_column_is_the_column_of_all_its_values(values: list[Any], chunk: int) -> None:
+    """However it is packed: the type of a column is that which all of its values allow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typing_of_tables, "_CHUNK", chunk)
+        try:
+            whole = typing_of_tables._column(values)
+        except OverflowError:  # beyond 64 bits
+            return
+        table = typing_of_tables.typed([{"a": value} for value in values], ["a"])
+    pd.testing.assert_series_equal(table["a"], whole, check_names=False, check_exact=True)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -33,6 +34,8 @@ class Statement:
 
 
 Said = Mapping[str, Statement]
+Structure = tuple[tuple[str, str | None], ...]
+"""The names of all settings, and the values of references and targets: the same for all points of a grid of values."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Request:
         raw: every setting by dotted name, as it is written.
         foreign: what is stated that the chosen options do not have.
         options: that of each group.
+        structure: see `Structure`.
     """
 
     config: Mapping[str, Any]
@@ -52,11 +56,56 @@ class Request:
     raw: Flat
     foreign: tuple[NotHonoured, ...]
     options: Mapping[str, str]
+    structure: Structure
 
 
 def request(raw: Flat, said: Said, options: Mapping[str, str], foreign: tuple[NotHonoured, ...] = ()) -> Request:
     """What some settings ask for."""
-    return Request(nested(resolved(raw)), said, raw, foreign, options)
+    return Request(nested(resolved(raw)), said, raw, foreign, options, structure_of(raw))
+
+
+def changed(below: Request, values: Flat, said: Said, foreign: tuple[NotHonoured, ...]) -> Request:
+    """The request with other values of some settings, which shares every node with `below` that none of them reaches."""
+    raw = below.raw | values
+    reach = None if any(map(_refers, values.values())) else _reach(below.structure, frozenset(values))
+    if reach is None:
+        return request(raw, said, below.options, foreign)
+    structure, reached = reach
+    config, own = dict(below.config), set[str]()
+    for key in reached:
+        parents, name = _split(key)
+        node, path = config, ""
+        for parent in parents:
+            path += f"{parent}."
+            if path not in own:
+                own.add(path)
+                node[parent] = dict(node[parent])
+            node = node[parent]
+        node[name] = _follow(raw, key)
+    return Request(config, said, raw, foreign, below.options, structure)
+
+
+def structure_of(raw: Flat) -> Structure:
+    """The structure of settings by dotted name, as they are written."""
+    return tuple((name, value if _refers(value) or name.endswith("._target_") else None) for name, value in raw.items())
+
+
+@lru_cache(maxsize=256)
+def _reach(structure: Structure, names: frozenset[str]) -> tuple[Structure, tuple[str, ...]] | None:
+    """The structure after some settings have got other values, and these with those that refer to them.
+
+    None where a setting is left to OmegaConf, which may take it from anywhere.
+    """
+    after = tuple((name, None if name in names else value) for name, value in structure)
+    references = {name: reference(value, name) for name, value in after if value is not None and _refers(value)}
+    if None in references.values():
+        return None
+    reached: set[str] = set()
+    more = set(names)
+    while more:
+        reached |= more
+        more = {name for name, target in references.items() if target in reached} - reached
+    return after, tuple(name for name, _ in after if name in reached)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,12 +146,19 @@ def nested(settings: Flat) -> dict[str, Any]:
     """The inverse of `flat`."""
     config: dict[str, Any] = {}
     for key, value in settings.items():
-        *parents, name = key.split(".")
+        parents, name = _split(key)
         node = config
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = value
     return config
+
+
+@lru_cache(maxsize=4096)
+def _split(key: str) -> tuple[tuple[str, ...], str]:
+    """The names of the nodes that a setting lies in, and its own."""
+    *parents, name = key.split(".")
+    return tuple(parents), name
 
 
 def resolved(settings: Flat) -> Flat:
@@ -128,6 +184,7 @@ def _refers(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
+@lru_cache(maxsize=4096)
 def reference(value: str, key: str) -> str | None:
     """The dotted name that `${name}` or `${.name}`, as the value of a setting, refers to; None where it is neither."""
     match = _REFERENCE.fullmatch(value)

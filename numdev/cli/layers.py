@@ -1,0 +1,172 @@
+"""Layers of statements, each above the one before it: which options they choose, and what the settings then are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from numdev.cli.composed import Composer
+from numdev.cli.library import Library
+from numdev.cli.nodes import TARGET
+from numdev.cli.requests import Flat, Request, Statement, changed, flat, request
+from numdev.cli.statements import Statements
+from numdev.errors import BadInput, NotHonoured
+from numdev.nearest import one_of
+
+_ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the points of a grid have in common that differ in values alone.
+
+    Attributes:
+        settings: every setting of the options chosen, with the values that are stated.
+        said: what states each of these.
+        foreign: what is stated that the options do not have, with the reason.
+        chosen: the option of each group of which one is chosen.
+        options: that of every group.
+    """
+
+    settings: Flat
+    said: dict[str, Statement]
+    foreign: dict[str, NotHonoured]
+    chosen: Mapping[str, str]
+    options: Mapping[str, str]
+
+    @cached_property
+    def request(self) -> Request | None:
+        """What the points share; None where a reference leads nowhere, unless a value takes its place."""
+        try:
+            return request(self.settings, self.said, self.options)
+        except BadInput:
+            return None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Reads layers of statements.
+
+    Attributes:
+        library: where options of groups are found.
+        composer: what Hydra makes of them.
+    """
+
+    library: Library
+    composer: Composer
+
+    def ground(self, *layers: Statements) -> Ground:
+        """What some layers come to, on which layers can stand that choose no options."""
+        chosen = self._chosen(layers)
+        settings: Flat = dict(self.composer.values())
+        for group, option in chosen.items():
+            settings = {key: value for key, value in settings.items() if not key.startswith(f"{group}.")}
+            settings |= self.composer.values(group, option)
+        ground = Ground(settings, {}, {}, chosen, {**self.composer.choices, **chosen})
+        for statements, group, replaced in self._stated(layers, chosen):
+            if group:
+                settings |= statements
+            else:
+                values, foreign = self._values(settings, statements, chosen, replaced)
+                settings |= values
+                ground.foreign.update(foreign)
+            ground.said.update(self._saying(statements, group, chosen))
+        return ground
+
+    def above(self, ground: Ground, *layers: Statements) -> Request:
+        """The request of values that stand above everything else."""
+        values, said, foreign = dict[str, Any](), dict(ground.said), dict(ground.foreign)
+        for layer in layers:
+            statements = dict(flat(layer))
+            more, others = self._values(ground.settings, statements, ground.chosen, frozenset())
+            values, foreign = values | more, foreign | others
+            said |= self._saying(statements, "", ground.chosen)
+        settings = ground.settings | values
+        said = _not_null(said, settings, ground.chosen)
+        if ground.request is None:
+            return request(settings, said, ground.options, tuple(foreign.values()))
+        return changed(ground.request, values, said, tuple(foreign.values()))
+
+    def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
+        """What states each setting that the layers give, where it is not null in the end.
+
+        An option whose file names a constructor of its own, `_target_`, states that choice; another what stands in its file.
+        """
+        said: dict[str, Statement] = {}
+        chosen = self._chosen(layers)
+        for statements, group, _ in self._stated(layers, chosen):
+            said |= self._saying(statements, group, chosen)
+        return _not_null(said, settings, chosen)
+
+    @staticmethod
+    def _saying(statements: Flat, group: str, chosen: Mapping[str, str]) -> dict[str, Statement]:
+        """What each statement of `_stated` says."""
+        if not group:
+            return {key: Statement(key, value) for key, value in statements.items()}
+        option = Statement(group, chosen[group])
+        own = [key for key in statements if "._" not in key]
+        return {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
+
+    def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
+        """The option of each group that the layers choose, of which the last counts."""
+        return {group: self._option(group, layer[group]) for layer in layers for group in layer if group in self.composer.choices}
+
+    def _stated(self, layers: Sequence[Statements], chosen: Mapping[str, str]) -> Iterator[tuple[Flat, str, frozenset[str]]]:
+        """Every statement in the order in which they hold.
+
+        That of an option's file comes with its group; values come with the groups of which a later layer chooses the option.
+        """
+        last = {group: i for i, layer in enumerate(layers) for group in layer if group in self.composer.choices}
+        for i, layer in enumerate(layers):
+            choices, values = self.split(layer)
+            for group in choices:
+                if last[group] == i:
+                    names = dict(flat({group: self.library.leaf(group, chosen[group])}))
+                    own = self.composer.values(group, chosen[group])
+                    yield {key: value for key, value in own.items() if key in names}, group, frozenset()
+            yield dict(flat(values)), "", frozenset(group for group in last if last[group] > i)
+
+    def split(self, statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of groups, and values."""
+        choices = {key: value for key, value in statements.items() if key in self.composer.choices}
+        return choices, {key: value for key, value in statements.items() if key not in self.composer.choices}
+
+    def _option(self, group: str, option: Any) -> str:
+        if isinstance(option, (Mapping, list)):
+            raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
+        return str(option)
+
+    def _values(
+        self, settings: Flat, statements: Flat, chosen: Mapping[str, str], replaced: frozenset[str]
+    ) -> tuple[Flat, dict[str, NotHonoured]]:
+        """The values, each of the right type, and those that options other than the chosen ones have, with the reason.
+
+        An option of a later layer replaces a node inside its own, such as the source of a problem, with its parameters.
+        """
+        values, foreign = dict[str, Any](), dict[str, NotHonoured]()
+        for key, value in statements.items():
+            if key in _ELSEWHERE:
+                raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
+            group = key.partition(".")[0]
+            option = chosen.get(group, self.composer.choices.get(group, ""))
+            if key in settings and "._" not in key:
+                values[key] = self.composer.check(group if option else "", option, key, value)
+                continue
+            able = self.composer.of_others(group, key) if option else []
+            if not able:
+                raise BadInput(key, value, f"there is no such setting; {one_of(key, self.composer.known(), most=12)}")
+            if value is not None and not (group in replaced and key.count(".") > 1):
+                foreign[key] = NotHonoured(key, value, lacking(group, option, able))
+        return values, foreign
+
+
+def _not_null(said: Mapping[str, Statement], settings: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:
+    """The statements of which something is left."""
+    return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
+
+
+def lacking(group: str, option: str, able: Sequence[str]) -> str:
+    """The mend for a setting that an option lacks and others have."""
+    return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"

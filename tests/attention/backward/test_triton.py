@@ -20,7 +20,7 @@ from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput, Unsupported
 from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.kernels.backward_budget import backward_budget, of_output
@@ -28,6 +28,7 @@ from tests.cases import MASKS, Sizes
 
 RAGGED: Sizes = (2, 2, 1, 37, 53, 24)
 SMALL = TritonBackward(Triton(br=16, bc=16), br=16, bc=16)
+PORTABLE = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
 
 
 @pytest.fixture(autouse=True)
@@ -286,17 +287,17 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dim", [64, 128, 256])
     @pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
     def test_large(self, fmt: Format, dim: int, mask: Mask) -> None:
-        check(TritonBackward(Triton(fmt), fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
+        check(replace(PORTABLE, forward=Triton(fmt), fmt=fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 96)], ids=str)
     def test_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
-        check(TritonBackward(Triton()), draw_all(sizes), Mask(causal=causal), "cuda")
+        check(PORTABLE, draw_all(sizes), Mask(causal=causal), "cuda")
 
     @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
     @pytest.mark.parametrize("sizes", [(2, 4, 2, 1000, 1000, 128), (1, 4, 4, 2048, 2048, 64)], ids=str)
     def test_a_thousand_launches_give_the_same_bits(self, sizes: Sizes, beside: bool) -> None:
-        backward, mask, scale = TritonBackward(Triton()), Mask(causal=True), sizes[-1] ** -0.5
+        backward, mask, scale = PORTABLE, Mask(causal=True), sizes[-1] ** -0.5
         given = stored(rounded(backward, draw_all(sizes), "cuda"), torch.bfloat16)
         output = backward.forward(*given[:3], mask, scale)
         assert output.lse is not None
@@ -314,7 +315,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_what_padding_holds_touches_nothing(self, value: float) -> None:
-        backward = TritonBackward(Triton())
+        backward = PORTABLE
         for causal in (False, True):
             lengths = (260, 0, 1)
             mask = Mask(causal=causal, key_lengths=lengths)
@@ -333,7 +334,7 @@ class TestOnAGpu:
         drawn = torch.randn(4, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
         whole = torch.zeros(4, 1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda")
         whole[:, :, -1:] = drawn
-        backward = TritonBackward(Triton())
+        backward = PORTABLE
         got = backward(whole[0], whole[1], whole[2], whole[3], Mask()).tensors()
         alone = backward(drawn[0], drawn[1], drawn[2], drawn[3], Mask()).tensors()
         assert all(torch.equal(got[name][:, -1:], alone[name]) for name in alone)

@@ -18,10 +18,10 @@ from numdev.attention.kernels.hopper_backward_order import RESIDENT
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Triton
-from numdev.errors import Unsupported
+from numdev.attention.triton import Kernel, Triton
+from numdev.errors import BadInput, Unsupported
 
-RUNS = TritonBackward(Triton(), order=None)
+RUNS = TritonBackward(Triton())
 
 
 def tensors(dtype: torch.dtype = torch.bfloat16, dim: int = 64) -> list[torch.Tensor]:
@@ -82,6 +82,24 @@ def test_the_one_kernel_runs_only_where_those_that_wait_for_each_other_run_at_on
     else:
         with pytest.raises(Unsupported, match=rf"attention\.design: {needed} programs wait .*runs {count} at once; give split"):
             choose(queries, mask, count, Design.FUSED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [(replace(RUNS, kernel=Kernel.HOPPER), "attention.kernel"), (replace(RUNS, design=Design.SPLIT), "attention.design")],
+    ids=["kernel", "design"],
+)
+def test_what_is_asked_for_by_name_is_refused_where_it_cannot_run(settings: TritonBackward, field: str, device: str) -> None:
+    """For a window no Hopper kernel is there, on any GPU."""
+    mask = Mask(window=5)
+    with pytest.raises(Unsupported, match="the Hopper kernels cannot run this") as error:
+        settings(*(x.to(device) for x in tensors()), mask)
+    assert error.value.field == field
+
+
+def test_the_portable_kernels_have_no_designs() -> None:
+    with pytest.raises(BadInput, match=r"attention\.design"):
+        replace(RUNS, kernel=Kernel.PORTABLE, design=Design.FUSED)
 
 
 def test_every_launch_fits_the_registers_and_the_tiles_of_the_walk() -> None:

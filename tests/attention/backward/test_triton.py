@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
@@ -15,15 +14,15 @@ from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.function import attend
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.exact import Exact
 from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput, Unsupported
+from tests.attention.backward import checked
 from tests.attention.backward.cases import Inputs, draw_all
-from tests.attention.kernels.backward_budget import backward_budget, of_output
+from tests.attention.backward.checked import poison, rounded, saved_of, stored
 from tests.cases import MASKS, Sizes
 
 RAGGED: Sizes = (2, 2, 1, 37, 53, 24)
@@ -33,52 +32,12 @@ PORTABLE = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `torch.empty` returns holds NaN, so that an element that no kernel writes shows."""
-    empty = torch.empty
-
-    def poisoned(*args: object, **keywords: object) -> Tensor:
-        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
-        return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
-def rounded(backward: TritonBackward, inputs: Inputs, device: str) -> Inputs:
-    q, k, v, do = (x.to(device) for x in backward.round_inputs(*inputs))
-    return q, k, v, do
-
-
-def stored(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    q, k, v, do = (x.to(dtype) for x in inputs)
-    return q, k, v, do
-
-
-def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:
-    """Golden O and LSE, as a kernel would save them."""
-    golden = Exact()(*inputs[:3], mask, scale)
-    assert golden.lse is not None
-    return Saved(backward.precision.output(golden.out), golden.lse.float())
+    poison(monkeypatch)
 
 
 def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
-    """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
-    given, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
-    got = backward.backward(*given, saved_of(backward, given, mask, scale), mask, scale)
-    golden = ExactBackward()(*given, mask, scale)
-    bounds = backward_budget(backward.precision, given, mask, scale, product)
-    for name in ("dq", "dk", "dv"):
-        mine, exact = getattr(got, name), getattr(golden, name).cpu()
-        assert mine.dtype == backward.fmt.dtype
-        assert not bool(mine.isnan().any()), f"{name}: an element was not written"
-        bound = of_output(getattr(bounds, name), exact, backward.precision)
-        assert bool(((mine.double().cpu() - exact).abs() <= bound).all()), name
-    assert got.delta is not None
-    assert golden.delta is not None
-    difference = (got.delta.double() - golden.delta).abs().cpu()
-    assert bool((difference <= bounds.delta + 2.0**-24 * golden.delta.abs().cpu()).all()), "delta"
-    hidden = ~mask.seeing_rows(given[0].shape[0], given[0].shape[2], given[1].shape[2])
-    for x in (got.dq, got.delta):
-        assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
+    """As `checked.check`, of the portable kernels."""
+    got = checked.check(backward, inputs, mask, device, product=product)
     assert got.kernel.startswith("numdev portable backward "), got.kernel
     return got
 

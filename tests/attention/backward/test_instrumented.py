@@ -133,7 +133,7 @@ def test_the_same_bits_of_every_preset_under_every_mask(name: str, mask: str, de
 
 @pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero"])
 def test_a_running_sum_is_rounded_once(text: str, device: str) -> None:
-    """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and a sum of FP32 would round twice."""
+    """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and would round twice."""
     (inputs, saved), policy = whole((1, 2, 1, 32, 20, 8), Mask(), 1), BackwardPrecision.parse("fp32")
     saved.lse[..., 16:] = binary_lse(32)
     policy = policy.with_step(dk_sum=text, dv_sum=text)

@@ -49,7 +49,9 @@ def of_keys(which: str, dim: int, *flags: bool) -> Any:
     tiles, keys, rows = descriptor(gl.bfloat16, shape.br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, shape.br)
     types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
     types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
-    code = Code(shape.br, dim, shape.stages, gl.bfloat16, *flags, shape.skewed, shape.pingpong, REGISTERS, 0)
+    causal, masked, padded, grouped = flags
+    tile = (shape.br, dim, shape.stages, gl.bfloat16)
+    code = Code(*tile, causal, masked, padded, grouped, shape.skewed, shape.pingpong, REGISTERS, 0)
     kernel = hopper_backward.gradients if which == "fused" else hopper_backward_keys.gradients_of_keys
     return compile_for(kernel, {"CODE": code}, types, 90, {"num_warps": 4})
 

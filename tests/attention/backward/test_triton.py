@@ -14,6 +14,7 @@ from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.function import attend
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.exact import Exact
 from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential

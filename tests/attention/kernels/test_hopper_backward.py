@@ -112,7 +112,7 @@ def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 4, 2, 515, 643, 0), (1, 4, 4, 2048, 2048, 0)], ids=str)
 def test_both_designs_have_the_same_dk_and_dv(sizes: Sizes, causal: bool, dim: int) -> None:
-    """Their walks are the same, their tiles alike or halves, and a tensor core adds 16 queries after 16: the bits are the same."""
+    """Their walks are the same, their tiles equal or halves, and a tensor core adds 16 queries after 16: so are the bits."""
     inputs, mask = on_gpu((*sizes[:5], dim)), Mask(causal=causal)
     saved = forward(inputs, mask)
     split, fused = (hopper(design).backward(*inputs, saved, mask) for design in (Design.SPLIT, Design.FUSED))
@@ -132,7 +132,7 @@ def test_what_padding_holds_touches_nothing(design: Design, value: float, causal
         for entry, length in enumerate(LENGTHS):
             k[entry, :, length:], v[entry, :, length:] = filling, filling
         results.append(hopper(design).backward(q, k, v, do, saved, mask))
-    same(*results)
+    same(results[0], results[1])
 
 
 @designs

@@ -20,13 +20,15 @@ from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput, Unsupported
+from tests.attention.backward.cases import Inputs
 
 RUNS = TritonBackward(Triton())
 
 
-def tensors(dtype: torch.dtype = torch.bfloat16, dim: int = 64) -> list[torch.Tensor]:
+def tensors(dtype: torch.dtype = torch.bfloat16, dim: int = 64, device: str = "cpu") -> Inputs:
     """q, k, v and do."""
-    return [torch.zeros(1, 2, 256, dim, dtype=dtype) for _ in range(4)]
+    q, k, v, do = (torch.zeros(1, 2, 256, dim, dtype=dtype, device=device) for _ in range(4))
+    return q, k, v, do
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -93,7 +95,7 @@ def test_what_is_asked_for_by_name_is_refused_where_it_cannot_run(settings: Trit
     """For a window no Hopper kernel is there, on any GPU."""
     mask = Mask(window=5)
     with pytest.raises(Unsupported, match="the Hopper kernels cannot run this") as error:
-        settings(*(x.to(device) for x in tensors()), mask)
+        settings(*tensors(device=device), mask)
     assert error.value.field == field
 
 

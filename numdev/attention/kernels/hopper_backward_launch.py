@@ -87,6 +87,8 @@ def waiting(queries: int, mask: Mask) -> int:
 def choose(queries: int, mask: Mask, processors: int, design: Design | None = None) -> Design:
     """The design of a request: the one kernel, unless more programs wait for each other than the device runs at once.
 
+    Launches that run beside it in other streams take multiprocessors from it: what is safe then is in docs/reference/kernels.md.
+
     Raises:
         Unsupported: if the one kernel is asked for where its turns could not be awaited.
     """

@@ -108,7 +108,7 @@ def test_shapes(design: Design, sizes: Sizes, causal: bool, dim: int) -> None:
 
 
 def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
-    """Two groups of tiles walk one after the other, of 128 and of 1. A tile of 129 that is left out is `129^(-1/2)` of the norm."""
+    """Two groups of tiles walk one after the other, of 128 and of 1. A tile left out, one of 129, is `129^(-1/2)` of the norm."""
     inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
     saved = forward(inputs, mask)
     for design in Design:

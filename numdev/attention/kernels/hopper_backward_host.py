@@ -78,9 +78,9 @@ class _Call:
         self.masked = any(length % TILE for length in lengths) or min(lengths) < self.keys
         self.padded = any(length % TILE and length < self.keys for length in lengths)
         self.lengths = _LENGTHS.get(lengths, device, lambda: torch.tensor(lengths, dtype=torch.int32))
-        # A tile of 192 rows may read up to 64 rows beyond those of the last head; their results go nowhere.
+        # A tile of 192 rows may read up to 128 rows beyond those of the last head; their results go nowhere.
         rows = self.batch * self.heads * self.rows
-        self.statistics = torch.empty(2, rows + _ROWS, dtype=torch.float32, device=device)
+        self.statistics = torch.empty(2, rows + TILE, dtype=torch.float32, device=device)
         self.turns = torch.empty(rows // _ROWS, dtype=torch.int32, device=device)
 
     @property
@@ -90,7 +90,7 @@ class _Call:
 
     def _of_rows(self, which: int) -> Tensor:
         """LSE in units of log 2, or delta: `[batch, heads, rows]`."""
-        return self.statistics[which, :-_ROWS].view(self.batch, self.heads, self.rows)
+        return self.statistics[which, :-TILE].view(self.batch, self.heads, self.rows)
 
     def preprocess(self) -> None:
         """delta, LSE in units of log 2, and counters."""

@@ -153,7 +153,9 @@ def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, tog
         whole = gl.minimum(whole, (row + shift + 1) // setting.bc)
     count = (end + setting.bc - 1) // setting.bc
     edge = count - gl.minimum(whole, count)
-    at = head.to(gl.int64) * queries + row
+    # 32 bits hold it, since 2^31 rows of q would fill 256 GB. An integer of 64 bits must not go to another warp group: in Triton
+    # 3.6 it arrived with an upper half from whatever was in shared memory, on a GPU that several processes share.
+    at = head * queries + row
     return Work(row, b, h, h // shared_by, at, count, edge, length, shift)
 
 

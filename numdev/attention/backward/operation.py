@@ -24,6 +24,15 @@ def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
     return {"do": torch.randn(problem.shape.q, dtype=torch.float64, generator=generator).to(device)}
 
 
+def settings() -> tuple[Column, ...]:
+    """Every setting of a problem and of a variant."""
+    from numdev.attention.backward import dictionary  # late: it imports every implementation
+    from numdev.attention.dictionary import PROBLEM
+
+    parts = {"problem": PROBLEM, "variant": dictionary.VARIANT}
+    return tuple(Column(f"{part}.{name}", *said) for part, texts in parts.items() for name, said in texts.items())
+
+
 ATTENTION_BACKWARD = Operation(
     name="attention_backward",
     golden=ExactBackward(),
@@ -36,6 +45,7 @@ ATTENTION_BACKWARD = Operation(
     ),
     steps=tuple(field.name for field in fields(BackwardPrecision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
+    settings=settings,
     environment=environment,
     smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
 )

@@ -12,6 +12,9 @@ def _group(name: str, column: str) -> dict[str, tuple[str, str]]:
     return {f"{column}.{one.column}": (one.unit, one.text) for one in declared(BACKWARD_GROUPS[name]) if one.column}
 
 
+PROBLEM = forward.PROBLEM | {one.column: (one.unit, one.text) for one in declared(BACKWARD_GROUPS["problem"]) if one.column}
+"""Of the columns `problem.<setting>`."""
+
 VARIANT: dict[str, tuple[str, str]] = {
     "type": ("", "class of numdev that computes the gradients: TiledBackward, NaiveBackward, ExactBackward, TritonBackward, ..."),
     "tiling.type": ("", "class of numdev that states the tiles"),

@@ -5,7 +5,12 @@ The declarations import neither torch nor Hydra, since `--help` and completion r
 
 from __future__ import annotations
 
-from numdev.attention.settings.backward import BackwardPrecisionSettings, ForwardPrecisionSettings, RecomputeSettings
+from numdev.attention.settings.backward import (
+    BackwardPrecisionSettings,
+    BackwardProblemSettings,
+    ForwardPrecisionSettings,
+    RecomputeSettings,
+)
 from numdev.attention.settings.precision import PrecisionSettings
 from numdev.attention.settings.problem import ProblemSettings
 from numdev.attention.settings.softmax import SoftmaxSettings
@@ -20,7 +25,7 @@ GROUPS: dict[str, type] = {
 """The groups whose options state values of the same settings. An option of `attention` and `baseline` has settings of its own."""
 
 BACKWARD_GROUPS: dict[str, type] = {
-    "problem": ProblemSettings,
+    "problem": BackwardProblemSettings,
     "precision": BackwardPrecisionSettings,
     "forward_precision": ForwardPrecisionSettings,
     "tiling": TilingSettings,

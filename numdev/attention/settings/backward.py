@@ -7,16 +7,36 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numdev.attention.settings.precision import PrecisionSettings, policy_of
+from numdev.attention.settings.problem import ProblemSettings
+from numdev.attention.settings.problem import problem as forward_problem
 from numdev.errors import BadInput
 from numdev.nearest import choice, named, one_of
 from numdev.settings import Overruled, setting
 
 if TYPE_CHECKING:
     from numdev.attention.backward.precision import BackwardPrecision
+    from numdev.attention.backward.problem import BackwardProblem
     from numdev.attention.backward.recompute import Recompute
     from numdev.attention.precision import Precision
 
 _TILE = "; behind `@`, after how many products the running sum is rounded to it; without, once at the end"
+
+
+@dataclass
+class BackwardProblemSettings(ProblemSettings):
+    """`BackwardProblem`."""
+
+    _target_: str = "numdev.attention.settings.backward.problem"
+    v_mean: float = setting(0.0, "what is added to every entry of v")
+    do_mean: float = setting(0.0, "mean of the entries of dO, which are normal with variance 1")
+
+
+def problem(v_mean: float, do_mean: float, **settings: Any) -> BackwardProblem:
+    """A problem of attention, with the two means."""
+    from numdev.attention.backward.problem import BackwardProblem
+
+    plain = forward_problem(**settings)
+    return BackwardProblem(plain.source, plain.shape, plain.mask, plain.scale, v_mean, do_mean)
 
 
 @dataclass

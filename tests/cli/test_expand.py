@@ -167,7 +167,7 @@ class TestPrecedence:
         assert study({"seeds": 5}, base={"seeds": 3}).points[0].seeds == 5
 
     def test_agrees_with_what_hydra_composes(self) -> None:
-        from numdev.cli import build, nodes
+        from numdev.cli import build
         from numdev.cli.requests import request
         from numdev.cli.schema import register
 

@@ -216,7 +216,11 @@ def test_what_a_variant_honours_are_settings(name: str) -> None:
     known = set(EXPANDER.composer.known()) | {
         f"{group}.{one.name}" for group, kind in BACKWARD_GROUPS.items() for one in declared(kind)
     }
-    known |= {f"backward.{one.name}" for one in declared(TiledBackward)} | {"backward.products"}
+    known |= {f"backward.{one.name}" for one in declared(TiledBackward)} | {
+        "backward.products",
+        "backward.kernel",
+        "backward.design",
+    }
     kind: Any = KINDS[name]
     assert kind.honours.settings <= known | {"tiling.head_dim"}
     assert isinstance(variant(backward=name), Honouring)

@@ -8,6 +8,8 @@ from typing import Any
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.recompute import Recompute
 from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.kernels.hopper_backward_launch import Design
+from numdev.attention.kernels.launch import Kernel
 from numdev.attention.settings.kernels import sides
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order
@@ -16,7 +18,14 @@ from numdev.nearest import choice
 
 
 def triton(  # a parameter for each setting that it has beside the tiles
-    fmt: Format, softmax: OnlineSoftmax, recompute: Recompute, exp: str | None, products: Products, **tiles: Any
+    fmt: Format,
+    softmax: OnlineSoftmax,
+    recompute: Recompute,
+    exp: str | None,
+    products: Products,
+    kernel: Kernel,
+    design: Design | None,
+    **tiles: Any,
 ) -> TritonBackward:
     """Our forward kernels with the tile of their table, then our backward kernels; the exponential is exp2 unless one is set."""
     if exp is None:
@@ -26,7 +35,9 @@ def triton(  # a parameter for each setting that it has beside the tiles
         Triton(fmt, softmax=softmax, products=products),
         fmt,
         *sides(**tiles),
-        order=Order.FORWARD if order is None else choice("tiling.order", Order, order),
+        order=None if order is None else choice("tiling.order", Order, order),
         recompute=recompute,
         tf32=products is Products.TF32,
+        kernel=kernel,
+        design=design,
     )

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reports" / "reference"
-GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "baseline")
+GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", "baseline")
 
 
 def escaped(text: str) -> str:
@@ -41,6 +41,7 @@ def study_table() -> Iterator[str]:
 
 def settings() -> Iterator[str]:
     """Every setting of the groups and of the run: its default, unit and sentence, where it is declared."""
+    from numdev.attention.settings import BACKWARD_GROUPS
     from numdev.attention.settings import GROUPS as TYPED
     from numdev.cli.schema import RunConfig
     from numdev.settings import declared
@@ -50,6 +51,12 @@ def settings() -> Iterator[str]:
         for one in declared(kind):
             name = f"{group}.{one.name}" if group else one.name
             yield f"| `{name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |"
+    known = {(group, one.name, one.text) for group, kind in TYPED.items() for one in declared(kind)}
+    for group, kind in BACKWARD_GROUPS.items():
+        for one in declared(kind):
+            if (group, one.name, one.text) not in known:
+                text = f"of the backward pass: {escaped(one.text)}"
+                yield f"| `{group}.{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(text)} |"
     yield from _of_options()
 
 
@@ -59,7 +66,7 @@ def _of_options() -> Iterator[str]:
     from numdev.settings import declared
 
     told = set()
-    for group in ("problem", "attention", "baseline"):
+    for group in ("problem", "attention", "backward", "baseline"):
         for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
             leaf = yaml.safe_load(path.read_text())
             name, node = (f"{group}.source", leaf["source"]) if "source" in leaf else (group, leaf)
@@ -77,14 +84,13 @@ def _stated(value: object) -> str:
 
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline honours, a group's name with a star for all of its settings."""
-    from numdev.cli.composed import composer
+    from numdev.cli.composed import Composer, composer
     from numdev.cli.honoured import honours_of
     from numdev.cli.library import config_folder
 
-    known = composer((config_folder(),))
-
-    def told(honoured: frozenset[str], family: str = "") -> str:
-        of_group = {group: {name for name in known.known() if name.startswith(f"{group}.")} for group in GROUPS}
+    def told(known: Composer, honoured: frozenset[str], family: str = "") -> str:
+        groups = dict.fromkeys((*GROUPS, "forward_precision", "recompute"))
+        of_group = {group: {name for name in known.known() if name.startswith(f"{group}.")} for group in groups}
         told = [f"`precision=FORMAT` or `{family}_FORMAT`"] if family else []
         for group, names in of_group.items():
             read, lacking = sorted(names & honoured - ({"precision.preset"} if family else set())), sorted(names - honoured)
@@ -95,10 +101,11 @@ def honoured() -> Iterator[str]:
         return ", ".join(told) or "nothing more"
 
     yield from ("| | honours |", "|---|---|")
-    for group in ("attention", "baseline"):
+    for operation, group in (("attention", "attention"), ("attention_backward", "backward"), ("attention", "baseline")):
+        known = composer((config_folder(),), operation=operation)
         for option in known.library.options(group):
             honours = honours_of({**known.values(), **known.values(group, option)}, group)
-            yield f"| `{group}={option}` | {told(honours.settings, honours.family)} |"
+            yield f"| `{group}={option}` | {told(known, honours.settings, honours.family)} |"
 
 
 def commands() -> Iterator[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.honours import RECOMPUTED
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.backward_launch import Launches, choose
 from numdev.attention.kernels.hopper_backward_launch import Design, refusal
 from numdev.attention.kernels.launch import Device, Kernel
@@ -24,6 +27,8 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, Unsupported
 
 _FORMATS = (BF16, FP16, FP32)
+_FIELD = "backward.products"
+_OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class TritonBackward:
         design: of the Hopper kernels; None is one kernel where its programs can await each other, else two.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES | _OWN | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
+
     forward: Attention
     fmt: Format = BF16
     br: int | None = None
@@ -61,9 +68,9 @@ class TritonBackward:
             raise BadInput("precision", self.fmt.name, f"use one of {', '.join(fmt.name for fmt in _FORMATS)}")
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
         if self.tf32 and self.fmt != FP32:
-            raise BadInput("attention.products", "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
+            raise BadInput(_FIELD, "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
         if self.design is not None and self.kernel is Kernel.PORTABLE:
-            raise BadInput("attention.design", self.design.value, "the Hopper kernels have designs; give attention.kernel=hopper")
+            raise BadInput("backward.design", self.design.value, "the Hopper kernels have designs; give backward.kernel=hopper")
 
     @property
     def precision(self) -> BackwardPrecision:
@@ -80,7 +87,8 @@ class TritonBackward:
 
     @property
     def idle(self) -> dict[str, str]:
-        return {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        return unread if self.fmt == FP32 else {_FIELD: "precision=fp32"} | unread
 
     @property
     def reads(self) -> OutputForDelta:
@@ -135,7 +143,7 @@ class TritonBackward:
             (dq, dk, dv, delta), ran = hopper_backward_host.gradients(given, mask, factor, self.design)
             return Gradients(dq, dk, dv, delta, ran=ran)
         if self.kernel is Kernel.HOPPER or self.design is not None:
-            field = "attention.kernel" if self.kernel is Kernel.HOPPER else "attention.design"
+            field = "backward.kernel" if self.kernel is Kernel.HOPPER else "backward.design"
             raise Unsupported(field, f"the Hopper kernels cannot run this: {refused}")
         launches = self.launches(q.shape[-1], mask, q.device)
         order = self.order or Order.FORWARD

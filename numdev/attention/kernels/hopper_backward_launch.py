@@ -97,5 +97,5 @@ def choose(queries: int, mask: Mask, processors: int, design: Design | None = No
         return design or Design.FUSED
     if design is Design.FUSED:
         why = f"{needed} programs wait for each other and the GPU runs {processors} at once; give split, or null"
-        raise Unsupported("attention.design", why)
+        raise Unsupported("backward.design", why)
     return Design.SPLIT

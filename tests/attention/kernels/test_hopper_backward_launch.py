@@ -82,13 +82,13 @@ def test_the_one_kernel_runs_only_where_those_that_wait_for_each_other_run_at_on
     if needed <= count:
         assert choose(queries, mask, count, Design.FUSED) is Design.FUSED
     else:
-        with pytest.raises(Unsupported, match=rf"attention\.design: {needed} programs wait .*runs {count} at once; give split"):
+        with pytest.raises(Unsupported, match=rf"backward\.design: {needed} programs wait .*runs {count} at once; give split"):
             choose(queries, mask, count, Design.FUSED)
 
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [(replace(RUNS, kernel=Kernel.HOPPER), "attention.kernel"), (replace(RUNS, design=Design.SPLIT), "attention.design")],
+    [(replace(RUNS, kernel=Kernel.HOPPER), "backward.kernel"), (replace(RUNS, design=Design.SPLIT), "backward.design")],
     ids=["kernel", "design"],
 )
 def test_what_is_asked_for_by_name_is_refused_where_it_cannot_run(settings: TritonBackward, field: str, device: str) -> None:
@@ -100,7 +100,7 @@ def test_what_is_asked_for_by_name_is_refused_where_it_cannot_run(settings: Trit
 
 
 def test_the_portable_kernels_have_no_designs() -> None:
-    with pytest.raises(BadInput, match=r"attention\.design"):
+    with pytest.raises(BadInput, match=r"backward\.design"):
         replace(RUNS, kernel=Kernel.PORTABLE, design=Design.FUSED)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from numdev.attention import cost
 from numdev.attention.base import Timed
+from numdev.attention.cost import CostModel
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
 from numdev.attention.ran import Ran
@@ -54,11 +55,7 @@ class AttentionWorkload(Workload):
 
     def cost(self, problem: Problem, variant: Timed, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of what ran."""
-        operations, model = cost.operations(problem), variant.cost_model(output.ran)
-        if model is None:
-            return Cost(operations)
-        found = cost.cost_of(problem, model, device)
-        return Cost(operations, found.algorithm.value, found.bytes, found.br)
+        return forward_cost(problem, variant.cost_model(output.ran), device)
 
     def is_tf32(self, variant: Timed) -> bool:
         return variant.is_tf32
@@ -72,3 +69,12 @@ class AttentionWorkload(Workload):
 
     def counting(self) -> AbstractContextManager[None]:
         return dispatch.unproven()
+
+
+def forward_cost(problem: Problem, model: CostModel | None, device: torch.device) -> Cost:
+    """Of a forward pass by the model of an implementation, if it has one."""
+    operations = cost.operations(problem)
+    if model is None:
+        return Cost(operations)
+    found = cost.cost_of(problem, model, device)
+    return Cost(operations, found.algorithm.value, found.bytes, found.br)

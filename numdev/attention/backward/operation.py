@@ -11,6 +11,7 @@ from torch import Tensor
 from numdev.attention.backward.events import BACKWARD_COUNTERS
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.workload import BackwardWorkload
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.results.columns import Column
@@ -37,6 +38,7 @@ ATTENTION_BACKWARD = Operation(
     steps=tuple(field.name for field in fields(BackwardPrecision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
     environment=environment,
+    workload=BackwardWorkload(),
     smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
 )
 """The backward pass of attention, after a forward pass."""

@@ -10,13 +10,18 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.backward.timed import TimedFromSaved
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.kernels.backward_launch import Launches, choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
 from numdev.attention.mask import Mask
+from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order, Tiling
@@ -26,7 +31,7 @@ _FORMATS = (BF16, FP16, FP32)
 
 
 @dataclass(frozen=True)
-class TritonBackward:
+class TritonBackward(TimedFromSaved):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     Two kernels and a preparation add nothing by atomic operations: the bits are a function of the inputs and of the tiles, on
@@ -88,6 +93,21 @@ class TritonBackward:
         dtype = torch.float32 if interpreting() else self.fmt.dtype
         assert dtype is not None, "each of the formats has a dtype"
         return dtype
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether FP32 operands are multiplied in TF32."""
+        return self.tf32
+
+    def cost_model(self, ran: Ran) -> BackwardCostModel:
+        """Of two kernels. `ran` has the sides of their tiles that are passed over, and not those that stay."""
+        model = CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br)
+        return BackwardCostModel(model, self.bc, recomputes_twice=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` says the tile that a launch had."""
+        why, order = "it depends on the launch", self.order
+        return BackwardWalk(self.precision, self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why)
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The inputs in the format, in FP32."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention import cost
-from numdev.attention.base import Timed
+from numdev.attention.base import Held, Timed
 from numdev.attention.cost import CostModel
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
@@ -35,7 +35,7 @@ class AttentionWorkload(Workload):
         small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
         return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
 
-    def held(self, problem: Problem, variant: Timed, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def held(self, problem: Problem, variant: Held, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Every head and batch entry, in a dtype that a call need not convert."""
         shape, dtype = problem.shape, variant.storage or rounded[0].dtype
         return tuple(tensor.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1) for tensor in rounded)
@@ -57,7 +57,7 @@ class AttentionWorkload(Workload):
         """By the variant's own model of what ran."""
         return forward_cost(problem, variant.cost_model(output.ran), device)
 
-    def is_tf32(self, variant: Timed) -> bool:
+    def is_tf32(self, variant: Held) -> bool:
         return variant.is_tf32
 
     def call(self, variant: Timed) -> Any:

@@ -69,8 +69,7 @@ class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
         """Of two kernels, one of dK and dV and one of dQ."""
-        stored = self.storage.itemsize
-        model = CostModel(Algorithm.TILED, Width(stored, 4.0), self.tiling.br)
+        model = CostModel(Algorithm.TILED, Width(float(self.storage.itemsize), 4.0), self.tiling.br)
         return BackwardCostModel(model, self.tiling.bc, recomputes_twice=True)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:

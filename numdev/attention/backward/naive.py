@@ -59,12 +59,12 @@ class NaiveBackward(UnderBackwardPolicy):
 
     @property
     def storage(self) -> None:
-        """See `numdev.attention.backward.timed.TimedBackward`."""
+        """See `numdev.attention.base.Held`."""
         return None
 
     @property
     def is_tf32(self) -> bool:
-        """See `numdev.attention.backward.timed.TimedBackward`."""
+        """See `numdev.attention.base.Held`."""
         return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:

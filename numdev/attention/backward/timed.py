@@ -12,7 +12,7 @@ from torch import Tensor
 from numdev.attention.backward.base import Backward, FromSaved, Gradients, Saved, leaving, saved_of
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.recompute import OutputForDelta
-from numdev.attention.base import Attention, Output, Timed
+from numdev.attention.base import Attention, Held, Output, Timed
 from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
 
@@ -33,22 +33,12 @@ class Passes:
 
 
 @runtime_checkable
-class TimedBackward(Backward, Protocol):
+class TimedBackward(Backward, Held, Protocol):
     """An implementation whose speed is measured."""
 
     @property
     def forward_pass(self) -> Attention:
         """The forward pass that `Passes.forward` makes."""
-        ...
-
-    @property
-    def storage(self) -> torch.dtype | None:
-        """The dtype in which a call takes q, k, v and do without converting them; None for that of `round_inputs`."""
-        ...
-
-    @property
-    def is_tf32(self) -> bool:
-        """Whether it multiplies FP32 in TF32."""
         ...
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:
@@ -77,12 +67,12 @@ class TimedFromSaved:
 
     @property
     def storage(self) -> torch.dtype | None:
-        """See `TimedBackward`."""
+        """See `numdev.attention.base.Held`."""
         return None
 
     @property
     def is_tf32(self) -> bool:
-        """See `TimedBackward`."""
+        """See `numdev.attention.base.Held`."""
         return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:

@@ -83,7 +83,7 @@ class ByAutograd:
 
     @property
     def is_tf32(self) -> bool:
-        """See `numdev.attention.backward.timed.TimedBackward`."""
+        """See `numdev.attention.base.Held`."""
         return self.forward.is_tf32
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,12 +11,14 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.honours import TILED, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.timed import TimedFromSaved
 from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.honours import Honours
 from numdev.attention.kernels.backward_launch import choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
@@ -40,6 +43,8 @@ class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
         recompute: `exp` or `exp2`; either form of delta.
     """
 
+    honours: ClassVar[Honours] = Honours(TILED)
+
     forward: Attention
     precision: BackwardPrecision
     tiling: Tiling = Tiling()
@@ -53,7 +58,7 @@ class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
     @property
     def idle(self) -> dict[str, str]:
         """Settings that this one does not read, and the one under which it would."""
-        return {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        return self.tiling.idle | idle_recompute(self.recompute)
 
     @property
     def reads(self) -> OutputForDelta:
@@ -94,7 +99,7 @@ class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
         saved.check(q, v)
         require(q.device)
         if self.precision.carrier is not torch.float32:
-            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
+            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 

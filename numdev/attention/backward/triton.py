@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.honours import RECOMPUTED
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.timed import TimedFromSaved
 from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.backward_launch import Launches, choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
@@ -28,6 +31,7 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, Unsupported
 
 _FORMATS = (BF16, FP16, FP32)
+_FIELD = "backward.products"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class TritonBackward(TimedFromSaved):
         tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
     """
 
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES | {"tiling.order", _FIELD} | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
+
     forward: Attention
     fmt: Format = BF16
     br: int | None = None
@@ -59,7 +65,7 @@ class TritonBackward(TimedFromSaved):
             raise BadInput("precision", self.fmt.name, f"use one of {', '.join(fmt.name for fmt in _FORMATS)}")
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
         if self.tf32 and self.fmt != FP32:
-            raise BadInput("attention.products", "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
+            raise BadInput(_FIELD, "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
 
     @property
     def precision(self) -> BackwardPrecision:
@@ -76,7 +82,8 @@ class TritonBackward(TimedFromSaved):
 
     @property
     def idle(self) -> dict[str, str]:
-        return {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        return unread if self.fmt == FP32 else {_FIELD: "precision=fp32"} | unread
 
     @property
     def reads(self) -> OutputForDelta:

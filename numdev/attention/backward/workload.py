@@ -21,7 +21,10 @@ from numdev.measurement.workload import Beside, Cost
 
 @dataclass(frozen=True)
 class BackwardWorkload(AttentionWorkload):
-    """The backward pass alone is timed, from what one forward pass left; beside it the forward pass, and both together."""
+    """The backward pass alone is timed, from what one forward pass left; beside it the forward pass, and both together.
+
+    A variant is a `TimedBackward`.
+    """
 
     @property
     def beside(self) -> Mapping[str, str]:
@@ -29,18 +32,18 @@ class BackwardWorkload(AttentionWorkload):
 
     def bound(self, problem: Problem, variant: TimedBackward, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         q, k, v, do = inputs
-        return variant.passes(q, k, v, do, **problem.arguments()).backward
+        return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale).backward
 
     def calls_beside(
         self, problem: Problem, variant: TimedBackward, inputs: tuple[Tensor, ...], device: torch.device
     ) -> dict[str, Beside]:
         q, k, v, do = inputs
-        passes = variant.passes(q, k, v, do, **problem.arguments())
+        passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
         forward = _of_forward(problem, variant, passes.forward().ran, device)
         both = _sum(forward, self.cost(problem, variant, passes.backward(), device))
         return {"forward": Beside(passes.forward, forward), "both": Beside(passes.both, both)}
 
-    def needed_bytes(self, problem: Problem, variant: TimedBackward) -> int:
+    def needed_bytes(self, problem: Problem, variant: Any) -> int:
         """q, k, v, dO, O and the gradients, and S, P and dP of an implementation that holds all of them in memory."""
         shape, size = problem.shape, (variant.storage or torch.float32).itemsize
         wanted = size * 4 * (math.prod(shape.q) + math.prod(shape.kv))
@@ -49,7 +52,7 @@ class BackwardWorkload(AttentionWorkload):
             wanted += 3 * int(declared.model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
         return int(wanted)
 
-    def cost(self, problem: Problem, variant: TimedBackward, output: Any, device: torch.device) -> Cost:
+    def cost(self, problem: Problem, variant: Any, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of what ran."""
         operations, declared = backward_cost.operations(problem), variant.cost_model(output.ran)
         if declared is None:

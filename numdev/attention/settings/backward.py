@@ -1,4 +1,4 @@
-"""What a user can set of the backward pass, beside the problem, the tiles and the recurrence that it shares with the forward pass."""
+"""What a user can set of the backward pass, beside the tiles and the recurrence that it shares with the forward pass."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Attention, Emulated
 from numdev.attention.baseline import baseline_for
 from numdev.attention.emulation import emulation_of
-from numdev.attention.honours import Declares
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
@@ -78,7 +77,7 @@ class EmulationBaseline:
     order: Order | None
     splits: int | None
 
-    def of(self, variant: Declares, problem: Problem) -> Tiled:
+    def of(self, variant: Attention | Backward, problem: Problem) -> Tiled:
         """The emulation of a variant on a problem.
 
         Raises:

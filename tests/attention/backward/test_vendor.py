@@ -174,8 +174,8 @@ def test_what_the_forward_pass_refuses(device: str) -> None:
         math(*rounded(math, draw_all(SIZES), device), Mask(key_lengths=(0, 64)))
     with pytest.raises(Unsupported, match=r"^precision: .*e4m3fn"):
         VanillaBackward(E4M3FN)(*draw_all(SIZES), Mask())
+    q, k, v, do = draw_all(SIZES)
     with pytest.raises(BadInput, match=r"^do: .*shape of the output"):
-        q, k, v, do = draw_all(SIZES)
         math(q, k, v, do[..., :5], Mask())
     with pytest.raises(BadInput, match=r"tiling\.br: 48 .*powers of two"):
         FlexBackward(48)

@@ -269,9 +269,10 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
 
 
 def small(point: StudyPoint) -> StudyPoint:
-    """The point at 32 tokens, and of several tiles where its variant is given a tiling."""
+    """The point with one KV head and 32 tokens, and of several tiles where its variant is given a tiling."""
     shape = point.problem.shape
-    tokens = replace(shape, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
+    one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    tokens = replace(one, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
     point = replace(point, problem=replace(point.problem, shape=tokens))
     if not isinstance(point.variant, (Tiled, Instrumented)):
         return point

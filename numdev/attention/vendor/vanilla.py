@@ -57,14 +57,13 @@ class Vanilla(InDtype):
         k, v = k.reshape(-1, keys, dim), v.reshape(-1, keys, dim)
         empty = torch.empty((), dtype=q.dtype, device=q.device)  # beta = 0: it is not read
         scores = torch.baddbmm(empty, rows, k.mT, beta=0, alpha=softmax_scale(q, scale))
-        seen, sighted = dense(mask, queries, keys, q.device), None
+        seen = dense(mask, queries, keys, q.device)
         if seen is not None:
-            if hides_rows(mask, batch, queries, keys):
-                sighted = seen.any(-1, keepdim=True)
-                seen = seen | ~sighted  # softmax of nothing is NaN, and so are its gradients
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)
         del scores  # S and P are held at once; S, P and O need not be
-        if sighted is not None:
-            p = p.view(batch, heads, queries, keys).masked_fill(~sighted, 0.0).view_as(p)
+        if seen is not None and hides_rows(
+            mask, batch, queries, keys
+        ):  # softmax of nothing is NaN; its gradient needs it as it is
+            p = p.view(batch, heads, queries, keys).masked_fill(~seen.any(-1, keepdim=True), 0.0).view_as(p)
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)

@@ -261,12 +261,12 @@ def test_orders_that_no_tiling_has() -> None:
 
 
 def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
-    ours = TritonBackward(Triton(bc=32, order=REVERSE, kernel=Kernel.PORTABLE), br=16, bc=16)
+    ours = TritonBackward(Triton(bc=32, order=REVERSE, kernel=Kernel.PORTABLE), br=16, bc=16, kernel=Kernel.PORTABLE)
     found = gradients_emulation_of(ours, of(64), Mask())
     assert isinstance(found.forward, Tiled)
     assert found.forward.tiling == Tiling(bc=32, order=REVERSE)
     with pytest.raises(BadInput, match=r"^forward: 'ExactBackward' .*give the forward pass"):
-        gradients_emulation_of(TritonBackward(ExactBackward(), br=16, bc=16), of(64), Mask())  # type: ignore[arg-type]
+        gradients_emulation_of(TritonBackward(ExactBackward(), br=16, bc=16, kernel=Kernel.PORTABLE), of(64), Mask())  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(CUDA, reason="the kernel of a CPU")

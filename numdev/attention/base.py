@@ -95,8 +95,8 @@ class Emulated(Attention, Protocol):
 
 
 @runtime_checkable
-class Timed(Modelled, Protocol):
-    """An implementation whose speed is measured."""
+class Held(Protocol):
+    """In what an implementation takes its inputs, and how it multiplies them."""
 
     @property
     def storage(self) -> torch.dtype | None:
@@ -107,6 +107,11 @@ class Timed(Modelled, Protocol):
     def is_tf32(self) -> bool:
         """Whether it multiplies FP32 in TF32."""
         ...
+
+
+@runtime_checkable
+class Timed(Modelled, Held, Protocol):
+    """An implementation whose speed is measured."""
 
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
@@ -140,12 +145,12 @@ class Primary:
 
     @property
     def storage(self) -> torch.dtype | None:
-        """See `Timed`."""
+        """See `Held`."""
         return None
 
     @property
     def is_tf32(self) -> bool:
-        """See `Timed`."""
+        """See `Held`."""
         return False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:

@@ -114,6 +114,13 @@ def _tiled(problem: Problem, each: Width, br: int) -> float:
 
     Heads that share a KV head read it each for itself, as far as no cache lies between.
     """
+    shape, keys = problem.shape, keys_of_tiles(problem, br)
+    q = math.prod(shape.q)
+    return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
+
+
+def keys_of_tiles(problem: Problem, br: int) -> int:
+    """Keys between the first and the last that any row of a block of `br` rows sees, over all blocks of all batch entries."""
     shape, mask = problem.shape, problem.mask
     starts = torch.arange(0, shape.queries, br)
     ends = (starts + br - 1).clamp(max=shape.queries - 1)
@@ -122,8 +129,7 @@ def _tiled(problem: Problem, each: Width, br: int) -> float:
         low, _ = mask.key_range(shape.queries, shape.keys, starts, length)
         _, high = mask.key_range(shape.queries, shape.keys, ends, length)
         keys += int((high - low).clamp(min=0).sum())
-    q = math.prod(shape.q)
-    return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
+    return keys
 
 
 def rows_of_tile(problem: Problem, model: CostModel, device: torch.device) -> int:

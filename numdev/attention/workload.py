@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from numdev.attention import cost
-from numdev.attention.base import Timed
+from numdev.attention.base import Held, Timed
+from numdev.attention.cost import CostModel
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
 from numdev.attention.ran import Ran
@@ -34,7 +35,7 @@ class AttentionWorkload(Workload):
         small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
         return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
 
-    def held(self, problem: Problem, variant: Timed, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def held(self, problem: Problem, variant: Held, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Every head and batch entry, in a dtype that a call need not convert."""
         shape, dtype = problem.shape, variant.storage or rounded[0].dtype
         return tuple(tensor.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1) for tensor in rounded)
@@ -54,13 +55,9 @@ class AttentionWorkload(Workload):
 
     def cost(self, problem: Problem, variant: Timed, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of what ran."""
-        operations, model = cost.operations(problem), variant.cost_model(output.ran)
-        if model is None:
-            return Cost(operations)
-        found = cost.cost_of(problem, model, device)
-        return Cost(operations, found.algorithm.value, found.bytes, found.br)
+        return forward_cost(problem, variant.cost_model(output.ran), device)
 
-    def is_tf32(self, variant: Timed) -> bool:
+    def is_tf32(self, variant: Held) -> bool:
         return variant.is_tf32
 
     def call(self, variant: Timed) -> Any:
@@ -72,3 +69,12 @@ class AttentionWorkload(Workload):
 
     def counting(self) -> AbstractContextManager[None]:
         return dispatch.unproven()
+
+
+def forward_cost(problem: Problem, model: CostModel | None, device: torch.device) -> Cost:
+    """Of a forward pass by the model of an implementation, if it has one."""
+    operations = cost.operations(problem)
+    if model is None:
+        return Cost(operations)
+    found = cost.cost_of(problem, model, device)
+    return Cost(operations, found.algorithm.value, found.bytes, found.br)

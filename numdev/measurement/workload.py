@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,14 @@ class Cost:
     algorithm: str = ""
     model_bytes: int | float = math.nan
     model_br: int = 0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A call that is timed beside the measured one, and what it costs by a model."""
+
+    run: Callable[[], Any]
+    cost: Cost
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,19 @@ class Workload:
     def call(self, variant: Any) -> Any:
         """What is timed: the variant's work alone, where it does some for its caller's sake."""
         return variant
+
+    def bound(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        """The call that is measured; what it shall not be charged with is done here."""
+        return partial(self.call(variant), *inputs, **problem.arguments())
+
+    @property
+    def beside(self) -> Mapping[str, str]:
+        """Calls that are timed beside the measured one: their names, and what each is."""
+        return {}
+
+    def calls_beside(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Beside]:
+        """Each of `beside`, on the same inputs."""
+        return {}
 
     def forget(self) -> None:
         """Release what the last point leaves behind; the next one has another problem."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP32, FP64, Format
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta
-from numdev.attention.base import Attention, check_shapes
+from numdev.attention.base import Attention, Output, check_shapes
 from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
 from numdev.errors import BadInput, Unsupported
@@ -159,11 +159,25 @@ def saved_by(
     Raises:
         Unsupported: where it returns no LSE, or can give no other O than the rounded one.
     """
-    if reads is OutputForDelta.UNROUNDED:
-        if not isinstance(forward, KeepsOutput):
-            raise Unsupported("recompute.output", f"{type(forward).__name__} returns its output rounded; use rounded")
-        forward = forward.unrounded()
-    output = forward(*forward.round_inputs(*inputs), mask, scale)
+    forward = leaving(forward, reads)
+    return saved_of(forward(*forward.round_inputs(*inputs), mask, scale), forward)
+
+
+def leaving(forward: Attention, reads: OutputForDelta) -> Attention:
+    """The forward pass that leaves the O that is read.
+
+    Raises:
+        Unsupported: where it can give no other O than the rounded one.
+    """
+    if reads is OutputForDelta.ROUNDED:
+        return forward
+    if not isinstance(forward, KeepsOutput):
+        raise Unsupported("recompute.output", f"{type(forward).__name__} returns its output rounded; use rounded")
+    return forward.unrounded()
+
+
+def saved_of(output: Output, forward: Attention) -> Saved:
+    """What a result of `forward` leaves; raises Unsupported where it holds no LSE."""
     if output.lse is None:
         raise Unsupported("forward", f"{type(forward).__name__} returns no LSE, from which P is recomputed")
     return Saved(output.out, output.lse)

@@ -13,6 +13,7 @@ from numdev.arithmetic.formats import FP64, Format
 from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
 from numdev.attention.backward.recompute import OutputForDelta
+from numdev.attention.backward.timed import TimedFromSaved
 from numdev.attention.base import group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.exact import Exact
@@ -23,7 +24,7 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the
 
 
 @dataclass(frozen=True)
-class ExactBackward:
+class ExactBackward(TimedFromSaved):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
 
     Its own error is bounded in tests/attention/backward/bounds.py, and held against mpmath.
@@ -38,6 +39,11 @@ class ExactBackward:
     @property
     def format(self) -> Format:
         return FP64
+
+    @property
+    def forward_pass(self) -> Exact:
+        """See `numdev.attention.backward.timed.TimedBackward`."""
+        return Exact()
 
     @property
     def idle(self) -> dict[str, str]:
@@ -57,7 +63,7 @@ class ExactBackward:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Any floating dtype in, FP64 out. Shapes as in `Gradients`."""
         check_backward_shapes(q, k, v, do, mask)
-        return self.backward(q, k, v, do, saved_by(Exact(), self.reads, (q, k, v), mask, scale), mask, scale)
+        return self.backward(q, k, v, do, saved_by(self.forward_pass, self.reads, (q, k, v), mask, scale), mask, scale)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None

@@ -10,22 +10,27 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
+from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.honours import TILED, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.backward.timed import TimedFromSaved
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import Honours
 from numdev.attention.kernels.backward_launch import choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
 from numdev.attention.mask import Mask
+from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.tiling import Tiling
 from numdev.errors import Unsupported
 
 
 @dataclass(frozen=True)
-class InstrumentedBackward(UnderBackwardPolicy):
+class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
     It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far
@@ -66,6 +71,15 @@ class InstrumentedBackward(UnderBackwardPolicy):
         from numdev.attention.kernels import backward_host
 
         return backward_host.storage(self.precision)
+
+    def cost_model(self, ran: Ran) -> BackwardCostModel:
+        """Of two kernels, one of dK and dV and one of dQ."""
+        model = CostModel(Algorithm.TILED, Width(float(self.storage.itemsize), 4.0), self.tiling.br)
+        return BackwardCostModel(model, self.tiling.bc, recomputes_twice=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.emulation.EmulatedBackward`."""
+        return BackwardWalk(self.precision, self.recompute, self.tiling)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Rounded inputs in, FP32 out. Shapes as in `Gradients`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,14 +11,21 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.base import Gradients, UnderBackwardPolicy, check_backward_shapes
+from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.honours import STEPS
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.steps import END, TILES, BackwardSteps
+from numdev.attention.backward.timed import Passes, bare_call
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.steps import Steps
 
 _STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that P is made by
@@ -53,6 +61,30 @@ class NaiveBackward(UnderBackwardPolicy):
         """See `TiledBackward`; nothing here depends on a setting."""
         return {}
 
+    @property
+    def forward_pass(self) -> Naive:
+        """See `numdev.attention.backward.timed.TimedBackward`."""
+        return Naive(self.forward)
+
+    @property
+    def storage(self) -> None:
+        """See `numdev.attention.base.Held`."""
+        return None
+
+    @property
+    def is_tf32(self) -> bool:
+        """See `numdev.attention.base.Held`."""
+        return False
+
+    def cost_model(self, ran: Ran) -> BackwardCostModel:
+        """That of the operations that it emulates."""
+        width = Width.of(self.format, self.format)
+        return BackwardCostModel(CostModel(Algorithm.VANILLA, width, holds_scores=True))
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.walk`."""
+        return BackwardWalk(self.precision, why="it has no tiles")
+
     def replicate(self, seed: int) -> NaiveBackward:
         """The implementation of one replicate; see `Policy.replicate`."""
         precision, forward = self.precision.replicate(seed), self.forward.replicate(seed)
@@ -61,6 +93,20 @@ class NaiveBackward(UnderBackwardPolicy):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Rounded inputs in, the carrier out. Shapes as in `Gradients`; S and P are held whole."""
+        return self._prepared(q, k, v, do, mask, scale)()
+
+    def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
+        """See `TimedBackward`. Autograd keeps the P of the forward pass, of which `Naive` returns O alone."""
+        attend, backward = bare_call(self.forward_pass, (q, k, v), mask, scale), self._prepared(q, k, v, do, mask, scale)
+
+        def both() -> Gradients:
+            attend()
+            return backward()
+
+        return Passes(attend, backward, both)
+
+    def _prepared(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None) -> Callable[[], Gradients]:
+        """The backward pass, after P is stored."""
         check_backward_shapes(q, k, v, do, mask)
         (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
         k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
@@ -69,6 +115,14 @@ class NaiveBackward(UnderBackwardPolicy):
         visible = None if visible is None else visible[:, :, None]
         p = self._stored(q, k, visible, factor).to(self.precision.carrier)
         q, k, v, do = (x.to(self.precision.carrier) for x in (q, k, v, do))
+        return lambda: self._gradients((q, k, v, do), p, visible, factor)
+
+    def _gradients(
+        self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], p: Tensor, visible: Tensor | None, factor: float
+    ) -> Gradients:
+        """The gradient of each operation in turn, from the stored P."""
+        q, k, v, do = inputs
+        queries, keys = q.shape[-2], k.shape[-2]
         steps = BackwardSteps.of(self.precision, max(queries, keys))
         steps.at(TILES, 0, 0)
         dp = steps.dp(do, v)

@@ -12,6 +12,7 @@ from numdev.attention.backward.events import BACKWARD_COUNTERS
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.problem import BackwardProblem
+from numdev.attention.backward.workload import BackwardWorkload
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.results.columns import Column
@@ -53,6 +54,7 @@ ATTENTION_BACKWARD = Operation(
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
     settings=settings,
     environment=environment,
+    workload=BackwardWorkload(),
     smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
 )
 """The backward pass of attention, after a forward pass."""

@@ -12,23 +12,29 @@ from typing import ClassVar
 from torch import Tensor
 
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
+from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.counters import BackwardCounters
 from numdev.attention.backward.honours import TILED, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.recurrence import Run
 from numdev.attention.backward.steps import END, BackwardSteps
+from numdev.attention.backward.timed import TimedFromSaved
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, UnderPolicy, group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
+from numdev.attention.problem import Shape
+from numdev.attention.ran import Ran
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 from numdev.settings import setting
 
 
 @dataclass(frozen=True)
-class TiledBackward(UnderBackwardPolicy):
+class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the tiled backward pass under a precision policy.
 
     dQ of a row takes up the KV tiles in the tiling's order. dK and dV of a KV tile take up, for one head of the group after the
@@ -73,6 +79,14 @@ class TiledBackward(UnderBackwardPolicy):
     def reads(self) -> OutputForDelta:
         """See `FromSaved`."""
         return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
+
+    def cost_model(self, ran: Ran) -> BackwardCostModel:
+        """See `numdev.attention.backward.timed.TimedBackward`."""
+        return BackwardCostModel(CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br), self.tiling.bc)
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.emulation.EmulatedBackward`."""
+        return BackwardWalk(self.precision, self.recompute, self.tiling, query_order=self.query_order)
 
     def replicate(self, seed: int) -> TiledBackward:
         """The implementation of one replicate; see `Policy.replicate`."""

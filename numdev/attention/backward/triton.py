@@ -11,16 +11,21 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.honours import RECOMPUTED
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.backward.timed import TimedFromSaved
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.backward_launch import Launches, choose
 from numdev.attention.kernels.hopper_backward_launch import Design, refusal
 from numdev.attention.kernels.launch import Device, Kernel
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
 from numdev.attention.mask import Mask
+from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order, Tiling
@@ -32,7 +37,7 @@ _OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 
 
 @dataclass(frozen=True)
-class TritonBackward:
+class TritonBackward(TimedFromSaved):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable ones, two kernels and a preparation, add nothing by atomic operations: the bits are a function of the inputs and
@@ -105,6 +110,24 @@ class TritonBackward:
         dtype = torch.float32 if interpreting() else self.fmt.dtype
         assert dtype is not None, "each of the formats has a dtype"
         return dtype
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether FP32 operands are multiplied in TF32."""
+        return self.tf32
+
+    def cost_model(self, ran: Ran) -> BackwardCostModel:
+        """Of two kernels. `ran` has the sides of their tiles that are passed over, and not those that stay."""
+        model = CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br)
+        return BackwardCostModel(model, self.bc, recomputes_twice=True)
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` says the tile that a launch had."""
+        portable, why = self.kernel is Kernel.PORTABLE, "it depends on the launch"
+        order = self.order or (Order.FORWARD if portable else None)
+        if not portable:
+            why += ", and the Hopper kernels add in an order that no tiling here has"
+        return BackwardWalk(self.precision, self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why)
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The inputs in the format, in FP32."""

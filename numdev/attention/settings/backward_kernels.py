@@ -8,6 +8,7 @@ from typing import Any
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.recompute import Recompute
 from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.backward.vendor import FlexBackward
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.settings.kernels import sides
@@ -41,3 +42,8 @@ def triton(  # a parameter for each setting that it has beside the tiles
         kernel=kernel,
         design=design,
     )
+
+
+def flex(fmt: Format, **tiles: Any) -> FlexBackward:
+    """FlexAttention, its forward kernel with the tile."""
+    return FlexBackward(*sides(**tiles), fmt)

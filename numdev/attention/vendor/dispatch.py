@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -17,6 +19,7 @@ from numdev.attention.base import Primary, kernel_formats
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
 
+T = TypeVar("T")
 Result = tuple[Tensor, Tensor | None]
 IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of torch
 
@@ -43,6 +46,11 @@ class InDtype(Primary):
         """The inputs in the dtype of the format, each rounded once."""
         cast, dtype = Cast(self.fmt), self.dtype
         return cast(q.double()).to(dtype), cast(k.double()).to(dtype), cast(v.double()).to(dtype)
+
+    @property
+    def family(self) -> str:
+        """Of the kernels that may run, as `proven` knows them; empty where any operations of torch may."""
+        return ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +88,20 @@ def is_refusal(error: Exception) -> bool:
     return not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in failed)
 
 
+@contextmanager
+def refusals(field: str, who: str) -> Iterator[None]:
+    """Raises what PyTorch refuses within it as `Unsupported`, naming `field`, with the reasons that it warns of."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+            said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
+            raise Unsupported(field, f"{who}: {str(error).splitlines()[0]} {said}".strip()) from None
+
+
 _RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
 _PROVING = ContextVar("proving", default=True)
 
@@ -94,7 +116,7 @@ def unproven() -> Iterator[None]:
         _PROVING.reset(token)
 
 
-def proven(run: Callable[[], Result], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[Result, str]:
+def proven(run: Callable[[], T], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
     """Runs, and returns the result and the name of the kernel, which must be of the family `wanted`; no name within `unproven`.
 
     Raises:

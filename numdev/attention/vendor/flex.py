@@ -47,6 +47,10 @@ class Flex(InDtype):
             if side is not None and (side < 16 or side & (side - 1)):
                 raise BadInput(f"tiling.{field}", side, "FlexAttention takes powers of two of at least 16, or null")
 
+    @property
+    def family(self) -> str:
+        return "flex"
+
     def cost_model(self, ran: Ran) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packs_heads=True)
 
@@ -72,7 +76,8 @@ class Flex(InDtype):
         blocks = None if mask.is_none else _block_mask(mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
         key = (self, tuple((t.shape, t.stride()) for t in (q, k, v)), mask, scale, q.device)
         # Beyond its limit of recompilations the compiler would silently run the eager form.
-        with torch._dynamo.config.patch(recompile_limit=4096, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True):
+        limits = {"recompile_limit": 4096, "accumulated_recompile_limit": 4096, "fail_on_recompile_limit_hit": True}
+        with torch._dynamo.config.patch(limits), keeping_graphs():
             try:
                 (out, lse), kernel = proven(lambda: call(q, k, v, blocks), "flex", _FIELD, key, q.device)
             except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
@@ -80,6 +85,13 @@ class Flex(InDtype):
                     raise
                 raise Unsupported(_FIELD, f"FlexAttention: {_reason(error)}") from None
         return Output(out, lse, ran=Ran(kernel))
+
+
+def keeping_graphs() -> Any:
+    """Within it the compiler leaves what a forward pass saved as it was, so that gradients can be taken again and again."""
+    from torch._functorch import config  # late: it imports torch's compiler
+
+    return config.patch(donated_buffer=False)
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.tiling import Order
-from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, is_refusal, proven
+from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, proven, refusals
 from numdev.attention.walk import Walk
 from numdev.errors import Unsupported
 from numdev.settings import setting
@@ -60,6 +59,10 @@ class Sdpa(InDtype):
     backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")
     fmt: Format = BF16
 
+    @property
+    def family(self) -> str:
+        return self.backend.value
+
     def cost_model(self, ran: Ran) -> CostModel:
         """The math backend is vanilla attention, on FP32 copies of 16-bit inputs."""
         if self.backend is Backend.MATH:
@@ -93,15 +96,8 @@ class Sdpa(InDtype):
 
         layouts = tuple((t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v))
         key = (self, layouts, mask, factor, q.device)
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always")
-            try:
-                (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
-            except RuntimeError as error:
-                if not is_refusal(error):
-                    raise
-                said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
-                raise Unsupported(_FIELD, f"{self.backend.value}: {str(error).splitlines()[0]} {said}".strip()) from None
+        with refusals(_FIELD, self.backend.value):
+            (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
         return Output(out, None, ran=Ran(kernel))
 
     def _check_device(self, device: torch.device) -> None:

@@ -62,6 +62,8 @@ class Vanilla(InDtype):
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)
         del scores  # S and P are held at once; S, P and O need not be
-        if seen is not None and hides_rows(mask, batch, queries, keys):
-            p.view(batch, heads, queries, keys).masked_fill_(~seen.any(-1, keepdim=True), 0.0)  # softmax of nothing is NaN
+        if seen is not None and hides_rows(
+            mask, batch, queries, keys
+        ):  # softmax of nothing is NaN; its gradient needs it as it is
+            p = p.view(batch, heads, queries, keys).masked_fill(~seen.any(-1, keepdim=True), 0.0).view_as(p)
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)

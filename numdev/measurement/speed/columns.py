@@ -23,7 +23,7 @@ MEASURED = {
     "operations": (
         "count",
         "floating-point operations that any implementation must do; of attention 4 d for each pair of a query and a key that it "
-        "sees, over heads and batch",
+        "sees, over heads and batch, and 10 d of its backward pass",
     ),
     "matmul_flops": ("1/s", "operations per second of a square matrix product of such inputs, measured beside it"),
     "peak_bytes": (
@@ -48,6 +48,18 @@ COUNTED = {
     "not_counted": ("", "why the GPU's counters gave no figure; empty where they did"),
 }
 """Only where the counters were asked for."""
+
+_BESIDE = ("latency", "latency_low", "latency_high", "operations", "model_bytes")
+
+
+def of_beside(names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The columns of calls that are timed beside the measured one, by the names that say what they are."""
+    return {
+        f"{name}_{column}": (MEASURED[column][0], f"of {what}: {MEASURED[column][1]}")
+        for name, what in names.items()
+        for column in _BESIDE
+    }
+
 
 DERIVED = {
     "tflops": ("1e12/s", "operations / latency"),

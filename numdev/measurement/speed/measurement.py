@@ -16,7 +16,7 @@ from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings
 from numdev.measurement.speed.ceiling import matmul_flops
-from numdev.measurement.speed.columns import COUNTED, MEASURED
+from numdev.measurement.speed.columns import COUNTED, MEASURED, of_beside
 from numdev.measurement.speed.memory import peak_bytes
 from numdev.measurement.speed.timing import Budget, timed
 from numdev.measurement.speed.traffic import Traffic
@@ -47,7 +47,7 @@ class Speeds:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        figures = MEASURED if self.traffic is None else MEASURED | COUNTED
+        figures = MEASURED | of_beside(self.operation.workload.beside) | ({} if self.traffic is None else COUNTED)
         deviations = {name: METRICS[name] for name in DEVIATIONS}
         return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
 
@@ -123,6 +123,7 @@ class SpeedPoint:
         del first
         peak = peak_bytes(run, device)
         timing = timed(run, device, self.budget)
+        del run  # with what it keeps of a first pass
         figures = {
             "latency": timing.latency,
             "latency_low": timing.low,
@@ -139,8 +140,18 @@ class SpeedPoint:
             "model_bytes": cost.model_bytes,
             "model_br": cost.model_br,
         }
+        figures |= self._beside(inputs, device)
         metrics = deviation.metrics()
         return figures | {name: metrics[name] for name in DEVIATIONS}, deviation, kernel
+
+    def _beside(self, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Any]:
+        """The columns of what is timed beside the call, by the same budget."""
+        figures: dict[str, Any] = {}
+        for name, call in self.operation.workload.calls_beside(self.problem, self.variant, inputs, device).items():
+            timing, cost = timed(call.run, device, self.budget), call.cost
+            figures |= {f"{name}_latency": timing.latency, f"{name}_latency_low": timing.low, f"{name}_latency_high": timing.high}
+            figures |= {f"{name}_operations": cost.operations, f"{name}_model_bytes": cost.model_bytes}
+        return figures
 
     def _deviation(self, seed: int, context: Context, output: Any) -> Deviation:
         """Compares the result of the call that is timed with golden, on the part that golden computes."""
@@ -151,7 +162,7 @@ class SpeedPoint:
             drawn = operation.draw(small, seed, context.device)
             return Sample(operation.golden(*drawn, **small.arguments()).tensors()[primary])
 
-        golden = context.kept.get(("golden of speed", small, seed), exact)
+        golden = context.kept.get(("golden of speed", operation.name, small, seed), exact)
         found = operation.workload.compared(self.problem, output.tensors()[primary])
         return compare(Sample(found), golden, self.variant.formats[primary])
 
@@ -169,8 +180,7 @@ def prepared(operation: Operation, problem: Any, variant: Any, seed: int, device
 
 def bound(operation: Operation, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
     """The call that is measured."""
-    call, arguments = operation.workload.call(variant), problem.arguments()
-    return lambda: call(*inputs, **arguments)
+    return operation.workload.bound(problem, variant, inputs)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,0 +1,94 @@
+"""The cost model of the backward pass: operations, and bytes moved between a processor's memory and its on-chip memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from numdev.attention import cost
+from numdev.attention.cost import Algorithm, Cost, CostModel
+from numdev.attention.problem import Problem
+
+_WIDE = 4  # bytes of LSE, delta and the running sum of dQ, which kernels keep in FP32
+
+
+@dataclass(frozen=True)
+class BackwardCostModel:
+    """What the model must know of an implementation of the backward pass, which declares it.
+
+    Attributes:
+        model: as of a forward pass; its `br` are rows of a tile of queries.
+        bc: keys of a tile of keys; None is as many as `br`.
+        recomputes_twice: whether dQ is made by a second pass over all tiles, which keeps it on the chip and computes P again.
+            Without, a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
+    """
+
+    model: CostModel
+    bc: int | None = None
+    recomputes_twice: bool = False
+
+
+def operations(problem: Problem) -> int:
+    """`10 d` for each visible pair of each head: a product and a sum in each of `Q K^T`, `dO V^T`, `P^T dO`, `dS^T Q`, `dS K`.
+
+    The first is counted although an implementation that stores P does without: it is how a backward pass is counted everywhere
+    (Dao 2023, section 4.1, 2.5 times the forward pass).
+    """
+    return 5 * cost.operations(problem) // 2
+
+
+def cost_of(problem: Problem, declared: BackwardCostModel, device: torch.device) -> Cost:
+    """The cost of a backward pass by the model of an implementation, on a device."""
+    model = declared.model
+    if model.algorithm is Algorithm.VANILLA:
+        return Cost(model.algorithm, vanilla_bytes(problem, model), 0)
+    br = cost.rows_of_tile(problem, model, device)
+    return Cost(model.algorithm, tiled_bytes(problem, declared, br, declared.bc or br), br)
+
+
+def vanilla_bytes(problem: Problem, model: CostModel) -> float:
+    """Autograd of matmul, softmax, matmul: it reads and writes all scores seven times, nine times under a mask.
+
+    `dV = P^T dO` reads P; `dP = dO V^T` is written; softmax's gradient reads P and dP and writes dS; a mask reads and writes dS;
+    `dQ = dS K` and `dK = dS^T Q` read dS. dO is read twice, q, k and v once, dQ, dK and dV are written.
+    """
+    shape, each = problem.shape, model.width
+    q, kv = math.prod(shape.q), math.prod(shape.kv)
+    scores = shape.batch * shape.heads * shape.queries * shape.keys
+    return each.input * (3 * q + 2 * kv + (7 if problem.mask.is_none else 9) * scores) + each.output * (q + 2 * kv)
+
+
+def tiled_bytes(problem: Problem, declared: BackwardCostModel, br: int, bc: int) -> float:
+    """Dao 2023, Algorithm 2: delta, then for each tile of keys every row that sees any of it.
+
+    - Delta reads O and dO and writes one number a row.
+    - A tile of keys reads its k and v, and of each row that it meets q, dO, LSE and delta.
+    - dQ is read and written in FP32 at each meeting, then converted; or it is made by a second pass, in which a tile of queries
+      reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
+    - dQ, dK and dV are written.
+
+    Heads that share a KV head read it each for itself.
+    """
+    shape, each = problem.shape, declared.model.width
+    q, kv, rows = math.prod(shape.q), math.prod(shape.kv), shape.batch * shape.heads * shape.queries
+    keys, met = (shape.heads * count for count in _meetings(problem, bc))
+    of_row = 2 * shape.head_dim * each.input + 2 * _WIDE  # q, dO, LSE, delta
+    moved = each.input * (2 * q + 2 * shape.head_dim * keys) + _WIDE * rows + of_row * met + each.output * (q + 2 * kv)
+    if declared.recomputes_twice:
+        return moved + of_row * rows + each.input * 2 * shape.head_dim * shape.heads * cost.keys_of_tiles(problem, br)
+    return moved + _WIDE * (2 * shape.head_dim * met + q)
+
+
+def _meetings(problem: Problem, bc: int) -> tuple[int, int]:
+    """Keys of the tiles that any row sees; pairs of a tile of keys and a row, from the first to the last that see any of it."""
+    shape, mask = problem.shape, problem.mask
+    keys = met = 0
+    for length in mask.lengths(shape.batch, shape.keys):
+        for start in range(0, length, bc):
+            stop = min(start + bc, length)
+            first, last = mask.query_range(shape.queries, shape.keys, start, stop)
+            if first < last:
+                keys, met = keys + stop - start, met + last - first
+    return keys, met

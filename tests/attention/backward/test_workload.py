@@ -1,0 +1,257 @@
+"""The speed of the backward pass: its cost model against counts by brute force, and records of every implementation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.arithmetic.formats import BF16, FP16, FP32
+from numdev.attention import cost as forward_cost
+from numdev.attention.backward import cost
+from numdev.attention.backward.base import Gradients
+from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.instrumented import InstrumentedBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.timed import TimedBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.backward.vendor import FlexBackward, SdpaBackward, VanillaBackward
+from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.distributions import Normal
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.ran import Ran
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.sdpa import Backend
+from numdev.measurement.deviation.measurement import COMPARISON, Deviations
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import measurement as module
+from numdev.measurement.speed.columns import MEASURED, of_beside
+from numdev.measurement.speed.measurement import DEVIATIONS, Speeds, prepared
+from numdev.measurement.speed.timing import Budget
+from numdev.results.record import Record, Status
+
+CPU = torch.device("cpu")
+QUICK = Budget(1e-4, 3, 3)
+PROBLEM = Problem(Normal(), Shape(2, 4, 2, 32, 48, 16), Mask(causal=True))
+SQUARE = Problem(Normal(), Shape(2, 4, 4, 32, 32, 16), Mask(causal=True))
+WORKLOAD = ATTENTION_BACKWARD.workload
+TWICE, ONCE = True, False
+
+
+@st.composite
+def masked(draw: st.DrawFn) -> tuple[Mask, Shape]:
+    batch, queries, keys = draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    lengths = draw(st.none() | st.tuples(*(st.integers(0, keys) for _ in range(batch))))
+    mask = Mask(draw(st.booleans()), draw(st.none() | st.integers(1, 25)), lengths)
+    return mask, Shape(batch, 4, 2, queries, keys, 8)
+
+
+def table(problem: Problem) -> torch.Tensor:
+    """Every pair, by the mask itself."""
+    shape = problem.shape
+    seen = problem.mask.visible(shape.queries, shape.keys, (0, shape.queries), (0, shape.keys), CPU)
+    every = torch.ones(shape.batch, shape.queries, shape.keys, dtype=torch.bool)
+    return every if seen is None else seen[:, 0].expand_as(every)
+
+
+def reach(seen: torch.Tensor) -> int:
+    """From the first to the last that is set."""
+    found = seen.nonzero()
+    return int(found.max() - found.min()) + 1 if len(found) else 0
+
+
+@given(masked())
+def test_operations_are_two_and_a_half_times_those_of_the_forward_pass(case: tuple[Mask, Shape]) -> None:
+    problem = Problem(Normal(), case[1], case[0])
+    assert cost.operations(problem) == 10 * 8 * 4 * int(table(problem).sum())
+    assert 2 * cost.operations(problem) == 5 * forward_cost.operations(problem)
+
+
+@given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_a_tiled_pass_moves_what_its_tiles_meet(case: tuple[Mask, Shape], br: int, bc: int, twice: bool) -> None:
+    """Tile by tile and row by row, in bytes of FP16, and of FP32 for LSE, delta and the running sum of dQ."""
+    problem = Problem(Normal(), case[1], case[0])
+    shape, seen = case[1], table(problem)
+    q, kv = shape.batch * 4 * shape.queries * 8, shape.batch * 2 * shape.keys * 8
+    rows = shape.batch * 4 * shape.queries
+    moved = 2 * 2 * q + 4 * rows  # O and dO in, delta out
+    for b in range(shape.batch):
+        length = shape.keys if problem.mask.key_lengths is None else problem.mask.key_lengths[b]
+        for start in range(0, length, bc):
+            stop = min(start + bc, length)
+            met = reach(seen[b, :, start:stop].any(1))
+            if met:
+                moved += 4 * (2 * 2 * 8 * (stop - start) + met * (2 * 2 * 8 + 2 * 4))
+                moved += 0 if twice else 4 * met * 2 * 4 * 8
+        for start in range(0, shape.queries, br):
+            moved += 4 * 2 * 2 * 8 * reach(seen[b, start : start + br].any(0)) if twice else 0
+    moved += rows * (2 * 2 * 8 + 2 * 4) if twice else 4 * q
+    moved += 2 * (q + 2 * kv)
+    model = BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0), br), bc, twice)
+    assert cost.tiled_bytes(problem, model, br, bc) == moved
+    assert cost.cost_of(problem, model, CPU) == forward_cost.Cost(Algorithm.TILED, float(moved), br)
+
+
+def test_vanilla_moves_all_scores_seven_times() -> None:
+    n, d = 128, 32
+    shape = Shape(queries=n, keys=n, head_dim=d)
+    model = CostModel(Algorithm.VANILLA, Width(2.0, 2.0), holds_scores=True)
+    assert cost.vanilla_bytes(Problem(Normal(), shape), model) == 2 * (8 * n * d + 7 * n * n)
+    assert cost.vanilla_bytes(Problem(Normal(), shape, Mask(causal=True)), model) == 2 * (8 * n * d + 9 * n * n)
+
+
+def test_growth_with_the_tile() -> None:
+    """For large N all traffic that grows as N^2 falls as the tile of keys grows."""
+    problem = Problem(Normal(), Shape(queries=1 << 15, keys=1 << 15, head_dim=64))
+    model = BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0)))
+    assert 1.9 < cost.tiled_bytes(problem, model, 64, 64) / cost.tiled_bytes(problem, model, 64, 128) < 2.0
+
+
+KERNEL, TILES = BackwardPrecision.kernel(BF16), Tiling(16, 32)
+TILED = TiledBackward(Tiled(Precision.kernel(BF16), TILES), KERNEL, TILES)
+VARIANTS: dict[str, Any] = {
+    "tiled": TILED,
+    "unrounded": replace(TILED, recompute=Recompute(output=OutputForDelta.UNROUNDED)),
+    "naive": NaiveBackward.eager(BF16),
+    "exact": ExactBackward(),
+    "vanilla": VanillaBackward(FP32),
+    "math": SdpaBackward(Backend.MATH, BF16),
+    "flash": SdpaBackward(Backend.FLASH, FP32),
+    "triton": TritonBackward(Triton(br=16, bc=16), br=16, bc=16),
+    "instrumented": InstrumentedBackward(Tiled(Precision.kernel(BF16), TILES), KERNEL, TILES),
+}
+
+
+def test_what_implementations_declare() -> None:
+    def model(variant: Any) -> BackwardCostModel:
+        found = variant.cost_model(Ran())
+        assert isinstance(found, BackwardCostModel)
+        return found
+
+    assert ExactBackward().cost_model(Ran()) is None
+    vanilla = (VARIANTS["naive"], VARIANTS["vanilla"], VARIANTS["math"])
+    assert all(model(variant).model.algorithm is Algorithm.VANILLA and model(variant).model.holds_scores for variant in vanilla)
+    tiled = (TILED, SdpaBackward(), FlexBackward(32, 32), VARIANTS["triton"], VARIANTS["instrumented"])
+    assert {model(variant).model.algorithm for variant in tiled} == {Algorithm.TILED}
+    assert [model(variant).recomputes_twice for variant in tiled] == [ONCE, ONCE, ONCE, TWICE, TWICE]
+    assert [(model(variant).model.br, model(variant).bc) for variant in tiled] == [
+        (16, 32),
+        (None, None),  # the tile that is given to FlexAttention is that of its forward pass
+        (None, None),
+        (16, 16),
+        (16, 32),
+    ]
+    assert [model(variant).model.width for variant in tiled[:-1]] == [Width(2.0, 2.0)] * 4
+    assert all(isinstance(variant, TimedBackward) for variant in (*VARIANTS.values(), FlexBackward()))
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
+    monkeypatch.setattr(module, "matmul_flops", lambda dtype, device, tf32: 1e9)
+    return Runner(Speeds(ATTENTION_BACKWARD, QUICK), "cpu")
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("triton", "instrumented")])  # slow where interpreted
+def test_forward_backward_and_both_are_in_the_record(runner: Runner, name: str) -> None:
+    problem = SQUARE if name in ("flash", "math") else PROBLEM
+    found = runner.measure(problem, VARIANTS[name], seeds=1)
+    assert found.status is Status.OK, found.reason
+    (row,) = found.rows
+    assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *of_beside(WORKLOAD.beside), *DEVIATIONS}
+    operations = row["operations"]
+    assert operations == cost.operations(problem)
+    assert (row["forward_operations"], row["both_operations"]) == (operations * 2 // 5, operations * 7 // 5)
+    for part in ("", "forward_", "both_"):
+        assert 0 < row[f"{part}latency_low"] <= row[f"{part}latency"] <= row[f"{part}latency_high"]
+    if name == "exact":
+        assert math.isnan(row["model_bytes"])
+    else:
+        assert Record.from_json(found.to_json()) == found
+        assert row["both_model_bytes"] == row["model_bytes"] + row["forward_model_bytes"] > row["model_bytes"] > 0
+    assert row["output"] == "dq"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted on machines without a GPU")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_pass_does_the_work_and_can_be_made_again(name: str) -> None:
+    problem = SQUARE if name in ("flash", "math") else PROBLEM
+    variant = VARIANTS[name]
+    inputs = prepared(ATTENTION_BACKWARD, problem, variant, 0, CPU)
+    q, k, v, do = inputs
+    expected = variant(q, k, v, do, problem.mask, problem.softmax_scale).tensors()
+    passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
+    for call in (passes.backward, passes.both, passes.backward):
+        found = call()
+        assert isinstance(found, Gradients)
+        for output, tensor in found.tensors().items():
+            assert torch.equal(tensor.double(), expected[output].double()), output
+    forward = variant.forward_pass
+    out = forward(*forward.round_inputs(q, k, v), problem.mask, problem.softmax_scale).out
+    assert torch.equal(passes.forward().out.double(), out.double())
+
+
+def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    attend = Tiled.__call__
+
+    def counted(self: Tiled, *arguments: Any) -> Any:
+        calls.append("forward")
+        return attend(self, *arguments)
+
+    monkeypatch.setattr(Tiled, "__call__", counted)
+    inputs = prepared(ATTENTION_BACKWARD, PROBLEM, TILED, 0, CPU)
+    q, k, v, do = inputs
+    passes = TILED.passes(q, k, v, do, PROBLEM.mask, PROBLEM.softmax_scale)
+    assert calls == ["forward"]
+    passes.backward()
+    assert calls == ["forward"]
+    call = module.bound(ATTENTION_BACKWARD, PROBLEM, TILED, inputs)
+    calls.clear()
+    assert torch.equal(call().dq, passes.backward().dq)
+    assert calls == []
+    passes.both()
+    passes.forward()
+    assert len(calls) == 2
+
+
+def test_the_deviation_is_that_of_an_ordinary_measurement(runner: Runner) -> None:
+    found = runner.measure(PROBLEM, TILED, seeds=2)
+    ordinary = Runner(Deviations(ATTENTION_BACKWARD), "cpu").measure(WORKLOAD.sample(PROBLEM), TILED, None, 2)
+    expected = [row for row in ordinary.rows if (row["output"], row["reference"]) == ("dq", "golden")]
+    for row, other in zip(found.rows, expected, strict=True):
+        assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
+
+
+def test_every_head_holds_the_drawn_group() -> None:
+    inputs = prepared(ATTENTION_BACKWARD, PROBLEM, SdpaBackward(Backend.MATH, FP16), 0, CPU)
+    assert [tuple(x.shape) for x in inputs] == [(2, 4, 32, 16), (2, 2, 48, 16), (2, 2, 48, 16), (2, 4, 32, 16)]
+    assert all(x.dtype == torch.float16 and x.is_contiguous() for x in inputs)
+    do = inputs[3]
+    assert torch.equal(do[0, :2], do[1, 2:])
+
+
+def test_memory_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(queries=1025, keys=1025)
+    assert WORKLOAD.needed_bytes(Problem(Normal(), shape), VanillaBackward(FP32)) == 8 * 4 * 1025 * 64 + 3 * 4 * 1025**2
+    monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
+    assert runner.measure(Problem(Normal(), shape), VanillaBackward(FP32)).status is Status.OUT_OF_MEMORY
+
+
+def test_unsupported_with_the_reason(runner: Runner) -> None:
+    found = runner.measure(PROBLEM, SdpaBackward(Backend.FLASH, FP32))
+    assert (found.status, found.rows) == (Status.UNSUPPORTED, [])
+    assert "causal one" in found.reason

@@ -30,9 +30,98 @@ class Fault:
     modules: tuple[str, ...]
 
 
-RECURRENCE, STEPS = "attention/recurrence.py", "attention/steps.py"
+RECURRENCE, STEPS, COMMON = "attention/recurrence.py", "attention/steps.py", "attention/commonsteps.py"
+BACKWARD = ("attention/backward/tiled",)
 
 FAULTS = (
+    Fault(
+        "dS without delta",
+        "attention/backward/steps.py",
+        'self._do("weigh difference", self._do("shift dp", dp, delta), p)',
+        'self._do("weigh difference", dp, p)',
+        BACKWARD,
+    ),
+    Fault(
+        "P enters the gradient of V unrounded",
+        "attention/backward/recurrence.py",
+        "p = self.steps.probabilities(found.p)",
+        "p = found.p",
+        BACKWARD,
+    ),
+    Fault(
+        "LSE not in the units of the scores",
+        "attention/backward/steps.py",
+        "if not exponential.is_binary:",
+        "if True:",
+        BACKWARD,
+    ),
+    Fault(
+        "query tiles before heads",
+        "attention/backward/recurrence.py",
+        """        for head in range(self.q.shape[2]):
+            for start, stop in self.query_tiles:
+""",
+        """        for start, stop in self.query_tiles:
+            for head in range(self.q.shape[2]):
+""",
+        BACKWARD,
+    ),
+    Fault(
+        "a query tile at the edge of the mask is left out",
+        "attention/backward/recurrence.py",
+        "if start < last and stop > first]",
+        "if start < last and start >= first]",
+        BACKWARD,
+    ),
+    Fault(
+        "delta of rows that see nothing",
+        "attention/backward/tiled.py",
+        "        delta.masked_fill_(hidden, 0.0)\n",
+        "",
+        BACKWARD,
+    ),
+    Fault(
+        "what is not seen is left in dS",
+        "attention/backward/recurrence.py",
+        "            ds = _seen(ds, found.visible)\n",
+        "",
+        BACKWARD,
+    ),
+    Fault(
+        "dK is not scaled",
+        "attention/backward/tiled.py",
+        "steps.scale_dk(dk, run.factor)",
+        "dk",
+        BACKWARD,
+    ),
+    Fault(
+        "dK and dV in the order of the KV tiles",
+        "attention/backward/tiled.py",
+        "self.tiling.order if self.query_order is None else self.query_order",
+        "self.tiling.order",
+        BACKWARD,
+    ),
+    Fault(
+        "delta of the rounded output whatever is asked for",
+        "attention/backward/base.py",
+        "if reads is OutputForDelta.UNROUNDED:",
+        "if False:",
+        BACKWARD,
+    ),
+    Fault(
+        "golden gradients without delta",
+        "attention/backward/exact.py",
+        "sub_(delta).mul_(p)",
+        "mul_(p)",
+        ("attention/backward/exact",),
+    ),
+    Fault(
+        "stored P weighs dP unrounded",
+        "attention/backward/naive.py",
+        "p = steps.share(p, steps.row_sum(p))",
+        "p = p / steps.row_sum(p)",
+        ("attention/backward/naive",),
+    ),
     Fault(
         "O is not rescaled",
         RECURRENCE,
@@ -91,7 +180,7 @@ FAULTS = (
     ),
     Fault(
         "scale applied twice",
-        STEPS,
+        COMMON,
         'self._do("scale scores", s, factor)',
         'self._do("scale scores", s, factor**2)',
         ("attention/tiled",),
@@ -232,14 +321,14 @@ FAULTS = (
     ),
     Fault(
         "inputs narrowed before they are rounded",
-        "attention/precision.py",
-        "self.inputs(t.double(), noise).to(self.carrier)",
-        "self.inputs(t.to(self.carrier), noise)",
+        "attention/policy.py",
+        "cast(t.double(), noise).to(carrier)",
+        "cast(t.to(carrier), noise)",
         ("attention/precision",),
     ),
     Fault(
         "FP32 carrier for 12 bits",
-        "attention/precision.py",
+        "attention/policy.py",
         "c.to.precision <= 11",
         "c.to.precision <= 12",
         ("attention/precision",),
@@ -433,7 +522,7 @@ FAULTS = (
         "",
         ("arithmetic/rounding", "attention/tiled"),
     ),
-    Fault("minus infinity is rounded", "attention/steps.py", "p.masked_fill_(never, 0.0)", "p", ("attention/tiled",)),
+    Fault("minus infinity is rounded", COMMON, "p.masked_fill_(never, 0.0)", "p", ("attention/tiled",)),
     Fault(
         "padding reaches the sums",
         "attention/mask.py",

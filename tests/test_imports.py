@@ -21,11 +21,29 @@ ARROWS = {
     "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
 # Where an operation declares what the others must know of it.
-DECLARES = ("attention.operation", "attention.workload")
+DECLARES = ("attention.operation", "attention.workload", "attention.backward.operation")
 FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "profiler", "sources", "usersource")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED = ("base", "combine", "cost", "counters", "steps", "honours", "ran", "recurrence", "vendor.dispatch", "walk")
+SHARED = (
+    "backward.base",
+    "backward.counters",
+    "backward.recurrence",
+    "backward.steps",
+    "base",
+    "combine",
+    "commonsteps",
+    "cost",
+    "counters",
+    "steps",
+    "honours",
+    "ran",
+    "recurrence",
+    "vendor.dispatch",
+    "walk",
+)
 IMPLEMENTATIONS = (
+    "backward.naive",
+    "backward.tiled",
     "exact",
     "naive",
     "tiled",
@@ -173,7 +191,20 @@ def test_triton_nowhere_but_in_kernels() -> None:
 
 
 # What the kernels may know of attention: value objects, and nothing that computes attention.
-VALUES = ("mask", "operations", "policystep", "precision", "ran", "shipped", "softmax", "tiling")
+VALUES = (
+    "backward.operations",
+    "backward.precision",
+    "backward.recompute",
+    "mask",
+    "operations",
+    "policy",
+    "policystep",
+    "precision",
+    "ran",
+    "shipped",
+    "softmax",
+    "tiling",
+)
 
 
 def test_kernels_know_value_objects_alone() -> None:

@@ -50,6 +50,10 @@ class Exact(Primary):
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q.double(), k.double(), v.double()
 
+    def unrounded(self) -> Exact:
+        """Itself: nothing rounds its output to another format."""
+        return self
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Any floating dtype in, FP64 out. Shapes as in `Output`."""
         check_shapes(q, k, v, mask)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.commonsteps import NEVER
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, STEPS, Honours
 from numdev.attention.mask import Mask
@@ -16,7 +17,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
-from numdev.attention.steps import NEVER, Steps
+from numdev.attention.steps import Steps
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 
@@ -52,6 +53,12 @@ class Naive(UnderPolicy):
 
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         return Walk(self.precision, why="it has no tiles")
+
+    def unrounded(self) -> Naive:
+        """The same, its output left in the format of the last operation before the cast."""
+        each = self.normalise is Normalise.EACH
+        last = self.precision.values.accumulate if each else self.precision.accumulator
+        return replace(self, precision=self.precision.with_step(output=last))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.attention.commonsteps import NEVER
 from numdev.attention.counters import Counters
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
-from numdev.attention.steps import NEVER, Steps
+from numdev.attention.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from numdev.arithmetic.formats import BF16, E2M1, E4M3FN, FP16, INT4, INT8
 from numdev.arithmetic.microscale import BlockScale, Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.precision import Precision, saturating
+from numdev.attention.policy import saturating
+from numdev.attention.precision import Precision
 
 
 def fa4_fp8() -> Precision:

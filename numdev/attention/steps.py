@@ -1,72 +1,39 @@
-"""The steps of attention under a policy: each elementary operation is rounded once, to the format of its step.
-
-Minus infinity stands for "no number": the score of a key that is not seen, or the maximum of a row that has seen none. It is
-never rounded, saturated or subtracted, and its exponential is 0.
-"""
+"""The steps of forward attention under a policy: each elementary operation is rounded once, to the format of its step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.dot import Watch
-from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.operations import operation
+from numdev.attention.commonsteps import NEVER, CommonSteps, Function
+from numdev.attention.operations import OPERATIONS, Row
 from numdev.attention.precision import Precision
-
-NEVER = float("-inf")
-Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Steps:
-    """What attention does to tensors of one carrier. A method works in the memory of its first argument where it can.
+class Steps(CommonSteps):
+    """The steps of the forward pass; see `CommonSteps`."""
 
-    Attributes:
-        precision: the format of each step.
-        carrier: the dtype of all tensors.
-        noise: where stochastic rounding takes its random numbers; None without it.
-    """
+    table: ClassVar[Mapping[str, Row]] = OPERATIONS
 
     precision: Precision
-    carrier: torch.dtype
-    noise: Noise | None = None
 
     @staticmethod
     def of(precision: Precision, total_rows: int) -> Steps:
         """The steps of a run over so many rows of each head."""
         return Steps(precision, precision.carrier, Noise(total_rows=total_rows) if precision.is_random else None)
 
-    def at(self, split: int, tile: int, rows: int) -> None:
-        """Begin the rounding events of a tile, on a block of rows; see `Noise.at`."""
-        if self.noise is not None:
-            self.noise.at(split, tile, rows)
-
-    def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
-        """`S = factor Q K^T`."""
-        s = self.precision.scores(q, keys, self.noise)
-        return s if factor == 1.0 else self._do("scale scores", s, factor)
-
     def shift_tied(self, beta: float | None) -> Function:
         """`beta m`, in the format of the scores, for a tied maximum."""
         return lambda m: m if beta is None else self._do("shift ties", m, beta)
-
-    def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
-        """`P = exp(S - m)`, 0 where S or m is no number."""
-        cast = self.precision.exponential
-        never = None if cast.keeps_minus_infinity else s == NEVER
-        if never is not None:
-            s.masked_fill_(never, 0.0)
-        difference = self._do("shift scores", s, m.masked_fill(m == NEVER, 0.0))
-        p = cast.apply_(exp(difference), self.noise)
-        return p if never is None else p.masked_fill_(never, 0.0)
 
     def rescale(self, m: Tensor, m_next: Tensor, exp: Function) -> Tensor:
         """`exp(m - m')`, the factor of what was summed relative to m; 0 where m is no number."""
@@ -171,20 +138,6 @@ class Steps:
         never = x == NEVER
         difference = self._do(name, torch.where(never, 0.0, x), torch.where(never, 0.0, of))
         return self.precision.rescale.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
-
-    def _do(self, name: str, x: Tensor, y: Tensor | float) -> Tensor:
-        return self._operation(name, y if isinstance(y, float) else 1.0)(x, y, self.noise)
-
-    def _operation(self, name: str, constant: float) -> RoundedOnce:
-        """An operation, made when it is first asked for: it is done at every tile."""
-        key = name, constant
-        if key not in self._known:
-            self._known[key] = operation(self.precision, self.carrier, name, constant)
-        return self._known[key]
-
-    @cached_property
-    def _known(self) -> dict[tuple[str, float], RoundedOnce]:
-        return {}
 
 
 def divisor(row_sum: Tensor) -> Tensor:

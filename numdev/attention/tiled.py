@@ -6,7 +6,7 @@ Rows are independent, so those of all heads and batch entries go through one KV 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -64,6 +64,10 @@ class Tiled(UnderPolicy):
 
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         return Walk(self.precision, self.softmax, self.tiling)
+
+    def unrounded(self) -> Tiled:
+        """The same, its output left in the format of the accumulator."""
+        return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""

@@ -1,0 +1,93 @@
+"""The backward pass of naive, untiled attention under a policy: autograd of matmul, softmax, matmul, which stores P."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import Format
+from numdev.attention.backward.base import Gradients, UnderBackwardPolicy, check_backward_shapes
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.steps import END, TILES, BackwardSteps
+from numdev.attention.base import group_heads, softmax_scale
+from numdev.attention.commonsteps import NEVER
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.steps import Steps
+
+
+@dataclass(frozen=True)
+class NaiveBackward(UnderBackwardPolicy):
+    """`P = softmax(scale Q K^T)` as the forward pass stores it, then the gradient of each of its operations in turn.
+
+    `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
+    from a tile that is as large as the problem: P is `exp(S - m) / l`, stored, and serves all three; delta is always made of P;
+    the scale multiplies dS, whose rounding it passes through.
+
+    Attributes:
+        precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
+        forward: that of the forward pass, which P is of.
+    """
+
+    precision: BackwardPrecision
+    forward: Precision
+
+    @staticmethod
+    def eager(fmt: Format) -> NaiveBackward:
+        """Both passes as three tensor operations in `fmt`."""
+        return NaiveBackward(BackwardPrecision.eager(fmt), Precision.eager(fmt))
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """See `TiledBackward`; nothing here depends on a setting."""
+        return {}
+
+    def replicate(self, seed: int) -> NaiveBackward:
+        """The implementation of one replicate; see `Policy.replicate`."""
+        precision, forward = self.precision.replicate(seed), self.forward.replicate(seed)
+        same = precision is self.precision and forward is self.forward
+        return self if same else replace(self, precision=precision, forward=forward)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Rounded inputs in, the carrier out. Shapes as in `Gradients`; S and P are held whole."""
+        check_backward_shapes(q, k, v, do, mask)
+        (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
+        k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
+        q, do = group_heads(q, kv_heads), group_heads(do, kv_heads)
+        visible = mask.visible(queries, keys, (0, queries), (0, keys), q.device)
+        visible = None if visible is None else visible[:, :, None]
+        p = self._stored(q, k, visible, factor).to(self.precision.carrier)
+        q, k, v, do = (x.to(self.precision.carrier) for x in (q, k, v, do))
+        steps = BackwardSteps.of(self.precision, max(queries, keys))
+        steps.at(TILES, 0, 0)
+        dp = steps.dp(do, v)
+        if visible is not None:
+            dp.masked_fill_(~visible, 0.0)
+        delta = steps.delta_of_stored(dp, p)
+        ds = steps.ds_of_stored(dp, p, delta, factor)
+        if visible is not None:
+            ds.masked_fill_(~visible, 0.0)
+            delta.masked_fill_(~visible.any(-1, keepdim=True), 0.0)
+        p = steps.probabilities(p)
+        dq = steps.add_dq(torch.zeros_like(q), steps.dq(ds, k, visible))
+        dk, dv = torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        for head in range(q.shape[2]):
+            seen = None if visible is None else visible[:, :, 0]
+            steps.add_dk(dk, steps.dk(ds[:, :, head], q[:, :, head], seen))
+            steps.add_dv(dv, steps.dv(p[:, :, head], do[:, :, head], seen))
+        steps.at(END, 0, 0)
+        dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2))
+
+    def _stored(self, q: Tensor, k: Tensor, visible: Tensor | None, factor: float) -> Tensor:
+        """P as the forward pass stores it, 0 where a row does not see a key; what `Naive` multiplies with V."""
+        steps = Steps.of(self.forward, q.shape[-2])
+        steps.at(0, 0, 0)
+        s = steps.scores(q.to(steps.carrier), k.to(steps.carrier).mT, factor)
+        if visible is not None:
+            s.masked_fill_(~visible, NEVER)
+        p = steps.exponential(s, s.amax(-1, keepdim=True), torch.exp_)
+        p = steps.share(p, steps.row_sum(p))
+        return p if visible is None else p.masked_fill_(~visible, 0.0)

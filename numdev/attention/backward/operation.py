@@ -1,0 +1,42 @@
+"""The backward pass as an operation: what measurements, records and reports must know of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numdev.attention.backward.events import BACKWARD_COUNTERS
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.operation import environment
+from numdev.measurement.operation import Inputs, Operation, Output
+from numdev.results.columns import Column
+
+_STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: not the draws of q, k and v of any small seed
+
+
+def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
+    """`do` `[batch, heads, queries, head_dim]`, independent N(0, 1) in FP64: drawn on the CPU, so the same on every device."""
+    generator = torch.Generator().manual_seed(seed ^ _STREAM)
+    return {"do": torch.randn(problem.shape.q, dtype=torch.float64, generator=generator).to(device)}
+
+
+ATTENTION_BACKWARD = Operation(
+    name="attention_backward",
+    golden=ExactBackward(),
+    inputs=(Inputs(("q", "k", "v")), Inputs(("do",), draw_do)),
+    outputs=(
+        Output("dq", "dQ = scale dS K, the gradient by the queries"),
+        Output("dk", "dK = scale dS^T Q, the gradient by the keys"),
+        Output("dv", "dV = P^T dO, the gradient by the values"),
+        Output("delta", "the sum over a row of dO * O, which is that of dP * P"),
+    ),
+    steps=tuple(field.name for field in fields(BackwardPrecision)),
+    counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
+    environment=environment,
+    smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
+)
+"""The backward pass of attention, after a forward pass."""

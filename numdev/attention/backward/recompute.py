@@ -1,0 +1,42 @@
+"""How a backward pass recomputes what the forward pass did not keep: P, and delta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from numdev.attention.softmax import Exponential
+
+
+class DeltaForm(Enum):
+    """Of what delta is the row sum. The two are equal without rounding, since `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
+
+    OUTPUT = "output"  # rowsum(dO * O): FlashAttention-2, Algorithm 2, line 4
+    PROBABILITIES = "probabilities"  # rowsum(dP * P), which needs a pass of its own over the keys
+
+
+class OutputForDelta(Enum):
+    """Which O the backward pass reads, where delta is made of it."""
+
+    ROUNDED = "rounded"  # O as the forward pass returns it, after its output cast: FlashAttention
+    UNROUNDED = "unrounded"  # O before that cast, of which a kernel would have to keep a copy
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """How the backward pass recomputes.
+
+    Attributes:
+        delta: see `DeltaForm`.
+        output: see `OutputForDelta`; not read where delta is made of P.
+        exponential: of `P = exp(S - LSE)`, or of `2^(S log2(e) - LSE log2(e))` where it is binary.
+    """
+
+    delta: DeltaForm = DeltaForm.OUTPUT
+    output: OutputForDelta = OutputForDelta.ROUNDED
+    exponential: Exponential = Exponential.EXP
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the O of the forward pass is read at all."""
+        return self.delta is DeltaForm.OUTPUT

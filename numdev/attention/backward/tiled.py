@@ -1,0 +1,106 @@
+"""The tiled backward pass in pure tensors, every step in a format of its own.
+
+FlashAttention-2's (Dao 2023, Algorithm 2), without the split of the work over processors: P is recomputed tile by tile from S
+and the LSE that the forward pass saved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
+from numdev.attention.backward.counters import BackwardCounters
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.backward.recurrence import Run
+from numdev.attention.backward.steps import END, BackwardSteps
+from numdev.attention.base import Attention, UnderPolicy, group_heads, softmax_scale
+from numdev.attention.commonsteps import NEVER
+from numdev.attention.mask import Mask
+from numdev.attention.tiling import Order, Tiling
+from numdev.errors import BadInput
+
+
+@dataclass(frozen=True)
+class TiledBackward(UnderBackwardPolicy):
+    """A forward pass, then the tiled backward pass under a precision policy.
+
+    dQ of a row takes up the KV tiles in the tiling's order. dK and dV of a KV tile take up, for one head of the group after the
+    other, the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that adds to dQ by atomics has no
+    order: `Order.RANDOM` with a seed, beside a `query_order` of its own, draws one.
+
+    Attributes:
+        forward: what saves O and LSE.
+        precision: the format of each step.
+        tiling: which tiles, in which order; one split.
+        recompute: how P and delta are recomputed.
+        query_order: of the query tiles; the tiling's where it is None.
+        count: whether to fill `Gradients.counters`; counting changes no result.
+    """
+
+    forward: Attention
+    precision: BackwardPrecision
+    tiling: Tiling = Tiling()
+    recompute: Recompute = Recompute()
+    query_order: Order | None = None
+    count: bool = True
+
+    def __post_init__(self) -> None:
+        if self.tiling.splits != 1:
+            raise BadInput("tiling.splits", self.tiling.splits, "no range of keys has gradients of its own to combine; give 1")
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that this one does not read, and the one under which it would."""
+        return {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+
+    @property
+    def reads(self) -> OutputForDelta:
+        """See `FromSaved`."""
+        return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
+
+    def replicate(self, seed: int) -> TiledBackward:
+        """The implementation of one replicate; see `Policy.replicate`."""
+        forward: Attention = self.forward
+        if isinstance(forward, UnderPolicy):
+            forward = forward.replicate(seed)  # type: ignore[assignment]
+        precision = self.precision.replicate(seed)
+        same = forward is self.forward and precision is self.precision
+        return self if same else replace(self, forward=forward, precision=precision)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Rounded inputs in, the carrier out. Shapes as in `Gradients`."""
+        check_backward_shapes(q, k, v, do, mask)
+        return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone; what was saved is read as numbers of the carrier."""
+        check_backward_shapes(q, k, v, do, mask)
+        saved.check(q, v)
+        carrier, kv_heads = self.precision.carrier, k.shape[1]
+        k, v = (mask.without_padding(x.to(carrier))[:, :, None] for x in (k, v))
+        q, do, out = (group_heads(x.to(carrier), kv_heads) for x in (q, do, saved.out))
+        lse = group_heads(saved.lse.to(carrier)[..., None], kv_heads)
+        steps = BackwardSteps.of(self.precision, max(q.shape[-2], k.shape[-2]))
+        steps.at(END, -1, 0)
+        hidden, scaled = lse == NEVER, steps.lse(lse, self.recompute.exponential)
+        run = Run(steps, self.recompute, q, k, v, do, scaled, mask, softmax_scale(q, scale), *self._tiles(q, k))
+        delta = steps.delta_of_output(do, out) if self.recompute.reads_output else run.delta()
+        delta.masked_fill_(hidden, 0.0)
+        counters = BackwardCounters(q.device) if self.count else None
+        dq, dk, dv = run.gradients(delta, counters)
+        steps.at(END, 0, 0)
+        dq, dk = steps.scale_dq(dq, run.factor), steps.scale_dk(dk, run.factor)
+        dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
+        counted = {} if counters is None else counters.summary()
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted)
+
+    def _tiles(self, q: Tensor, k: Tensor) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Query tiles and KV tiles, each in its order."""
+        order = self.tiling.order if self.query_order is None else self.query_order
+        queries = replace(self.tiling.swapped(), order=order)
+        return queries.key_tiles(q.shape[-2])[0], self.tiling.key_tiles(k.shape[-2])[0]

@@ -1,0 +1,114 @@
+"""What the tests of the backward pass draw from: inputs, policies, forward passes, and the error bound of FP64 arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.base import Gradients
+from numdev.attention.backward.precision import BackwardPrecision
+from tests.cases import Sizes, draw, lse_error, output_error, reach, tiled_error
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def draw_all(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> Inputs:
+    """Normal q, k, v and do in FP64; `spread` as in `draw`."""
+    q, k, v = draw(sizes, seed, spread)
+    generator = torch.Generator().manual_seed(seed + 1000)
+    return q, k, v, torch.randn(q.shape, dtype=torch.float64, generator=generator)
+
+
+def mixed() -> BackwardPrecision:
+    """A policy in which no two neighbouring steps share a format, with running sums rounded within a tile."""
+    return BackwardPrecision(
+        inputs=Cast(BF16),
+        scores=Dot.parse("e8m13:toward_zero@16"),
+        exponential=Cast.parse("fp16"),
+        probabilities=Cast.parse("e5m2"),
+        dp=Dot.parse("tf32@8"),
+        delta=Dot.parse("bf16@8"),
+        difference=Cast.parse("e8m9:toward_zero"),
+        ds=Cast.parse("e5m3"),
+        dq=Dot.parse("bf16@24"),
+        dk=Dot.parse("tf32@4"),
+        dv=Dot.parse("fp16@8"),
+        dq_sum=Cast.parse("e8m9:up"),
+        dk_sum=Cast.parse("bf16"),
+        dv_sum=Cast.parse("e8m12"),
+        output=Cast.parse("fp16"),
+    )
+
+
+POLICIES: dict[str, Callable[[], BackwardPrecision]] = {
+    **{
+        f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
+        for kind, preset in (
+            ("uniform", BackwardPrecision.uniform),
+            ("kernel", BackwardPrecision.kernel),
+            ("eager", BackwardPrecision.eager),
+        )
+        for fmt in (BF16, FP16, E5M2)
+    },
+    "fp32": lambda: BackwardPrecision.uniform(FP32),
+    "golden": BackwardPrecision.golden,
+    "mixed": mixed,
+    "toward_zero": lambda: BackwardPrecision.throughout(Cast.parse("bf16:toward_zero")),
+    "wide operands": lambda: BackwardPrecision.kernel(FP16).with_step(dq_sum=FP16, difference=BF16, delta="bf16@4"),
+}
+
+
+def same(a: Gradients, b: dict[str, Tensor]) -> None:
+    """All four outputs equal, NaN in the same places."""
+    for name, tensor in a.tensors().items():
+        assert torch.equal(tensor.isnan(), b[name].isnan()), name
+        assert torch.equal(tensor.nan_to_num(7e7), b[name].nan_to_num(7e7)), name
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Errors of FP64 gradients, absolute, in units of u, by the name of the output."""
+
+    dq: float
+    dk: float
+    dv: float
+    delta: float
+
+
+def bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -> Bounds:
+    """What streamed or tiled FP64 gradients can err, to first order: `c N u` of the largest that they could be.
+
+    Let `A` be `reach`, `N` keys, `R` rows of all heads of a group, `T` KV tiles, and `W = max_i sum_t |dO_it| max |V|`, which no
+    `|dP_ij|`, no `|delta_i|` and no sum `sum_t |dO_it O_it|` exceeds, O being a mean of V. Errors in units of u:
+
+    P, relative: S is off by `(d + 2) A`, a folded log2(e) by `2 A` more; LSE by its own error, its product with log2(e) by
+    `A + log N`; `S - LSE` rounds by at most `2 A + log N`; exp2 is below 1.5 ulp, 3 u. All is absolute in the exponent.
+    dP: a sum of d products, `d W`.
+    delta: `rowsum(dO * O)` is off by the error of O, relative to `max |V|`, times `sum |dO|`, and by `d + 1` roundings;
+    `rowsum(dP * P)` by that of P and of dP, the product's, and `N + T` roundings of sums. Both together bound either.
+    dS: `P_ij` times that of P on `|dP - delta| <= 2 W`, those of dP and delta, and two roundings of at most `2 W`.
+    dQ: `scale max |K|` times the sum of that over a row, where `sum_j P_ij = 1`, and `N + T + 2` roundings of sums of
+    `|dS| <= 2 W P`. dK: `scale max |Q|` times the sum over a column, where `sum_i P_ij <= R`, and `R + H T_q + 2` roundings.
+    dV: `max |dO|` times R times the error of P, and as many roundings.
+    """
+    q, k, v, do = inputs
+    (heads, queries, dim), keys = q.shape[1:], k.shape[2]
+    a, group = reach(q, k, scale), heads // k.shape[1]
+    column, w = group * queries, float(do.abs().sum(-1).max() * v.abs().max())
+    lse = max(lse_error(dim, keys, a), tiled_error(dim, keys, a, tiles, 1))
+    out = max(output_error(dim, keys, a), tiled_error(dim, keys, a, tiles, 1))
+    p = (dim + 4) * a + lse + 3 * a + 2 * math.log(keys) + 3
+    delta = w * (out + p + 2 * dim + keys + tiles + 3)
+    ds = 2 * w * p + dim * w + delta + 4 * w
+    per_row, per_column = keys + tiles + 2, column + group * query_tiles + 2
+    dq = scale * float(k.abs().max()) * (ds + 2 * w * per_row)
+    dk = scale * float(q.abs().max()) * column * (ds + 2 * w * per_column)
+    dv = float(do.abs().max()) * column * (p + per_column)
+    return Bounds(dq, dk, dv, delta)

@@ -1,0 +1,222 @@
+"""The exact gradients against central differences in 400-bit arithmetic, autograd of plain torch, and gradcheck."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numdev.arithmetic.formats import FP64
+from numdev.attention.backward import exact
+from numdev.attention.backward.base import Backward, FromSaved, saved_by
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.errors import BadInput
+from tests.attention.backward.cases import Inputs, bounds, draw_all
+from tests.cases import MASKS, U64, Sizes
+from tests.oracles.double_loop import is_fully_masked, visibility
+from tests.oracles.multiprecision import gradients
+
+EVERYTHING = st.builds(
+    Mask,
+    causal=st.booleans(),
+    window=st.one_of(st.none(), st.integers(1, 4)),
+    key_lengths=st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 3))),
+)
+OUTPUTS = ("dq", "dk", "dv", "delta")
+
+
+def check_against_400_bits(inputs: Inputs, mask: Mask, scale: float) -> None:
+    """Each output within its bound, and the oracle's own last rounding."""
+    got, want, bound = ExactBackward()(*inputs, mask, scale), gradients(*inputs, mask, scale), bounds(inputs, scale)
+    for name, expected in zip(OUTPUTS, want, strict=True):
+        found = got.tensors()[name]
+        assert found.dtype == torch.float64
+        assert found.shape == expected.shape
+        assert float((found - expected).abs().max()) <= (vars(bound)[name] + float(expected.abs().max())) * U64, name
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 2),
+    st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    st.integers(1, 4),
+    st.integers(3, 5),
+    st.integers(1, 3),
+    EVERYTHING,
+    st.sampled_from([0.25, 1.0, 1 / math.sqrt(3), 8.0]),
+    st.integers(0, 99),
+)
+def test_any_small_problem(
+    batch: int, heads: tuple[int, int], queries: int, keys: int, dim: int, mask: Mask, scale: float, seed: int
+) -> None:
+    if mask.key_lengths is not None:
+        mask = Mask(mask.causal, mask.window, mask.key_lengths[:batch])
+    check_against_400_bits(draw_all((batch, *heads, queries, keys, dim), seed), mask, scale)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mask"),
+    [
+        ((1, 1, 1, 1, 1, 1), Mask()),
+        ((1, 1, 1, 1, 12, 2), Mask()),
+        ((1, 1, 1, 7, 1, 2), Mask()),
+        ((1, 1, 1, 7, 3, 2), Mask(causal=True)),
+        ((2, 4, 1, 3, 4, 2), Mask(causal=True, window=2)),
+        ((2, 2, 2, 3, 4, 2), Mask(key_lengths=(0, 4))),
+    ],
+)
+def test_named_shapes(sizes: Sizes, mask: Mask) -> None:
+    """One key, one query, more queries than keys, grouped heads, an empty batch entry."""
+    check_against_400_bits(draw_all(sizes), mask, 1 / math.sqrt(sizes[-1]))
+
+
+def autograd(inputs: Inputs, mask: Mask, scale: float) -> dict[str, torch.Tensor]:
+    """By torch's own rules, of softmax over the visible keys; a row that sees none is multiplied by 0."""
+    q, k, v, do = inputs
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    seen = torch.stack([visibility(mask, b, q.shape[2], k.shape[2]) for b in range(q.shape[0])])[:, None]
+    scores = (scale * (q @ k.repeat_interleave(group, 1).mT)).masked_fill(~seen, -1e300)
+    out = (torch.softmax(scores, -1) * seen) @ v.repeat_interleave(group, 1)
+    out.backward(do)  # type: ignore[no-untyped-call]
+    assert q.grad is not None
+    assert k.grad is not None
+    assert v.grad is not None
+    return {"dq": q.grad, "dk": k.grad, "dv": v.grad, "delta": (do * out).sum(-1).detach()}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("spread", [1.0, 20.0])
+def test_autograd_of_plain_torch_gives_the_same(mask: str, spread: float) -> None:
+    """Both err by the bound, softmax's P being no less exact than exp(S - LSE)."""
+    inputs = draw_all((2, 4, 2, 37, 53, 24), spread=spread)
+    got, want, bound = ExactBackward()(*inputs, MASKS[mask], 0.2), autograd(inputs, MASKS[mask], 0.2), bounds(inputs, 0.2)
+    for name, found in got.tensors().items():
+        assert float((found - want[name]).abs().max()) <= 2 * vars(bound)[name] * U64, name
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_bound_is_no_licence(mask: str) -> None:
+    """What is bounded by `c N u` errs by much less than a thousandth of the gradient: a wrong factor would be seen."""
+    inputs = draw_all((2, 4, 2, 37, 53, 24))
+    got, bound = ExactBackward()(*inputs, MASKS[mask]), bounds(inputs, 24**-0.5)
+    for name, found in got.tensors().items():
+        assert 2 * vars(bound)[name] * U64 < 1e-6 * float(found.abs().max()), name
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("workspace", [1, 3000, 20000])
+def test_streaming_over_keys_stays_within_the_bound(mask: str, workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw_all((2, 4, 2, 37, 53, 24))
+    whole = ExactBackward()(*inputs, MASKS[mask]).tensors()
+    monkeypatch.setitem(exact._WORKSPACE, "cpu", workspace)
+    parts, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 24**-0.5, tiles=53)
+    for name, tensor in parts.items():
+        assert float((tensor - whole[name]).abs().max()) <= 2 * vars(bound)[name] * U64, name
+
+
+def test_a_row_that_sees_no_key_has_no_gradient() -> None:
+    inputs = draw_all((2, 2, 1, 7, 4, 3))
+    mask = Mask(causal=True, key_lengths=(4, 0))
+    got = ExactBackward()(*inputs, mask)
+    masked = is_fully_masked(mask, 2, 7, 4)[:, None].expand(2, 2, 7)
+    assert bool(masked.any())
+    assert not bool(masked.all())
+    assert bool((got.dq[masked] == 0).all())
+    assert bool((got.dk[1] == 0).all())
+    assert bool((got.dv[1] == 0).all())
+    assert got.delta is not None
+    assert bool((got.delta[masked] == 0).all())
+    assert bool((got.dq[~masked] != 0).any())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_padding_and_hidden_rows_touch_nothing(poison: float) -> None:
+    mask = Mask(causal=True, key_lengths=(30, 0))
+    q, k, v, do = draw_all((2, 2, 1, 37, 35, 4))
+    clean = ExactBackward()(q, k, v, do, mask).tensors()
+    k[0, :, 30:], v[0, :, 30:], k[1], v[1] = poison, poison, poison, poison
+    hidden = is_fully_masked(mask, 2, 37, 35)[:, None].expand(2, 2, 37)
+    q[hidden], do[hidden] = poison, poison
+    for name, tensor in ExactBackward()(q, k, v, do, mask).tensors().items():
+        assert bool(tensor.isfinite().all()), name
+        assert torch.equal(tensor, clean[name]), name
+
+
+def test_default_scale_formats_and_inputs() -> None:
+    inputs = draw_all((1, 1, 1, 5, 9, 16))
+    assert torch.equal(ExactBackward()(*inputs, Mask()).dk, ExactBackward()(*inputs, Mask(), 0.25).dk)
+    assert ExactBackward().formats == dict.fromkeys(OUTPUTS, FP64)
+    assert ExactBackward().format == FP64
+    q, k, v, do = (t.to(torch.bfloat16) for t in inputs)
+    widened = ExactBackward()(q.double(), k.double(), v.double(), do.double(), Mask())
+    assert torch.equal(ExactBackward()(q, k, v, do, Mask()).dq, widened.dq)
+    assert [t.dtype for t in ExactBackward().round_inputs(q, k, v, do)] == [torch.float64] * 4
+
+
+def test_values_of_another_width_than_the_keys() -> None:
+    q, k, _, _ = draw_all((1, 2, 1, 5, 9, 4))
+    v, do = draw_all((1, 2, 1, 5, 9, 6))[2:]
+    for variant in IMPLEMENTATIONS:
+        found = variant(q, k, v, do, Mask())
+        assert found.dv.shape == v.shape
+        assert float((found.dq - autograd((q, k, v, do), Mask(), 0.5)["dq"]).abs().max()) < 1e-13
+
+
+IMPLEMENTATIONS: list[Backward] = [
+    ExactBackward(),
+    NaiveBackward(BackwardPrecision.golden(), Precision.golden()),
+    TiledBackward(Tiled(Precision.golden()), BackwardPrecision.golden()),
+]
+
+
+@pytest.mark.parametrize("variant", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    ("q", "k", "v", "do", "mask", "field"),
+    [
+        ((1, 2, 5, 4), (1, 2, 7, 3), (1, 2, 7, 3), (1, 2, 5, 3), Mask(), "k"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 8, 4), (1, 2, 5, 4), Mask(), "v"),
+        ((1, 3, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 3, 5, 4), Mask(), "problem.kv_heads"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(), "do"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 6), (1, 2, 5, 4), Mask(), "do"),
+        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 5, 4), Mask(key_lengths=(8,)), "problem.key_lengths"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    variant: Backward,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    do: tuple[int, ...],
+    mask: Mask,
+    field: str,
+) -> None:
+    with pytest.raises(BadInput, match=f"^{field}: "):
+        variant(torch.ones(q), torch.ones(k), torch.ones(v), torch.ones(do), mask)
+
+
+@pytest.mark.parametrize("variant", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
+def test_implementations_keep_to_the_protocol(variant: Backward) -> None:
+    assert isinstance(variant, Backward)
+    assert isinstance(variant, FromSaved) == (not isinstance(variant, NaiveBackward))
+    assert list(variant.formats) == list(OUTPUTS)
+
+
+def test_what_was_saved_must_fit() -> None:
+    inputs = draw_all((1, 2, 1, 5, 9, 4))
+    saved = saved_by(Exact(), OutputForDelta.ROUNDED, inputs[:3], Mask(), None)
+    other = draw_all((1, 2, 1, 6, 9, 4))
+    for variant in (ExactBackward(), TiledBackward(Exact(), BackwardPrecision.golden())):
+        with pytest.raises(BadInput, match=r"^saved\.out: "):
+            variant.backward(*other, saved, Mask())

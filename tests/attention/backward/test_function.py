@@ -1,0 +1,144 @@
+"""Attention as a differentiable function: gradcheck at FP64, the pieces that it is made of, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP32
+from numdev.attention.backward.base import FromSaved, saved_by
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.function import attend
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.base import Attention
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.errors import BadInput, Unsupported
+from tests.attention.backward.cases import draw_all
+from tests.cases import MASKS
+
+GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))
+PASSES: list[tuple[Attention, FromSaved]] = [
+    (Exact(), ExactBackward()),
+    (GOLDEN, TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(2, 3, Order.REVERSE))),
+    (
+        Naive(Precision.golden()),
+        TiledBackward(
+            Exact(), BackwardPrecision.golden(), Tiling(2, 2), Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)
+        ),
+    ),
+]
+NAMES = ["exact", "tiled", "naive, tiled"]
+
+
+def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.clone().requires_grad_() for x in tensors)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("forward", "backward"), PASSES, ids=NAMES)
+def test_gradcheck(forward: Attention, backward: FromSaved, mask: str) -> None:
+    """Central differences of step 1e-6 are off by 1e-12 times the third derivative, and by `2^-53 |O| / 1e-6 = 1e-10`."""
+    given = MASKS[mask]
+    small = Mask(given.causal, None if given.window is None else 2, None if given.key_lengths is None else (2,))
+    q, k, v = leaves(*draw_all((1, 2, 1, 4, 3, 2))[:3])  # under a causal limit the first row sees no key
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, forward, backward, small, 0.4), (q, k, v), atol=1e-7)
+
+
+def test_a_wrong_gradient_is_seen() -> None:
+    """gradcheck can fail: the scores of the backward pass in BF16."""
+    backward = TiledBackward(GOLDEN, BackwardPrecision.golden().with_step(scores=BF16), Tiling(2, 3))
+    q, k, v = leaves(*draw_all((1, 2, 1, 4, 3, 2))[:3])
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, GOLDEN, backward, Mask(), 0.4), (q, k, v), atol=1e-7)
+
+
+@pytest.mark.parametrize("output", OutputForDelta)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_it_is_its_two_passes(output: OutputForDelta, dtype: torch.dtype) -> None:
+    """O is the forward pass's and the gradients are the backward pass's, in the dtype of the model."""
+    forward = Tiled(Precision.kernel(BF16), Tiling(16, 16))
+    backward = TiledBackward(Exact(), BackwardPrecision.kernel(BF16), Tiling(16, 16), Recompute(output=output))
+    inputs = tuple(x.to(dtype) for x in draw_all((2, 4, 2, 20, 24, 8)))
+    q, k, v = leaves(*inputs[:3])
+    out = attend(q, k, v, forward, backward, Mask(causal=True), None)
+    out.backward(inputs[3])  # type: ignore[no-untyped-call]
+    rounded = backward.round_inputs(*inputs)
+    saved = saved_by(forward, output, rounded[:3], Mask(causal=True), None)
+    want = backward.backward(*rounded, saved, Mask(causal=True))
+    assert out.dtype == dtype
+    assert torch.equal(out, forward(*rounded[:3], Mask(causal=True)).out.to(dtype))
+    for leaf, gradient in ((q, want.dq), (k, want.dk), (v, want.dv)):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == dtype
+        assert torch.equal(leaf.grad, gradient.to(dtype))
+
+
+def test_a_narrow_model_gets_results_that_are_rounded_once() -> None:
+    """1 + 2^-8 + 2^-40 is nearer to 1 + 2^-7 than to 1; through FP32 it would be a tie, and become 1."""
+    v = torch.full((1, 1, 1, 1), 1.0, dtype=torch.bfloat16)
+
+    class Above(Exact):
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None):  # type: ignore[no-untyped-def]
+            found = super().__call__(q, k, v, mask, scale)
+            found.out.add_(2.0**-8 + 2.0**-40)
+            return found
+
+    assert attend(v, v, v, Above(), ExactBackward(), Mask(), 1.0).item() == 1 + 2.0**-7
+
+
+def test_a_model_learns_with_it() -> None:
+    """Thirty steps of gradient descent of projections under emulated BF16 kernels bring the loss down as exact attention does."""
+    torch.manual_seed(0)
+    x, target = torch.randn(1, 1, 24, 8), torch.randn(1, 1, 24, 8)
+
+    def losses(forward: Attention, backward: FromSaved) -> list[float]:
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(8, 8, generator=generator).mul_(0.3).requires_grad_() for _ in range(3)]
+        found = []
+        for _ in range(30):
+            q, k, v = (x @ w for w in weights)
+            loss = (attend(q, k, v, forward, backward, Mask(causal=True), None) - target).square().mean()
+            found.append(loss.item())
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight.sub_(0.5 * gradient)
+        return found
+
+    kernel = Tiled(Precision.kernel(BF16), Tiling(8, 8))
+    emulated = losses(kernel, TiledBackward(kernel, BackwardPrecision.kernel(BF16), Tiling(8, 8)))
+    exact = losses(Exact(), ExactBackward())
+    assert exact[-1] < 0.9 * exact[0]
+    assert emulated[-1] == pytest.approx(exact[-1], rel=0.02)
+    assert emulated != exact
+
+
+def test_gradients_are_once_differentiable() -> None:
+    q, k, v = leaves(*draw_all((1, 1, 1, 3, 3, 2))[:3])
+    out = attend(q, k, v, Exact(), ExactBackward(), Mask(), None)
+    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v, _ = draw_all((1, 1, 1, 3, 3, 2))
+    backward = TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16), recompute=Recompute(output=OutputForDelta.UNROUNDED))
+    with pytest.raises(BadInput, match="^k: "):
+        attend(q, k.float(), v, Exact(), ExactBackward(), Mask(), None)
+    with pytest.raises(BadInput, match="^q: "):
+        attend(q.long(), k.long(), v.long(), Exact(), ExactBackward(), Mask(), None)
+    with pytest.raises(Unsupported, match=r"^forward: Vanilla returns no LSE"):
+        attend(q, k, v, Vanilla(FP32), TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16)), Mask(), None)
+    with pytest.raises(Unsupported, match=r"^recompute\.output: Vanilla returns its output rounded"):
+        attend(q, k, v, Vanilla(FP32), backward, Mask(), None)

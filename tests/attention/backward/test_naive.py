@@ -1,0 +1,144 @@
+"""The naive backward pass against its lines written head by head, against autograd of torch, and against one tile."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import DeltaForm, Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential, Normalise
+from numdev.attention.tiling import Tiling
+from tests.attention.backward.cases import POLICIES, Inputs, bounds, draw_all, same
+from tests.cases import MASKS, U64, Sizes
+from tests.oracles.double_loop import NEVER, add, decayed, is_fully_masked, over, times, visibility
+
+SIZES: Sizes = (2, 4, 2, 37, 53, 24)
+SCALE = 0.21
+FORWARD = Precision.eager(BF16)
+
+
+def head_by_head(inputs: Inputs, step: BackwardPrecision, forward: Precision, mask: Mask, scale: float) -> dict[str, Tensor]:
+    """P as softmax stores it, then the gradients of `P V`, softmax, the scaling and `Q K^T`; a cast after every operation."""
+    q, k, v, do = inputs
+    found = {"dq": torch.zeros_like(q), "dk": torch.zeros_like(k), "dv": torch.zeros_like(v), "delta": torch.zeros(q.shape[:3])}
+    found["delta"] = found["delta"].to(q.dtype)
+    narrow = forward.carrier
+    for b in range(q.shape[0]):
+        seen = visibility(mask, b, q.shape[2], k.shape[2])
+        for h in range(q.shape[1]):
+            g = h // (q.shape[1] // k.shape[1])
+            s = times(forward.scores.accumulate, forward.scores(q[b, h].to(narrow), k[b, g].T.to(narrow)), scale)
+            s = torch.where(seen, s, NEVER)
+            p = decayed(forward.exponential, s, s.amax(1, keepdim=True), Exponential.EXP)
+            total = forward.row_sum.sum(p)
+            stored = over(forward.exponential, p, torch.where(total == 0, 1.0, total))
+            p = forward.probabilities(stored).to(q.dtype)  # type: ignore[call-arg,arg-type]
+            dp = torch.where(seen, step.dp(do[b, h], v[b, g].T), 0.0)
+            delta = step.delta.sum(times(step.delta.accumulate, dp, p))
+            found["delta"][b, h] = delta[:, 0]
+            difference = add(step.difference, dp, -delta)
+            ds = times(step.ds, step.ds(times(step.difference, difference, p)), scale)
+            found["dq"][b, h] = step.output(step.dq_sum(step.dq(ds, k[b, g])))
+            found["dk"][b, g] = add(step.dk_sum, found["dk"][b, g], step.dk(ds.T, q[b, h]))
+            found["dv"][b, g] = add(step.dv_sum, found["dv"][b, g], step.dv(step.probabilities(p).T, do[b, h]))
+    return found | {name: step.output(found[name]) for name in ("dk", "dv")}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_its_lines(name: str, mask: str) -> None:
+    policy = POLICIES[name]()
+    inputs = policy.round_inputs(*draw_all(SIZES))
+    got = NaiveBackward(policy, FORWARD)(*inputs, MASKS[mask], SCALE)
+    same(got, head_by_head(inputs, policy, FORWARD, MASKS[mask], SCALE))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_double_precision_is_exact(mask: str) -> None:
+    """No step of the naive pass errs more than that of the tiled one; the scaling of dS is one rounding beside it."""
+    inputs = draw_all(SIZES, spread=3.0)
+    got = NaiveBackward(BackwardPrecision.golden(), Precision.golden())(*inputs, MASKS[mask])
+    want, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 24**-0.5)
+    for name, tensor in got.tensors().items():
+        assert float((tensor - want[name]).abs().max()) <= 2.1 * vars(bound)[name] * U64, name
+    empty = is_fully_masked(MASKS[mask], 2, 37, 53)[:, None].expand(2, 4, 37)
+    assert bool((got.dq[empty] == 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_predicts_autograd_of_torch(dtype: torch.dtype) -> None:
+    """matmul, a scaling, softmax and matmul in the dtype, differentiated by torch itself, on one thread of a CPU.
+
+    Both add in FP32 in their own order and round to the format at the same places, so that a result differs only where the two
+    sums fall on either side of a rounding: mostly equal, and never by more than the roundings that a flip carries on.
+    """
+    fmt: Format = {torch.bfloat16: BF16, torch.float16: FP16}[dtype]
+    variant = NaiveBackward.eager(fmt)
+    inputs = variant.round_inputs(*draw_all((1, 2, 2, 32, 48, 16)))
+    q, k, v, do = (x.to(dtype) for x in inputs)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = torch.softmax((q @ k.mT) * SCALE, -1) @ v
+    out.backward(do)  # type: ignore[no-untyped-call]
+    got = variant(*inputs, Mask(), SCALE).tensors()
+    exact = ExactBackward()(*inputs, Mask(), SCALE).tensors()
+    for name, gradient in (("dq", q.grad), ("dk", k.grad), ("dv", v.grad)):
+        assert gradient is not None
+        theirs, ours = gradient.double(), got[name].double()
+        apart = (theirs - ours).square().mean().sqrt()
+        assert float(apart) < 0.35 * float((theirs - exact[name]).square().mean().sqrt()), name
+        assert float((theirs == ours).double().mean()) > 0.5, name
+
+
+@pytest.mark.parametrize("zero", ["q", "k"])
+@pytest.mark.parametrize("name", ["uniform_bf16", "kernel_bf16", "eager_bf16", "mixed", "golden"])
+def test_one_tile_is_naive_where_p_is_the_same(name: str, zero: str) -> None:
+    """Bit for bit, all four outputs, where nothing but the form differs.
+
+    With scores of 0 and N = 32 keys `exp(S - m) / l = 1 / 32`, and so is `2^(S - LSE log2(e))` once LSE log2(e), which is off by
+    an ulp or two of FP32, is rounded to BF16: to 5. A scale that is a power of two passes through every rounding but that of
+    subnormals, of which none occurs.
+    """
+    policy = POLICIES[name]().with_step(scores=FP32, exponential=BF16)
+    q, k, v, do = policy.round_inputs(*draw_all((1, 4, 2, 24, 32, 16)))
+    q, k = (torch.zeros_like(q), k) if zero == "q" else (q, torch.zeros_like(k))
+    forward = Precision.uniform(FP32).with_step(probabilities=BF16)
+    naive = NaiveBackward(policy, forward)(q, k, v, do, Mask(), 0.25)
+    how = Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)
+    one = TiledBackward(Naive(forward, Normalise.END), policy, Tiling(24, 32), how)
+    same(one(q, k, v, do, Mask(), 0.25), naive.tensors())
+    assert bool(((naive.dq if zero == "q" else naive.dk) != 0).any())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_padding_touches_nothing_whatever_it_holds(poison: float) -> None:
+    variant = NaiveBackward.eager(BF16)
+    mask = Mask(causal=True, key_lengths=(30, 0))
+    q, k, v, do = variant.round_inputs(*draw_all((2, 4, 2, 37, 35, 24)))
+    clean = variant(q, k, v, do, mask).tensors()
+    k[0, :, 30:], v[0, :, 30:], k[1], v[1] = poison, poison, poison, poison
+    hidden = is_fully_masked(mask, 2, 37, 35)[:, None].expand(2, 4, 37)
+    q[hidden], do[hidden] = poison, poison
+    same(variant(q, k, v, do, mask), clean)
+    assert all(bool(tensor.isfinite().all()) for tensor in clean.values())
+
+
+def test_replicates_draw_anew() -> None:
+    policy = BackwardPrecision.kernel(FP16).with_step(ds="fp16:stochastic")
+    variant = NaiveBackward(policy, Precision.eager(FP16))
+    inputs = variant.round_inputs(*draw_all(SIZES))
+    first, other = variant(*inputs, Mask()), variant.replicate(1)(*inputs, Mask())
+    same(variant(*inputs, Mask()), first.tensors())
+    assert not torch.equal(first.dq, other.dq)
+    assert torch.equal(first.dv, other.dv)
+    assert NaiveBackward.eager(FP16).replicate(1) == NaiveBackward.eager(FP16)

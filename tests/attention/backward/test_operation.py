@@ -1,0 +1,119 @@
+"""The backward pass measured as an operation: its inputs, its steps, and every metric of every output."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD, draw_do
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import DeltaForm, Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.distributions import Normal
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.operation import Measurable, Random
+from numdev.measurement.runner import Runner
+from numdev.results.record import Record, Status
+
+PROBLEM = Problem(Normal(), Shape(1, 4, 2, 48, 64, 16), Mask(causal=True))
+VARIANT = TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), BackwardPrecision.kernel(BF16), Tiling(16, 16))
+OUTPUTS = ("dq", "dk", "dv", "delta")
+
+
+def measured(variant: TiledBackward, seeds: int = 3) -> Record:
+    record = Runner(Deviations(ATTENTION_BACKWARD), "cpu").measure(PROBLEM, variant, NaiveBackward.eager(BF16), seeds=seeds)
+    assert record.status is Status.OK, record.reason
+    return record
+
+
+def test_every_output_is_compared_with_every_reference() -> None:
+    rows = measured(VARIANT).tables["deviation"]
+    places = {(row["seed"], row["subject"], row["output"], row["reference"]) for row in rows}
+    references = {"variant": ("golden", "golden_same_inputs", "baseline"), "baseline": ("golden", "golden_same_inputs")}
+    assert places == {
+        (seed, subject, output, reference)
+        for seed in range(3)
+        for subject, found in references.items()
+        for output in OUTPUTS
+        for reference in found
+    }
+    assert {row["output"] for row in rows if row["primary"]} == {"dq"}
+
+
+def test_a_golden_policy_on_the_same_inputs_deviates_by_rounding_alone() -> None:
+    """Within 1e-12 of entries of a size of 1: FP64's own bound is in test_tiled."""
+    golden = TiledBackward(Tiled(Precision.golden(), Tiling(16, 16)), BackwardPrecision.golden(), Tiling(16, 16))
+    rows = [row for row in measured(golden, 1).tables["deviation"] if row["subject"] == "variant"]
+    own = {row["output"]: row["max_difference"] for row in rows if row["reference"] == "golden_same_inputs"}
+    assert set(own) == set(OUTPUTS)
+    assert all(0 < difference < 1e-12 for difference in own.values())
+
+
+def test_the_counters_are_the_columns() -> None:
+    (row, *_) = measured(VARIANT, 1).tables["counters"]
+    assert set(row) == {"seed", *(column.name for column in ATTENTION_BACKWARD.counters)}
+
+
+def test_a_record_tells_every_setting() -> None:
+    changed = TiledBackward(VARIANT.forward, VARIANT.precision, VARIANT.tiling, Recompute(DeltaForm.PROBABILITIES))
+    one, other = measured(VARIANT, 1), measured(changed, 1)
+    assert one.key != other.key
+    assert one.config["variant"]["recompute"] == {
+        "type": "Recompute",
+        "delta": "output",
+        "output": "rounded",
+        "exponential": "exp",
+    }
+    assert one.config["variant"]["precision"]["name"] == "kernel_bf16"
+    assert one.config["variant"]["forward"]["precision"]["name"] == "kernel_bf16"
+
+
+def test_do_is_drawn_by_a_rule_of_its_own() -> None:
+    """N(0, 1) to within five standard errors, the same for a seed, another for each, and no part of q, k or v."""
+    cpu = torch.device("cpu")
+    problem = Problem(Normal(), Shape(1, 4, 2, 256, 64, 64))
+    do = draw_do(problem, 3, cpu)["do"]
+    assert do.dtype == torch.float64
+    assert do.shape == problem.shape.q
+    n = do.numel()
+    assert abs(float(do.mean())) < 5 / n**0.5
+    assert abs(float(do.square().mean()) - 1) < 5 * (2 / n) ** 0.5
+    assert torch.equal(draw_do(problem, 3, cpu)["do"], do)
+    others = [problem.inputs(seed)["q"] for seed in range(20)] + [draw_do(problem, seed, cpu)["do"] for seed in (0, 1, 2, 4)]
+    for other in others:
+        # Independent draws have a correlation of 0 with the standard error 1 / sqrt(n).
+        assert abs(float((other * do).mean())) < 5 / n**0.5
+
+
+def test_the_operation_says_what_its_implementations_do() -> None:
+    assert ATTENTION_BACKWARD.steps == tuple(field.name for field in fields(BackwardPrecision))
+    assert ATTENTION_BACKWARD.output_names == OUTPUTS == tuple(ExactBackward().formats)
+    assert ATTENTION_BACKWARD.primary == "dq"
+    drawn = ATTENTION_BACKWARD.draw(PROBLEM, 0, torch.device("cpu"))
+    assert [tuple(tensor.shape) for tensor in drawn] == [PROBLEM.shape.q, PROBLEM.shape.kv, PROBLEM.shape.kv, PROBLEM.shape.q]
+    for variant in (VARIANT, NaiveBackward.eager(BF16), ATTENTION_BACKWARD.golden):
+        assert isinstance(variant, Measurable)
+    assert isinstance(VARIANT, Random)
+
+
+@pytest.mark.parametrize(("step", "output"), [("ds", "dk"), ("dv_sum", "dv"), ("delta", "delta")])
+def test_stochastic_steps_are_of_the_replicate(step: str, output: str) -> None:
+    policy = BackwardPrecision.golden().with_step(**{step: "bf16:stochastic"})
+    random = TiledBackward(Tiled(Precision.golden()), policy, Tiling(16, 16))
+    found = [row for row in measured(random, 2).tables["deviation"] if row["subject"] == "variant" and row["output"] == output]
+    first, second = (row["rmse"] for row in found if row["reference"] == "golden_same_inputs")
+    q, k, v, do = ATTENTION_BACKWARD.draw(PROBLEM, 1, torch.device("cpu"))
+    exact = ExactBackward()(q, k, v, do, PROBLEM.mask).tensors()[output]
+    drawn = random.replicate(1)(q, k, v, do, PROBLEM.mask).tensors()[output]
+    assert second == pytest.approx(float((exact - drawn).square().mean().sqrt()), rel=1e-9)
+    assert first != second

@@ -1,0 +1,60 @@
+"""The studies of the backward pass at toy size, for tests of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.runner import Runner
+from numdev.results.scenario import Role, Scenario
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
+
+SEEDS = 4
+
+
+def variant(name: str, bc: int = 16, **steps: str) -> TiledBackward:
+    """Both passes under one preset, with some steps of the backward pass changed."""
+    tiling = Tiling(br=16, bc=bc)
+    forward = Tiled(Precision.parse(name), tiling, count=False)
+    return TiledBackward(forward, BackwardPrecision.parse(name).with_step(**steps), tiling, count=False)
+
+
+def problem(kind: Kind, n: int) -> Problem:
+    return Problem(Distribution(kind), Shape(queries=n, keys=n, head_dim=16, heads=2))
+
+
+def gradients() -> Study:
+    """Figures 3 to 6 asked of the gradients."""
+    scenarios = {
+        "uniform": (Kind.UNIFORM, "", Role.ASSUMED, "toy uniform inputs"),
+        "normal": (Kind.NORMAL, "", Role.BEYOND, "toy normal inputs"),
+        "kernel": (Kind.NORMAL, "kernel_", Role.BEYOND, "toy normal inputs, FP32 inside"),
+    }
+    points = [
+        StudyPoint(problem(kind, n), variant(f"{preset}{fmt}", bc), None, SEEDS, name, {"precision": fmt, "n": n, "bc": bc})
+        for name, (kind, preset, _, _) in scenarios.items()
+        for fmt in ("bf16", "fp16", "fp32", "fp64")
+        for n in (32, 64)
+        for bc in (8, 16)
+    ]
+    stated = tuple(Scenario(name, title, role) for name, (_, _, role, title) in scenarios.items())
+    claims = ("gradients", "gradients_formats", "gradients_tiles", "gradients_direction")
+    return Study("gradients", "The gradients", "gradients", claims, tuple(points), scenarios=stated)
+
+
+def store(path: Path, *studies: Study) -> Store:
+    """A store with some studies, measured."""
+    made, bench = Store(path), Runner(Deviations(ATTENTION_BACKWARD), "cpu")
+    for study in studies:
+        outcome = run(study, bench, made)
+        assert not outcome.has_errors, outcome.failures
+    return made

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.precision import Precision
@@ -14,7 +16,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
-from numdev.results.scenario import Role, Scenario
+from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 
@@ -58,3 +60,32 @@ def store(path: Path, *studies: Study) -> Store:
         outcome = run(study, bench, made)
         assert not outcome.has_errors, outcome.failures
     return made
+
+
+def delta() -> Study:
+    """The two forms of delta, tied and untied maxima, O rounded or not, accumulated in BF16 or in FP32."""
+    tiling = Tiling(br=16, bc=16)
+    scenarios = {"tied": (Kind.TIED, Role.ASSUMED, "toy tied maxima"), "normal": (Kind.NORMAL, Role.CONTROL, "toy normal inputs")}
+    forwards = {"kernel": ("kernel_bf16", BF16), "eager": ("eager_bf16", BF16), "fp32": ("fp32", FP32)}
+    ways = {
+        "O": Recompute(),
+        "O unrounded": Recompute(output=OutputForDelta.UNROUNDED),
+        "P": Recompute(delta=DeltaForm.PROBABILITIES),
+    }
+    points = [
+        StudyPoint(
+            problem(kind, 64),
+            TiledBackward(Tiled(Precision.parse(name), tiling), BackwardPrecision.kernel(fmt), tiling, recompute, count=False),
+            None,
+            SEEDS,
+            scenario,
+            {"forward": forward, "delta": way},
+            roles={"forward": EntryRole.CONTROL} if forward == "fp32" else {},
+        )
+        for scenario, (kind, _, _) in scenarios.items()
+        for forward, (name, fmt) in forwards.items()
+        for way, recompute in ways.items()
+    ]
+    stated = tuple(Scenario(name, title, role) for name, (_, role, title) in scenarios.items())
+    claims = ("delta", "delta_fp32", "delta_forms")
+    return Study("delta", "The bias of delta", "delta", claims, tuple(points), scenarios=stated)

@@ -144,7 +144,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
             _mark(axes, names.index(made), interval, BLUE if made.wide else VERMILION)
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
-        axes.margins(x=0.12)
+        axes.margins(x=0.3)
     axes = grid[0][0]
     axes.set_yticks(range(len(names)), [made.text for made in names], fontsize=SMALL)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -165,7 +165,8 @@ def _mark(axes: Axes, place: int, interval: Interval, shade: str) -> None:
     """The bias with its interval, and its value in the margin of the panel."""
     axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="o")
     look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL - 1, "color": GREY}
-    axes.annotate(f"{interval.estimate:+.2f}", (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)
+    value = round(interval.estimate, 2) + 0.0  # no minus before a zero
+    axes.annotate(f"{value:+.2f}", (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)
 
 
 CHAPTERS = (

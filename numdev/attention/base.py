@@ -179,7 +179,7 @@ class UnderPolicy(Primary):
 
     @property
     def idle(self) -> dict[str, str]:
-        """See `numdev.attention.honours.Declares`."""
+        """See `numdev.attention.honours.Honouring`."""
         return self.precision.idle
 
     def replicate(self, seed: int) -> UnderPolicy:

@@ -54,8 +54,8 @@ class Honours:
 
 
 @runtime_checkable
-class Declares(Modelled, Emulated, Protocol):
-    """An implementation that says what it honours, as every one must that the command line can ask for."""
+class Honouring(Protocol):
+    """What says which settings it honours, as every implementation must that the command line can ask for."""
 
     honours: ClassVar[Honours]
 
@@ -63,3 +63,8 @@ class Declares(Modelled, Emulated, Protocol):
     def idle(self) -> Mapping[str, str]:
         """Settings that it honours, but does not read as it is, and the setting under which it would."""
         ...
+
+
+@runtime_checkable
+class Declares(Modelled, Emulated, Honouring, Protocol):
+    """An implementation of the forward pass that says what it honours."""

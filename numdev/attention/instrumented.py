@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,10 @@ class Instrumented(UnderPolicy):
 
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         return Walk(self.precision, self.softmax, self.tiling)
+
+    def unrounded(self) -> Instrumented:
+        """The same, its output left in the format of the accumulator."""
+        return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, FP32 out. Shapes as in `Output`.

@@ -152,13 +152,14 @@ def _has_own_terminal() -> bool | None:
 def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
     """Raise BadInput for a setting that no schema knows: `+name=value` brings one in.
 
-    Beside the settings of the schema stand the groups of the operation, and what its files refer to.
+    Beside the settings of the schema stand the groups of the operation, the nodes that it declares, and what its files refer to.
     """
     known = OmegaConf.get_type(cfg)
     names = [*([field.name for field in fields(known)] if is_dataclass(known) else map(str, cfg)), *groups]
     for name, value in cfg.items_ex(resolve=False):
         key = f"{prefix}{name!s}"
-        if name not in names and (prefix or f"${{{key}" not in OmegaConf.to_yaml(cfg)):
+        declared = isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value))
+        if not (name in names or declared) and (prefix or f"${{{key}" not in OmegaConf.to_yaml(cfg)):
             raise BadInput(key, value, f"there is no such setting; {one_of(name, names, most=12)}")
         if isinstance(value, DictConfig) and not value._is_none():
             refuse_unknown(value, f"{key}.")

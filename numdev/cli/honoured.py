@@ -1,6 +1,6 @@
 """Whether everything that is stated explicitly is read by what would be measured: nothing is ignored without a word.
 
-A class that declares `honours` (`numdev.attention.honours.Declares`) says itself which settings it reads; another reads the
+A class that declares `honours` (`numdev.attention.honours.Honouring`) says itself which settings it reads; another reads the
 arguments of its own node, and what they refer to.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from numdev.attention.honours import Declares, Honours
+from numdev.attention.honours import Honouring, Honours
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
@@ -47,7 +47,7 @@ def check_built(request: Request, variant: Any) -> None:
     Raises:
         NotHonoured: naming the setting, and the one under which it is read.
     """
-    if not nodes.satisfies(variant, Declares):
+    if not nodes.satisfies(variant, Honouring):
         return
     for name, reader in variant.idle.items():
         if name in request.said:

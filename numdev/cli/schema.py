@@ -10,8 +10,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from numdev.attention.settings import BACKWARD_GROUPS
 from numdev.attention.settings import GROUPS as TYPED
 from numdev.settings import Setting, declared, setting
+
+_BACKWARD = "attention_backward"
 
 
 @dataclass
@@ -109,24 +112,28 @@ def _schemas() -> Iterator[tuple[str, Any]]:
         yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
     yield "attention", dict(TYPED)
+    yield _BACKWARD, dict(BACKWARD_GROUPS)
 
 
 @cache
 def settings() -> dict[str, Setting]:
     """Every declared setting of the groups that have a schema, by its dotted name."""
-    return {f"{group}.{one.name}": one for group, kind in TYPED.items() for one in declared(kind)}
+    groups = (*BACKWARD_GROUPS.items(), *TYPED.items())  # a setting of both passes is explained as that of the forward pass
+    return {f"{group}.{one.name}": one for group, kind in groups for one in declared(kind)}
 
 
 def explained(group: str, *names: str) -> str:
     """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
 
-    Some of them where these are named, as a command states those whose defaults are its own.
+    A group of the backward pass has `attention_backward/` in front of its name. Some of them where these are named, as a command states those whose defaults are its own.
     """
     lines = []
-    for one in declared({**TYPED, "run": RunConfig, "timed": TimedConfig}[group]):
+    operation, _, group = group.rpartition("/")
+    kinds = BACKWARD_GROUPS if operation == _BACKWARD else TYPED
+    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig}[group]):
         if names and one.name not in names:
             continue
-        name = f"{group}.{one.name}" if group in TYPED else one.name
+        name = f"{group}.{one.name}" if group in kinds else one.name
         default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
         stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
         lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from numdev.attention.backward.recompute import OutputForDelta
 from numdev.attention.base import group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.exact import Exact
+from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the exact forward pass
@@ -26,6 +28,8 @@ class ExactBackward:
 
     Its own error is bounded in tests/attention/backward/bounds.py, and held against mpmath.
     """
+
+    honours: ClassVar[Honours] = Honours()
 
     @property
     def formats(self) -> dict[str, Format]:

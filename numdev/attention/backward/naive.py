@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.base import Gradients, UnderBackwardPolicy, check_backward_shapes
+from numdev.attention.backward.honours import STEPS
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.steps import END, TILES, BackwardSteps
 from numdev.attention.base import group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
+from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
+
+_STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that P is made by
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class NaiveBackward(UnderBackwardPolicy):
         precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
         forward: that of the forward pass, which P is of.
     """
+
+    honours: ClassVar[Honours] = Honours(
+        (STEPS - {"precision.scores", "precision.exponential"}) | {f"forward_precision.{name}" for name in _STORED}
+    )
 
     precision: BackwardPrecision
     forward: Precision

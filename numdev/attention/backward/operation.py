@@ -11,6 +11,7 @@ from torch import Tensor
 from numdev.attention.backward.events import BACKWARD_COUNTERS
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.problem import BackwardProblem
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.results.columns import Column
@@ -19,9 +20,23 @@ _STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: n
 
 
 def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """`do` `[batch, heads, queries, head_dim]`, independent N(0, 1) in FP64: drawn on the CPU, so the same on every device."""
+    """`do` `[batch, heads, queries, head_dim]`, independent N(mean, 1) in FP64: drawn on the CPU, so the same on every device.
+
+    The mean is 0 unless the problem has another.
+    """
     generator = torch.Generator().manual_seed(seed ^ _STREAM)
-    return {"do": torch.randn(problem.shape.q, dtype=torch.float64, generator=generator).to(device)}
+    do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator)
+    if isinstance(problem, BackwardProblem):
+        do += problem.do_mean
+    return {"do": do.to(device)}
+
+
+def settings() -> tuple[Column, ...]:
+    """Every setting of a problem and of a variant."""
+    from numdev.attention.backward import dictionary  # late: it imports every implementation
+
+    parts = {"problem": dictionary.PROBLEM, "variant": dictionary.VARIANT}
+    return tuple(Column(f"{part}.{name}", *said) for part, texts in parts.items() for name, said in texts.items())
 
 
 ATTENTION_BACKWARD = Operation(
@@ -36,6 +51,7 @@ ATTENTION_BACKWARD = Operation(
     ),
     steps=tuple(field.name for field in fields(BackwardPrecision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
+    settings=settings,
     environment=environment,
     smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
 )

@@ -7,20 +7,24 @@ and the LSE that the forward pass saved.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
 from numdev.attention.backward.counters import BackwardCounters
+from numdev.attention.backward.honours import TILED, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.recurrence import Run
 from numdev.attention.backward.steps import END, BackwardSteps
 from numdev.attention.base import Attention, UnderPolicy, group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
+from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,18 @@ class TiledBackward(UnderBackwardPolicy):
         count: whether to fill `Gradients.counters`; counting changes no result.
     """
 
+    honours: ClassVar[Honours] = Honours(TILED | {"backward.query_order", "backward.count"})
+
     forward: Attention
     precision: BackwardPrecision
     tiling: Tiling = Tiling()
     recompute: Recompute = Recompute()
-    query_order: Order | None = None
-    count: bool = True
+    query_order: Order | None = setting(
+        None,
+        "in which order a tile of keys meets the tiles of queries, which are added to dK and dV: forward, reverse, ...; null is "
+        "tiling.order",
+    )
+    count: bool = setting(True, "whether the variant counts flushed P, flushed dS, ...; it changes no result")
 
     def __post_init__(self) -> None:
         if self.tiling.splits != 1:
@@ -54,7 +64,10 @@ class TiledBackward(UnderBackwardPolicy):
     @property
     def idle(self) -> dict[str, str]:
         """Settings that this one does not read, and the one under which it would."""
-        return {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        orders = (self.tiling.order, self.query_order)
+        tiles = [replace(self.tiling, order=order).idle for order in orders if order is not None]
+        unread = {name: reader for name, reader in tiles[0].items() if all(name in others for others in tiles)}
+        return unread | idle_recompute(self.recompute)
 
     @property
     def reads(self) -> OutputForDelta:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from numdev.attention.base import Attention
+from numdev.arithmetic.formats import Format
+from numdev.attention.backward.base import Backward
+from numdev.attention.backward.baseline import baseline_for as backward_baseline_for
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.base import Attention, Emulated
 from numdev.attention.baseline import baseline_for
 from numdev.attention.emulation import emulation_of
 from numdev.attention.honours import Declares
@@ -14,8 +22,10 @@ from numdev.attention.problem import Problem
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 from numdev.settings import setting
+
+Policy = TypeVar("Policy", Precision, BackwardPrecision)
 
 
 @dataclass(frozen=True)
@@ -27,18 +37,35 @@ class NaiveBaseline:
     )
     normalise: Normalise = setting(Normalise.EACH, "when the baseline divides by l: each, before the product with V, or end")
 
-    def of(self, variant: Attention, problem: Problem) -> Naive:
-        """The baseline of a variant on a problem."""
+    def of(self, variant: Attention | Backward, problem: Problem) -> Naive | NaiveBackward:
+        """The baseline of a variant on a problem, which returns what the variant does.
+
+        Raises:
+            BadInput: naming the setting.
+        """
+        if next(iter(variant.formats)) == ATTENTION_BACKWARD.primary:
+            return self._backward(variant.format)
         if self.precision is None:
             return replace(baseline_for(variant.format), normalise=self.normalise)
         if self.precision == "uniform":
             return Naive(Precision.uniform(variant.format), self.normalise)
+        return Naive(self._named(Precision.parse, self.precision), self.normalise)
+
+    def _backward(self, fmt: Format) -> NaiveBackward:
+        """Of a variant whose gradients are in `fmt`; both passes have the preset that is named."""
+        if self.normalise is not Normalise.EACH:
+            raise BadInput("baseline.normalise", self.normalise.value, "untiled attention stores the P that is divided; leave it out")
+        if self.precision is None:
+            return backward_baseline_for(fmt)
+        if self.precision == "uniform":
+            return NaiveBackward(BackwardPrecision.uniform(fmt), Precision.uniform(fmt))
+        return NaiveBackward(self._named(BackwardPrecision.parse, self.precision), Precision.parse(self.precision))
+
+    def _named(self, parse: Callable[[str], Policy], name: str) -> Policy:
         try:
-            return Naive(Precision.parse(self.precision), self.normalise)
+            return parse(name)
         except BadInput as error:
-            raise BadInput(
-                "baseline.precision", self.precision, f"{error.mend}; or uniform, null; baseline=none is none"
-            ) from None
+            raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, null; baseline=none is none") from None
 
 
 @dataclass(frozen=True)
@@ -50,5 +77,12 @@ class EmulationBaseline:
     splits: int | None
 
     def of(self, variant: Declares, problem: Problem) -> Tiled:
-        """The emulation of a variant on a problem."""
+        """The emulation of a variant on a problem.
+
+        Raises:
+            NotHonoured: for a variant that does not say how it walks over the keys, as none of the backward pass does.
+        """
+        if not isinstance(variant, Emulated):
+            mend = f"{type(variant).__name__} says of no emulation what it returns; take baseline=eager, uniform or none"
+            raise NotHonoured("baseline", "emulation", mend)
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)

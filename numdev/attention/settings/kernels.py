@@ -31,7 +31,7 @@ def triton(  # a parameter for each setting that it has beside the tiles
     order, splits = tiles.pop("order"), tiles.pop("splits")
     made = Triton(
         fmt,
-        *_sides(**tiles),
+        *sides(**tiles),
         None if order is None else choice("tiling.order", Order, order),
         splits,
         softmax,
@@ -45,10 +45,10 @@ def triton(  # a parameter for each setting that it has beside the tiles
 
 def flex(fmt: Format, **tiles: Any) -> Flex:
     """FlexAttention."""
-    return Flex(*_sides(**tiles), fmt)
+    return Flex(*sides(**tiles), fmt)
 
 
-def _sides(**tiles: Any) -> tuple[int | None, int | None]:
+def sides(**tiles: Any) -> tuple[int | None, int | None]:
     """Br and Bc where they are set; None leaves them to the kernel's own table."""
     if tiles["sram"] is None and tiles["shape"] == "as_is":
         return tiles["br"], tiles["bc"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numdev.arithmetic.microscale import Microscaled
     from numdev.arithmetic.quantise import Quantised
     from numdev.arithmetic.rounding import Cast
-    from numdev.attention.honours import Declares
+    from numdev.attention.honours import Honouring
     from numdev.attention.precision import Precision
 
 _DOTS = ("scores", "row_sum", "values")
@@ -72,12 +72,21 @@ class PrecisionSettings:
 
 def precision(preset: str, quantise: Mapping[str, Any], **steps: str | None) -> Precision:
     """The preset with the steps that differ from it."""
+    return policy_of("precision", preset, quantise, steps)
+
+
+def policy_of(where: str, preset: str, quantise: Mapping[str, Any], steps: Mapping[str, str | None]) -> Precision:
+    """A policy of the forward pass from the settings of the node `where`.
+
+    Raises:
+        BadInput: naming the setting.
+    """
     from numdev.arithmetic.dot import Dot
     from numdev.arithmetic.microscale import Microscaled
     from numdev.arithmetic.rounding import Cast
     from numdev.attention.precision import Precision
 
-    base = named("precision.preset", Precision.parse, preset)
+    base = named(f"{where}.preset", Precision.parse, preset)
     changed: dict[str, Any] = {}
     for each in fields(Precision):
         text = steps[each.name]
@@ -85,11 +94,11 @@ def precision(preset: str, quantise: Mapping[str, Any], **steps: str | None) -> 
             parse: Callable[[str], Cast | Dot | Microscaled] = Dot.parse if each.name in _DOTS else Cast.parse
             if each.name in _MICROSCALED and Microscaled.is_named_by(text):
                 parse = Microscaled.parse
-            changed[each.name] = named(f"precision.{each.name}", parse, text)
-    return replace(base, **(changed | {"inputs": _quantised(quantise, changed.get("inputs", base.inputs))}))
+            changed[each.name] = named(f"{where}.{each.name}", parse, text)
+    return replace(base, **(changed | {"inputs": _quantised(where, quantise, changed.get("inputs", base.inputs))}))
 
 
-def _quantised(settings: Mapping[str, Any], inputs: Cast | Microscaled | Quantised) -> Cast | Quantised:
+def _quantised(policy: str, settings: Mapping[str, Any], inputs: Cast | Microscaled | Quantised) -> Cast | Quantised:
     """The inputs, quantised where any setting says how."""
     from numdev.arithmetic.microscale import Microscaled
     from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
@@ -100,7 +109,7 @@ def _quantised(settings: Mapping[str, Any], inputs: Cast | Microscaled | Quantis
     if not given:
         return base
     assert isinstance(base, Quantised), "what was no quantisation became one"
-    where = "precision.quantise"
+    where = f"{policy}.quantise"
     if "to" in given:
         given["to"] = named(f"{where}.to", _grid, given["to"])
         if isinstance(given["to"], Microscaled):
@@ -128,12 +137,13 @@ def _grid(text: str) -> Cast | Microscaled:
     return Microscaled.parse(text) if Microscaled.is_named_by(text) else Cast.parse(text)
 
 
-def format_of(preset: str, implementation: str) -> Format:
+def format_of(preset: str, implementation: str, option: str = "") -> Format:
     """What the preset names for an implementation of fixed arithmetic: a format alone, or behind the name of its policies.
 
     Args:
         preset: as in `precision.preset`.
         implementation: its class, `package.module.Class`.
+        option: the group and the option that it is, as in `backward=triton`; `attention=` and the name of the class unless given.
 
     Raises:
         NotHonoured: for a precision that the implementation does not have.
@@ -141,7 +151,7 @@ def format_of(preset: str, implementation: str) -> Format:
     from numdev.arithmetic.formats import Format
     from numdev.attention.precision import Precision
 
-    kind: type[Declares] = pkgutil.resolve_name(":".join(implementation.rsplit(".", 1)))
+    kind: type[Honouring] = pkgutil.resolve_name(":".join(implementation.rsplit(".", 1)))
     named("precision.preset", Precision.parse, preset)
     family, _, name = preset.rpartition("_")
     try:
@@ -149,7 +159,6 @@ def format_of(preset: str, implementation: str) -> Format:
     except BadInput:  # of golden and others there is none
         fmt = None
     if fmt is None or fmt not in kind.honours.formats or family not in ("", kind.honours.family):
-        raise NotHonoured(
-            "precision.preset", preset, kind.honours.refusal("precision.preset", f"attention={kind.__name__.lower()}")
-        )
+        option = option or f"attention={kind.__name__.lower()}"
+        raise NotHonoured("precision.preset", preset, kind.honours.refusal("precision.preset", option))
     return fmt

@@ -28,7 +28,7 @@ class InDtype(Primary):
 
     @property
     def idle(self) -> dict[str, str]:
-        """See `numdev.attention.honours.Declares`."""
+        """See `numdev.attention.honours.Honouring`."""
         return {}
 
     @property

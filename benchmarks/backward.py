@@ -1,0 +1,202 @@
+"""Backward kernels against SDPA's, side by side on one GPU, each checked against FP64 autograd in the same run.
+
+    python -m benchmarks.backward [--quick] [--parts] [--tiles]
+
+BF16, 16,384 tokens, 2048/d heads, random inputs. Contenders take turns, so that all of them see the same clocks; ours are CUDA
+graphs, SDPA's are calls of autograd, four to a measurement. A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations
+for each head, half of that under a causal limit, whatever an implementation computes twice. `--parts` times our kernels one by
+one; `--tiles` tries launches for each of them, and says which is the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.kernels import environment
+from numdev.attention.backward.base import Saved
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.kernels import backward_host
+from numdev.attention.kernels.backward_launch import Launches
+from numdev.attention.kernels.launch import Launch
+from numdev.attention.mask import Mask
+from numdev.attention.triton import Triton
+from numdev.errors import Unsupported
+
+TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
+LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
+RUNS = TritonBackward(Triton())
+TILES = {
+    "keys": [
+        (br, bc, w, s) for br, bc, w in ((64, 128, 8), (32, 128, 8), (64, 64, 4), (32, 64, 4), (128, 64, 4)) for s in (1, 2, 3)
+    ],
+    "rows": [
+        (br, bc, w, s) for br, bc, w in ((128, 64, 8), (128, 128, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4)) for s in (1, 2, 3)
+    ],
+}
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs of one row of the table, and what a forward pass saved."""
+
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+    saved: Saved
+    mask: Mask
+
+    @staticmethod
+    def of(n: int, dim: int, *, causal: bool) -> Problem:
+        generator = torch.Generator("cuda").manual_seed(0)
+        shape = TOKENS // n, WIDTH // dim, n, dim
+        q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(4))
+        mask = Mask(causal=causal)
+        output = Triton()(q, k, v, mask)
+        assert output.lse is not None
+        return Problem((q, k, v, do), Saved(output.out, output.lse), mask)
+
+    @property
+    def operations(self) -> float:
+        batch, heads, n, dim = self.inputs[0].shape
+        return 10 * batch * heads * n * n * dim * (0.5 if self.mask.causal else 1.0)
+
+    def ours(self) -> tuple[Tensor, Tensor, Tensor]:
+        found = RUNS.backward(*self.inputs, self.saved, self.mask)
+        return found.dq, found.dk, found.dv
+
+    def sdpa(self, backend: SDPBackend) -> Callable[[], tuple[Tensor, ...]]:
+        leaves = [x.detach().clone().requires_grad_() for x in self.inputs[:3]]
+        with sdpa_kernel([backend]):
+            out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=self.mask.causal)
+        return lambda: torch.autograd.grad(out, leaves, self.inputs[3], retain_graph=True)
+
+    def errors(self, found: tuple[Tensor, ...]) -> list[float]:
+        """Relative errors (Frobenius) of the last head's dQ, dK and dV against FP64 autograd."""
+        leaves = [x[-1, -1].double().requires_grad_() for x in self.inputs[:3]]
+        scores = leaves[0] @ leaves[1].T * leaves[0].shape[-1] ** -0.5
+        if self.mask.causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+        golden = torch.autograd.grad(scores.softmax(-1) @ leaves[2], leaves, self.inputs[3][-1, -1].double())
+        return [float((mine[-1, -1].double() - exact).norm() / exact.norm()) for mine, exact in zip(found, golden, strict=True)]
+
+    def parts(self, launches: Launches) -> dict[str, Call]:
+        """Each of our kernels alone."""
+        request = backward_host.Request(RUNS.precision, RUNS.recompute, launches)
+        given = backward_host.Given(*self.inputs, self.saved.out, self.saved.lse)
+        scale = given.q.shape[-1] ** -0.5
+        prepared = backward_host.prepared(request, given, self.mask, scale, torch.bfloat16)
+        return {
+            "prepare": lambda: backward_host.prepare(prepared),
+            "dk_dv": lambda: backward_host.dk_dv(prepared),
+            "dq": lambda: backward_host.dq(prepared),
+        }
+
+
+def graphed(run: Call) -> Call:
+    """CALLS launches as one CUDA graph, so that the host's share is not timed."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(CALLS):
+                run()
+    return graph.replay
+
+
+def repeated(run: Call) -> Call:
+    """CALLS calls."""
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            run()
+
+    return calls
+
+
+def seconds(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median time of one call of each; each of `runs` makes CALLS."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            run()
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            times[name].append(start.elapsed_time(stop) / 1e3 / CALLS)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def row(problem: Problem, label: str) -> dict[str, float]:
+    """One line of the table; TFLOP/s by name."""
+    flash, cudnn = problem.sdpa(SDPBackend.FLASH_ATTENTION), problem.sdpa(SDPBackend.CUDNN_ATTENTION)
+    runs = {"sdpa flash": repeated(flash), "sdpa cudnn": repeated(cudnn), "numdev portable": graphed(problem.ours)}
+    rates = {name: problem.operations / value / 1e12 for name, value in seconds(runs).items()}
+    errors = {"flash": problem.errors(flash()), "ours": problem.errors(problem.ours())}
+    wrong = "" if max(errors["ours"]) <= LIMIT else "  WRONG"
+    shown = "  ".join(f"{name} " + "/".join(f"{each:.1e}" for each in found) for name, found in errors.items())
+    ratios = " ".join(f"/{name[5:]} {rates['numdev portable'] / rates[name]:.2f}" for name in ("sdpa flash", "sdpa cudnn"))
+    print(
+        label, "  ".join(f"{name} {rate:4.0f}" for name, rate in rates.items()), f"({ratios})  errors: {shown}{wrong}", flush=True
+    )
+    return rates
+
+
+def show_parts(problem: Problem, label: str) -> None:
+    launches = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
+    found = seconds({name: graphed(run) for name, run in problem.parts(launches).items()})
+    share = {"prepare": 0.0, "dk_dv": 0.8, "dq": 0.6}  # of the counted operations: four products of five, three of five
+    rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in found.items()}
+    print(label, "  ".join(f"{name} {text}" for name, text in rates.items()), flush=True)
+
+
+def try_tiles(problem: Problem, label: str) -> None:
+    chosen = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
+    for which, part in (("keys", "dk_dv"), ("rows", "dq")):
+        found = {}
+        for sides in TILES[which]:
+            launches = replace(chosen, **{which: Launch(*sides)})
+            try:
+                found[sides] = seconds({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
+            except Unsupported:  # it does not fit into shared memory
+                continue
+        best = sorted(found, key=found.__getitem__)[:4]
+        print(label, part, "  ".join(f"{sides} {1e6 * found[sides]:.0f} us" for sides in best), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, text in (("quick", "N = 4096 only"), ("parts", "each kernel"), ("tiles", "try launches")):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    options = parser.parse_args()
+    lengths = (4096,) if options.quick else (1024, 4096, 16384)
+    print(environment(), "TFLOP/s")
+    rates = []
+    for dim, causal, n in itertools.product((64, 128), (False, True), lengths):
+        problem = Problem.of(n, dim, causal=causal)
+        label = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} "
+        if options.tiles:
+            try_tiles(problem, label)
+            continue
+        rates.append(row(problem, label))
+        if options.parts:
+            show_parts(problem, label)
+    for name in ("sdpa flash", "sdpa cudnn") if rates else ():
+        ratios = [each["numdev portable"] / each[name] for each in rates]
+        mean = math.exp(statistics.mean(map(math.log, ratios)))
+        print(f"numdev portable / {name}: geometric mean {mean:.3f}, least {min(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

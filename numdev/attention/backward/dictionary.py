@@ -1,0 +1,35 @@
+"""Unit and meaning of every setting of a backward variant, by the column in which a configuration states it."""
+
+from __future__ import annotations
+
+from numdev.attention import dictionary as forward
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.settings import BACKWARD_GROUPS
+from numdev.settings import declared
+
+
+def _group(name: str, column: str) -> dict[str, tuple[str, str]]:
+    return {f"{column}.{one.column}": (one.unit, one.text) for one in declared(BACKWARD_GROUPS[name]) if one.column}
+
+
+PROBLEM = forward.PROBLEM | {one.column: (one.unit, one.text) for one in declared(BACKWARD_GROUPS["problem"]) if one.column}
+"""Of the columns `problem.<setting>`."""
+
+VARIANT: dict[str, tuple[str, str]] = {
+    "type": ("", "class of numdev that computes the gradients: TiledBackward, NaiveBackward, ExactBackward, TritonBackward, ..."),
+    "tiling.type": ("", "class of numdev that states the tiles"),
+    "recompute.type": ("", "class of numdev that states how the backward pass recomputes"),
+    **_group("precision", "precision"),
+    **_group("tiling", "tiling"),
+    **_group("recompute", "recompute"),
+    **{one.column: (one.unit, one.text) for one in declared(TiledBackward) if one.column},
+    **{name: forward.VARIANT[name] for name in ("fmt", "kind", "stated", "digest")},
+    "br": ("rows", "Br asked of a kernel, queries in one tile; empty for its own choice"),
+    "bc": ("rows", "Bc asked of a kernel, keys in one tile; empty for its own choice"),
+    "order": ("", "in which order a kernel adds the tiles"),
+    "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),
+    **_group("forward_precision", "forward"),  # of untiled attention, whose forward pass is a policy
+    **{f"forward.{name}": said for name, said in forward.VARIANT.items() if name not in ("kind", "stated", "digest")},
+    "forward.type": ("", "class of numdev that makes O and LSE"),
+}
+"""Of the columns `variant.<setting>`, and of `baseline.<setting>`; those of the forward pass that it saves from lie in `forward`."""

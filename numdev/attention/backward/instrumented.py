@@ -1,0 +1,103 @@
+"""The tiled backward pass under any precision policy, in the kernels of the fast one: `TiledBackward` at the speed of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import FP16, FP32
+from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
+from numdev.attention.backward.honours import TILED, idle_recompute
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.honours import Honours
+from numdev.attention.kernels.backward_launch import choose
+from numdev.attention.kernels.launch import Device
+from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
+from numdev.attention.mask import Mask
+from numdev.attention.ran import Ran
+from numdev.attention.tiling import Tiling
+from numdev.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class InstrumentedBackward(UnderBackwardPolicy):
+    """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
+
+    It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far
+    as the order of summation in FP32 and the hardware's exponential let them, before each step's rounding.
+
+    Attributes:
+        forward: what saves O and LSE.
+        precision: the format of each step; those that FP32 registers hold, rounded to nearest even or toward zero.
+        tiling: `br`, `bc` up to 256, order forward or reverse, one split.
+        recompute: `exp` or `exp2`; either form of delta.
+    """
+
+    honours: ClassVar[Honours] = Honours(TILED)
+
+    forward: Attention
+    precision: BackwardPrecision
+    tiling: Tiling = Tiling()
+    recompute: Recompute = Recompute()
+
+    def __post_init__(self) -> None:
+        if self.tiling.splits != 1:
+            why = "no range of keys has gradients of its own to combine; give 1"
+            raise Unsupported("tiling.splits", why)
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that this one does not read, and the one under which it would."""
+        return self.tiling.idle | idle_recompute(self.recompute)
+
+    @property
+    def reads(self) -> OutputForDelta:
+        """See `FromSaved`."""
+        return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
+
+    @property
+    def storage(self) -> torch.dtype:
+        """What the inputs are held in, so that a call converts nothing."""
+        from numdev.attention.kernels import backward_host
+
+        return backward_host.storage(self.precision)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Rounded inputs in, FP32 out. Shapes as in `Gradients`.
+
+        Raises:
+            BadInput: for a scale that is not positive and finite.
+            Unsupported: naming the field, for what the kernels do not have, and where no kernel can run.
+        """
+        check_backward_shapes(q, k, v, do, mask)
+        return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone, as above."""
+        check_backward_shapes(q, k, v, do, mask)
+        saved.check(q, v)
+        require(q.device)
+        if self.precision.carrier is not torch.float32:
+            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")
+        factor = check_scale(softmax_scale(q, scale))
+        from numdev.attention.kernels import backward_host
+
+        stored = FP32 if self.storage == torch.float32 else FP16
+        device = Device(generation(q.device), shared_memory(q.device))
+        launches = choose(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
+        request = backward_host.Request(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
+        inputs = (x.to(self.storage) for x in (q, k, v, do))
+        given = backward_host.Given(*inputs, saved.out.float(), saved.lse.float().contiguous())
+        *found, delta = backward_host.run(request, given, mask, factor)
+        dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in found)
+        launch = launches.keys
+        return Gradients(
+            dq, dk, dv, delta, ran=Ran("numdev instrumented backward", launch.br, launch.bc, launch.warps, launch.stages)
+        )

@@ -1,0 +1,140 @@
+"""The fast reference of the backward pass: our own portable kernels, under the policy that kernels have."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.honours import RECOMPUTED
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.kernels.backward_launch import Launches, choose
+from numdev.attention.kernels.launch import Device
+from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
+from numdev.attention.mask import Mask
+from numdev.attention.ran import Ran
+from numdev.attention.softmax import Exponential
+from numdev.attention.tiling import Order, Tiling
+from numdev.errors import BadInput, Unsupported
+
+_FORMATS = (BF16, FP16, FP32)
+_FIELD = "backward.products"
+
+
+@dataclass(frozen=True)
+class TritonBackward:
+    """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
+
+    Two kernels and a preparation add nothing by atomic operations: the bits are a function of the inputs and of the tiles, on
+    every GPU. `Gradients.ran` says the tiles in which an emulation adds up alike: `br` of dK and dV, `bc` of dQ.
+
+    Attributes:
+        forward: what saves O and LSE.
+        fmt: bf16, fp16 or fp32.
+        br, bc: the tile of both kernels; None is that of the pinned launches, which is not the same for both.
+        order: of query tiles and of KV tiles.
+        recompute: `exp2` or `exp`; either form of delta.
+        tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES | {"tiling.order", _FIELD} | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
+
+    forward: Attention
+    fmt: Format = BF16
+    br: int | None = None
+    bc: int | None = None
+    order: Order = Order.FORWARD
+    recompute: Recompute = Recompute(exponential=Exponential.EXP2)
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fmt not in _FORMATS:
+            raise BadInput("precision", self.fmt.name, f"use one of {', '.join(fmt.name for fmt in _FORMATS)}")
+        Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
+        if self.tf32 and self.fmt != FP32:
+            raise BadInput(_FIELD, "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        """The policy under which it computes."""
+        return BackwardPrecision.kernel(self.fmt)
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return gradient_formats(self.fmt)
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def idle(self) -> dict[str, str]:
+        unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        return unread if self.fmt == FP32 else {_FIELD: "precision=fp32"} | unread
+
+    @property
+    def reads(self) -> OutputForDelta:
+        """See `FromSaved`."""
+        return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.precision.inputs, torch.float32
+
+    @property
+    def storage(self) -> torch.dtype:
+        """What the inputs are held in, so that a call converts nothing."""
+        dtype = torch.float32 if interpreting() else self.fmt.dtype
+        assert dtype is not None, "each of the formats has a dtype"
+        return dtype
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The inputs in the format, in FP32."""
+        return self.precision.round_inputs(q, k, v, do)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Rounded inputs of any dtype in; the gradients in the format's dtype, delta in FP32.
+
+        Raises:
+            BadInput: for a scale that is not positive and finite.
+            Unsupported: naming the field, for what the kernels do not have, and where no kernel can run.
+        """
+        check_backward_shapes(q, k, v, do, mask)
+        return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone, as above."""
+        check_backward_shapes(q, k, v, do, mask)
+        saved.check(q, v)
+        require(q.device)
+        if q.shape[-1] != v.shape[-1]:
+            raise Unsupported(
+                "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
+            )
+        factor = check_scale(softmax_scale(q, scale))
+        from numdev.attention.kernels import backward_host
+
+        launches = self.launches(q.shape[-1], mask, q.device)
+        request = backward_host.Request(self.precision, self.recompute, launches, self.order, self.tf32)
+        inputs = (x.to(self.storage) for x in (q, k, v, do))
+        given = backward_host.Given(*inputs, saved.out, saved.lse.float().contiguous())
+        native = self.fmt.dtype
+        assert native is not None, "each of the formats has a dtype"
+        *found, delta = backward_host.run(request, given, mask, factor, self.storage)
+        dq, dk, dv = (x if x.dtype == native else self.precision.output.apply_(x).to(native) for x in found)
+        br, bc = launches.keys, launches.rows
+        return Gradients(dq, dk, dv, delta, ran=Ran("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
+
+    def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
+        """The tiles of both kernels."""
+        return choose(self.fmt, head_dim, mask, Device(generation(device), shared_memory(device)), self.br, self.bc)

@@ -1,0 +1,125 @@
+"""What a user can set of the backward pass, beside the problem, the tiles and the recurrence that it shares with the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numdev.attention.settings.precision import PrecisionSettings, policy_of
+from numdev.attention.settings.problem import ProblemSettings
+from numdev.attention.settings.problem import problem as forward_problem
+from numdev.errors import BadInput
+from numdev.nearest import choice, named, one_of
+from numdev.settings import Overruled, setting
+
+if TYPE_CHECKING:
+    from numdev.attention.backward.precision import BackwardPrecision
+    from numdev.attention.backward.problem import BackwardProblem
+    from numdev.attention.backward.recompute import Recompute
+    from numdev.attention.precision import Precision
+
+_TILE = "; behind `@`, after how many products the running sum is rounded to it; without, once at the end"
+
+
+@dataclass
+class BackwardProblemSettings(ProblemSettings):
+    """`BackwardProblem`."""
+
+    _target_: str = "numdev.attention.settings.backward.problem"
+    v_mean: float = setting(0.0, "what is added to every entry of v")
+    do_mean: float = setting(0.0, "mean of the entries of dO, which are normal with variance 1")
+
+
+def problem(v_mean: float, do_mean: float, **settings: Any) -> BackwardProblem:
+    """A problem of attention, with the two means."""
+    from numdev.attention.backward.problem import BackwardProblem
+
+    plain = forward_problem(**settings)
+    return BackwardProblem(plain.source, plain.shape, plain.mask, plain.scale, v_mean, do_mean)
+
+
+@dataclass
+class BackwardPrecisionSettings:
+    """`BackwardPrecision`: a preset and the steps that differ from it; null is as in the preset."""
+
+    _target_: str = "numdev.attention.settings.backward.precision"
+    preset: str = setting(
+        "bf16", "preset that the policy of the backward pass is, as precision= takes it; `custom` for any other", column="name"
+    )
+    inputs: str | None = setting(None, "q, k, v and dO as the backward pass receives them", "format")
+    scores: str | None = setting(None, "S, the product Q K^T computed again, and its scaling" + _TILE, "format")
+    exponential: str | None = setting(None, "the difference S - LSE, and its exponential P", "format")
+    probabilities: str | None = setting(None, "P as it enters the product P^T dO", "format")
+    dp: str | None = setting(None, "dP, the product dO V^T" + _TILE, "format")
+    delta: str | None = setting(None, "the products of which delta is the sum over a row, and that sum" + _TILE, "format")
+    difference: str | None = setting(None, "dP - delta, then P times that", "format")
+    ds: str | None = setting(None, "dS as it enters the products dS K and dS^T Q", "format")
+    dq: str | None = setting(None, "the product dS K of one tile of keys" + _TILE, "format")
+    dk: str | None = setting(None, "the product dS^T Q of one tile of queries" + _TILE, "format")
+    dv: str | None = setting(None, "the product P^T dO of one tile of queries" + _TILE, "format")
+    dq_sum: str | None = setting(None, "the running sum of dQ over tiles of keys, and its scaling at the end", "format")
+    dk_sum: str | None = setting(None, "the running sum of dK over tiles of queries, and its scaling at the end", "format")
+    dv_sum: str | None = setting(None, "the running sum of dV over tiles of queries", "format")
+    output: str | None = setting(None, "dQ, dK and dV as they are returned", "format")
+
+
+def precision(preset: str, **steps: str | None) -> BackwardPrecision:
+    """The preset with the steps that differ from it."""
+    from numdev.attention.backward.precision import BackwardPrecision
+
+    base = named("precision.preset", BackwardPrecision.parse, preset)
+    return base.with_step(**{name: text for name, text in steps.items() if text is not None})
+
+
+@dataclass
+class ForwardPrecisionSettings(PrecisionSettings):
+    """`Precision` of the forward pass that leaves O and LSE to the backward pass."""
+
+    _target_: str = "numdev.attention.settings.backward.forward_precision"
+    preset: str = setting(
+        "${precision.preset}", "preset that the policy of the forward pass is, unless given that of the backward pass", column="name"
+    )
+    inputs: str | None = setting(
+        None,
+        "q, k and v as the forward pass receives them, which the backward pass has rounded before",
+        "format",
+        overruled=Overruled(("forward_precision.quantise.to",)),
+    )
+
+
+def forward_precision(preset: str, quantise: Mapping[str, Any], **steps: str | None) -> Precision:
+    """The preset with the steps that differ from it."""
+    return policy_of("forward_precision", preset, quantise, steps)
+
+
+@dataclass
+class RecomputeSettings:
+    """`Recompute`."""
+
+    _target_: str = "numdev.attention.settings.backward.recompute"
+    delta: str = setting(
+        "output", "of what delta is the sum over a row: `output`, dO times O (FlashAttention), or `probabilities`, dP times P"
+    )
+    output: str = setting(
+        "rounded", "O of which delta is made: `rounded`, as the forward pass returns it, or `unrounded`, before its last cast"
+    )
+    exp: str | None = setting(
+        "${softmax.exp}",
+        "how the exponential of S - LSE is computed, as softmax.exp takes it; null is exp, and exp2 for backward=triton",
+        column="exponential",
+    )
+
+
+def recompute(delta: str, output: str, exp: str | None) -> Recompute:
+    """How the backward pass recomputes."""
+    from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
+    from numdev.attention.softmax import EXPONENTIALS, Exponential
+
+    if exp is not None and exp not in EXPONENTIALS:
+        raise BadInput("recompute.exp", exp, one_of(exp, list(EXPONENTIALS)))
+    return Recompute(
+        choice("recompute.delta", DeltaForm, delta),
+        choice("recompute.output", OutputForDelta, output),
+        Exponential.EXP if exp is None else Exponential.parse(exp),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 from numdev.arithmetic.formats import BF16, FP32
@@ -89,3 +90,24 @@ def delta() -> Study:
     stated = tuple(Scenario(name, title, role) for name, (_, role, title) in scenarios.items())
     claims = ("delta", "delta_fp32", "delta_forms")
     return Study("delta", "The bias of delta", "delta", claims, tuple(points), scenarios=stated)
+
+
+def attribution() -> Study:
+    """Each step of the backward pass alone in BF16, and alone in FP32."""
+    points, stated = [], []
+    steps = [field.name for field in fields(BackwardPrecision)]
+    for kind, inputs in ((Kind.NORMAL, "toy normal inputs"), (Kind.UNIFORM, "toy uniform inputs")):
+        for low, high, way in (
+            ("fp32", "bf16", "from FP32, each step in BF16"),
+            ("bf16", "fp32", "from BF16, each step in FP32"),
+        ):
+            name = f"{kind.value}_{low}"
+            stated.append(Scenario(name, f"{inputs}, {way}"))
+            entries = {"none": (variant(low), EntryRole.CONTROL), "all": (variant(high), EntryRole.EXPECTED)}
+            entries |= {step: (variant(low, **{step: high}), EntryRole.SUBJECT) for step in steps}
+            for entry, (made, role) in entries.items():
+                roles = {} if role is EntryRole.SUBJECT else {"step": role}
+                same = replace(made, forward=Tiled(Precision.parse("fp32"), made.tiling))
+                points.append(StudyPoint(problem(kind, 32), same, None, SEEDS, name, {"step": entry}, roles=roles))
+    claims = ("attribution", "attribution_step")
+    return Study("attribution", "Which step", "attribution", claims, tuple(points), scenarios=tuple(stated))

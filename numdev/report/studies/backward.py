@@ -25,7 +25,7 @@ WORDS = replace(
     operation="attention_backward",
     title="How far the gradients of fast attention stray from exact ones",
     methods="",
-    headlines=("attribution_backward.svg", "gradients.svg"),
+    headlines=("attribution.svg", "gradients.svg"),
 )
 claim = partial(Claim, words=WORDS)
 """A claim on the backward pass."""

@@ -6,8 +6,8 @@ golden, over what the format of all steps changes; to the first order the shares
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ EVERY = "rmse"
 LABEL, ROLE = "label.step", f"{ENTRY_ROLE}step"
 GIVEN = ("inputs", "output")
 """Steps whose format is that of the tensors, so that a kernel has no choice."""
+_LOOK: dict[str, Any] = {"color": "black", "linewidth": 0.7, "capsize": 1.5}
 _MOST = Region(low=0.5)  # of the squared error: more than all other steps together, to the first order
 
 
@@ -142,15 +143,16 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
             axes.set_title(title, loc="left", fontsize=7, fontweight="bold")
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(steps)), [_words(step) for step in steps])
+        axes.tick_params(axis="y", length=0)
     grid[0][0].set_ylim(len(steps) - 0.5, -0.5)
     figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
-    keys = [Patch(color=shade) for shade in (VERMILION, BLUE, PALE)]
-    keys.append(Line2D([], [], color="black", marker="D", markerfacecolor="white", linestyle="", markersize=3))
+    mark = Line2D([], [], color="black", marker="D", markerfacecolor="white", linestyle="", markersize=3)
+    keys = [*(Patch(color=shade) for shade in (VERMILION, BLUE, PALE)), mark]
     words = [
         "alone in the low format: the largest",
         "the others",
         "given by the tensors",
-        "what goes if it alone is in the high format",
+        "what goes if alone in the high format",
     ]
     figure.legend(keys, words, loc="outside upper right", ncols=4, frameon=False, fontsize=SMALL)
     return figure
@@ -176,10 +178,9 @@ def _ordered(found: list[Shares]) -> list[str]:
 
 def _title(rows: pd.DataFrame) -> str:
     """What the titles of a problem's scenarios have in common, up to a comma."""
-    titles = rows[TITLE].unique().tolist()
-    if len(titles) == 1:
-        return str(titles[0])
-    return os.path.commonprefix(titles).rpartition(",")[0] or str(titles[0])
+    parts = [str(title).split(", ") for title in rows[TITLE].unique()]
+    same = list(takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))
+    return ", ".join(each[0] for each in same) or ", ".join(parts[0])
 
 
 def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
@@ -189,24 +190,16 @@ def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
             share = one.by_step.get(step)
             if share is None:
                 continue
-            bars = whiskers([share])
+            look = _LOOK | {"xerr": whiskers([share])}
             if one.adds:
                 shade = PALE if step in GIVEN else VERMILION if step == one.chief else BLUE
-                axes.barh(place, share.estimate, 0.7, color=shade)
-                axes.errorbar(share.estimate, place, xerr=bars, color="black", linewidth=0.7, capsize=1.5)
+                axes.barh(place, share.estimate, 0.75, color=shade)
+                axes.errorbar(share.estimate, place - 0.18, **look)
             else:
-                look: dict[str, Any] = {
-                    "marker": "D",
-                    "markersize": 3,
-                    "markerfacecolor": "white",
-                    "elinewidth": 0.5,
-                    "capsize": 1.5,
-                }
-                axes.errorbar(share.estimate, place, xerr=bars, color="black", zorder=3, **look)
+                axes.errorbar(share.estimate, place + 0.18, marker="D", markersize=3, markerfacecolor="white", **look)
     sums = [f"{'bars' if one.adds else 'marks'} {significant(one.total.estimate**2)}" for one in found]
-    if sums:
-        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        axes.annotate(f"sum: {', '.join(sums)}", (1, 0), (-2, 3), fontsize=SMALL, color=GREY, **place)  # type: ignore[arg-type]
+    words: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": SMALL, "color": GREY}
+    axes.annotate(f"sum: {', '.join(sums)}" if sums else "not measured", (1, 0), (-2, 3), xycoords="axes fraction", **words)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
@@ -214,14 +207,14 @@ def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
 
 _QUESTION = "Which step makes the error, and which one is worth high precision?"
 _MEASURED = (
-    "Each step alone in the low format among steps in the high one, and alone in the high format among steps in the low one. Shares "
-    "are of the squared RMSE from golden on the unrounded inputs."
+    "Each step alone in the low format among steps in the high one, and alone in the high format among steps in the low one. "
+    "Shares are of the squared RMSE from golden on the unrounded inputs."
 )
 _PAPER = "No source has it: policies are compared there as a whole."
 _ALT = (
-    "A panel for each problem and output, a row for each step, the largest on top: bars of the share of the squared error that the "
-    "step makes alone in the low format, the largest one red, those that the tensors' format gives grey; diamonds of the share that "
-    "goes if the step alone is in the high format; both with 95 % confidence intervals, and their sums."
+    "A panel for each problem and output, a row for each step, the largest on top: bars of the share of the squared error that "
+    "the step makes alone in the low format, the largest one red, those that the tensors give grey; diamonds of the share "
+    "that goes if the step alone is in the high format; both with 95 % confidence intervals, and their sums."
 )
 _SUM = "The squared errors of the steps, each changed alone, add up to that of all steps changed at once"
 _CHIEF = "One step beside the inputs and the output makes more than half of the squared error"

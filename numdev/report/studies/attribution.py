@@ -6,6 +6,7 @@ golden, over what the format of all steps changes; to the first order the shares
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -140,7 +141,7 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
             axes = grid[i][j] if len(outputs) > 1 else grid[0][i]
             _panel(axes, [one for one in found[i][j] if one is not None], steps)
             title = f"{_name(output)}, {_title(own)}" if len(outputs) > 1 else _title(own)
-            axes.set_title(title, loc="left", fontsize=7, fontweight="bold")
+            axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=7, fontweight="bold")
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(steps)), [_words(step) for step in steps])
         axes.tick_params(axis="y", length=0)

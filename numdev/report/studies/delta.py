@@ -7,7 +7,8 @@ element of O were drawn away from zero by u.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,9 @@ from numdev.results.scenario import EntryRole
 
 QIU = "Qiu and Yao 2025 (arXiv 2510.04212)"
 BIAS, EVERY = "bias", "rmse"
-LEAST = 0.1
+LEAST = 0.025
 """Of u. If half of the sums of P V are halfway cases, as sums of two numbers with one exponent are, and all of these are rounded
-to one side, by u / 2 at least, then O is off by u / 4 on average. A bias below 0.1 u is not that one."""
+to one side, by u / 2 at least, then O is off by u / 4 at least on average. Below a tenth of that there is no bias."""
 _SHOWS, _ABSENT = Region(low=LEAST), Region(-LEAST, LEAST)
 _FORM, _READ = "variant.recompute.delta", "variant.recompute.output"
 _ACCUMULATES = ("variant.forward.precision.values", "variant.forward.precision.accumulator")
@@ -134,6 +135,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     scenarios = ordered(rows)
     found = [ways(of(rows, scenario)) for scenario in scenarios]
     names = list(dict.fromkeys(made for one in found for made in one))
+    end = _end(interval for one in found for _, interval in _intervals(one))
     figure = Figure(figsize=(PAGE, 1.1 + 0.24 * len(names)), layout="constrained")
     grid: Any = figure.subplots(1, len(scenarios), sharey=True, sharex=True, squeeze=False)
     for axes, scenario, one in zip(grid[0], scenarios, found, strict=True):
@@ -141,10 +143,10 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
         axes.axvspan(-LEAST, LEAST, color=PALE, zorder=0, linewidth=0)
         axes.axvline(0, color="black", linewidth=0.8, zorder=1)
         for made, interval in _intervals(one):
-            _mark(axes, names.index(made), interval, BLUE if made.wide else VERMILION)
+            _mark(axes, names.index(made), interval, end, BLUE if made.wide else VERMILION)
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
-        axes.margins(x=0.3)
+        axes.set_xlim(-end, 1.8 * end)  # on the right is room for the values
     axes = grid[0][0]
     axes.set_yticks(range(len(names)), [made.text for made in names], fontsize=SMALL)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -161,12 +163,24 @@ def _intervals(found: dict[Made, pd.DataFrame]) -> Iterator[tuple[Made, Interval
             continue
 
 
-def _mark(axes: Axes, place: int, interval: Interval, shade: str) -> None:
-    """The bias with its interval, and its value in the margin of the panel."""
-    axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="o")
+def _end(intervals: Iterable[Interval]) -> float:
+    """Where the axis ends, the same on both sides: all intervals within 1 u are inside, and `LEAST` can be seen."""
+    ends = [max(abs(each.low), abs(each.high)) for each in intervals]
+    return 1.05 * max([value for value in ends if value <= 1], default=0.0) or 4 * LEAST
+
+
+def _mark(axes: Axes, place: int, interval: Interval, end: float, shade: str) -> None:
+    """The bias with its interval, or an arrow where it lies beyond the end; its value in the margin of the panel."""
+    value = interval.estimate
+    if abs(value) <= end:
+        bars = [[min(half, end - abs(value)) for half in side] for side in whiskers([interval])]
+        axes.errorbar(value, place, xerr=bars, color=shade, marker="o")
+    else:
+        axes.errorbar(math.copysign(0.96 * end, value), place, xerr=0.0, color=shade, marker="<" if value < 0 else ">")
     look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL - 1, "color": GREY}
-    value = round(interval.estimate, 2) + 0.0  # no minus before a zero
-    axes.annotate(f"{value:+.2f}", (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)
+    shown = round(value, 2) + 0.0  # no minus before a zero
+    text = f"{shown:+.2f}" if abs(shown) < 100 else f"{value:+.0e}"
+    axes.annotate(text, (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)
 
 
 CHAPTERS = (
@@ -210,7 +224,7 @@ CHAPTERS = (
                 draw_delta,
                 "One row for each way to make delta, a panel for each scenario: the signed bias of delta in units of u with its "
                 "95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the low "
-                "format (red). Right of 0 delta is drawn away from zero; a grey band marks a bias below a tenth of u.",
+                "format (red). Right of 0 delta is drawn away from zero; a grey band marks a bias too small to be that of the rounding of ties.",
             ),
         },
     ),

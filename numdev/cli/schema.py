@@ -125,7 +125,8 @@ def settings() -> dict[str, Setting]:
 def explained(group: str, *names: str) -> str:
     """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
 
-    A group of the backward pass has `attention_backward/` in front of its name. Some of them where these are named, as a command states those whose defaults are its own.
+    A group of the backward pass has `attention_backward/` in front of its name. Some settings where these are named, as a command
+    states those whose defaults are its own.
     """
     lines = []
     operation, _, group = group.rpartition("/")

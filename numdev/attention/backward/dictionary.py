@@ -32,4 +32,4 @@ VARIANT: dict[str, tuple[str, str]] = {
     **{f"forward.{name}": said for name, said in forward.VARIANT.items() if name not in ("kind", "stated", "digest")},
     "forward.type": ("", "class of numdev that makes O and LSE"),
 }
-"""Of the columns `variant.<setting>`, and of `baseline.<setting>`; those of the forward pass that it saves from lie in `forward`."""
+"""Of the columns `variant.<setting>`, and of `baseline.<setting>`; those of the forward pass lie in `forward`."""

@@ -14,8 +14,8 @@ from numdev.attention.problem import Problem
 class BackwardProblem(Problem):
     """A problem whose v and dO need not have mean 0.
 
-    Rounding errors of O that all have the sign of v add up in delta, the sum of dO * O, where dO has a sign too, as the gradient of
-    a loss has where it moves all tokens alike (Qiu & Yao 2025, section 3). With independent dO of mean 0 they average out.
+    Rounding errors of O that all have the sign of v add up in delta, the sum of dO * O, where dO has a sign too (Qiu & Yao 2025,
+    arXiv 2510.04212). With independent dO of mean 0 they average out.
 
     Attributes:
         v_mean: is added to every entry of v.

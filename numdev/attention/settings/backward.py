@@ -1,4 +1,4 @@
-"""What a user can set of the backward pass, beside the problem, the tiles and the recurrence that it shares with the forward pass."""
+"""What a user can set of the backward pass, beside the tiles and the recurrence that it shares with the forward pass."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class ForwardPrecisionSettings(PrecisionSettings):
 
     _target_: str = "numdev.attention.settings.backward.forward_precision"
     preset: str = setting(
-        "${precision.preset}", "preset that the policy of the forward pass is, unless given that of the backward pass", column="name"
+        "${precision.preset}",
+        "preset that the policy of the forward pass is, unless given that of the backward pass",
+        column="name",
     )
     inputs: str | None = setting(
         None,

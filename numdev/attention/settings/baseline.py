@@ -15,7 +15,6 @@ from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Attention, Emulated
 from numdev.attention.baseline import baseline_for
 from numdev.attention.emulation import emulation_of
-from numdev.attention.honours import Declares
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
@@ -54,7 +53,9 @@ class NaiveBaseline:
     def _backward(self, fmt: Format) -> NaiveBackward:
         """Of a variant whose gradients are in `fmt`; both passes have the preset that is named."""
         if self.normalise is not Normalise.EACH:
-            raise BadInput("baseline.normalise", self.normalise.value, "untiled attention stores the P that is divided; leave it out")
+            raise BadInput(
+                "baseline.normalise", self.normalise.value, "untiled attention stores the P that is divided; leave it out"
+            )
         if self.precision is None:
             return backward_baseline_for(fmt)
         if self.precision == "uniform":
@@ -76,7 +77,7 @@ class EmulationBaseline:
     order: Order | None
     splits: int | None
 
-    def of(self, variant: Declares, problem: Problem) -> Tiled:
+    def of(self, variant: Attention | Backward, problem: Problem) -> Tiled:
         """The emulation of a variant on a problem.
 
         Raises:

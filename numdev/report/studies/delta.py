@@ -224,7 +224,7 @@ CHAPTERS = (
                 draw_delta,
                 "One row for each way to make delta, a panel for each scenario: the signed bias of delta in units of u with its "
                 "95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the low "
-                "format (red). Right of 0 delta is drawn away from zero; a grey band marks a bias too small to be that of the rounding of ties.",
+                "format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
             ),
         },
     ),

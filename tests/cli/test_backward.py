@@ -1,0 +1,323 @@
+"""The backward pass on the command line: what its groups make, what each variant honours, and its studies."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16, FP32
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.instrumented import InstrumentedBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.problem import BackwardProblem
+from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.honours import Honouring
+from numdev.attention.precision import Precision
+from numdev.attention.settings import BACKWARD_GROUPS, GROUPS
+from numdev.attention.softmax import Exponential, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.triton import Products, Triton
+from numdev.cli import build
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library, config_folder
+from numdev.errors import BadInput, NotHonoured
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.results.scenario import EntryRole
+from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint
+from numdev.settings import declared
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+LIBRARY = Library((config_folder(),))
+EXPANDER = Expander(LIBRARY, operation="attention_backward")
+STEPS = [field.name for field in fields(BackwardPrecision)]
+KINDS = {
+    "exact": ExactBackward,
+    "naive": NaiveBackward,
+    "tiled": TiledBackward,
+    "instrumented": InstrumentedBackward,
+    "triton": TritonBackward,
+}
+
+
+def point(**settings: Any) -> StudyPoint:
+    return build.point(EXPANDER.request({name.replace("__", "."): value for name, value in settings.items()}))
+
+
+def variant(**settings: Any) -> Any:
+    return point(**settings).variant
+
+
+def study(name: str) -> Study:
+    return Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
+
+
+class TestWhatIsMade:
+    def test_by_default(self) -> None:
+        """Both passes under one preset, tile and recurrence; the baseline is autograd in the format of the gradients."""
+        made = point()
+        forward = Tiled(Precision.uniform(BF16), Tiling(), OnlineSoftmax(), count=False)
+        assert made.variant == TiledBackward(forward, BackwardPrecision.uniform(BF16))
+        assert made.baseline == NaiveBackward.eager(BF16)
+        assert isinstance(made.problem, BackwardProblem)
+
+    @pytest.mark.parametrize("name", LIBRARY.options("backward"))
+    def test_every_variant(self, name: str) -> None:
+        if name in KINDS:
+            assert type(variant(backward=name)) is KINDS[name]
+
+    @pytest.mark.parametrize(
+        "preset", ["golden", *(f"{family}{fmt}" for family, fmt in product(["", "kernel_", "eager_"], ["bf16", "fp32"]))]
+    )
+    def test_a_preset_is_of_both_passes_unless_the_forward_pass_has_one(self, preset: str) -> None:
+        both = variant(precision=preset)
+        assert (both.precision, both.forward.precision) == (BackwardPrecision.parse(preset), Precision.parse(preset))
+        own = variant(precision=preset, forward_precision__preset="fp16")
+        assert (own.precision, own.forward.precision) == (BackwardPrecision.parse(preset), Precision.parse("fp16"))
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_one_step(self, step: str) -> None:
+        made = variant(**{"precision": "kernel_bf16", f"precision.{step}": "e5m7:toward_zero"})
+        base = BackwardPrecision.kernel(BF16)
+        assert made.precision == base.with_step(**{step: "e5m7:toward_zero"})
+        assert made.forward.precision == Precision.kernel(BF16)
+
+    @pytest.mark.parametrize("step", ["scores", "accumulator", "output"])
+    def test_one_step_of_the_forward_pass(self, step: str) -> None:
+        made = variant(**{"precision": "kernel_bf16", f"forward_precision.{step}": "fp16"})
+        assert made.precision == BackwardPrecision.kernel(BF16)
+        assert made.forward.precision == Precision.kernel(BF16).with_step(**{step: "fp16"})
+
+    @pytest.mark.parametrize(("delta", "output"), [("output", "rounded"), ("output", "unrounded"), ("probabilities", None)])
+    def test_recompute(self, delta: str, output: str | None) -> None:
+        own = {} if output is None else {"recompute__output": output}
+        made = variant(recompute__delta=delta, **own).recompute
+        assert made == Recompute(DeltaForm(delta), OutputForDelta(output or "rounded"))
+
+    def test_the_exponential_is_that_of_the_forward_pass_unless_given(self) -> None:
+        assert variant(softmax="fa2_kernel").recompute.exponential == Exponential.EXP2
+        assert variant(softmax="fa2_kernel", recompute__exp="exp").recompute.exponential == Exponential.EXP
+        assert variant(backward="triton").recompute.exponential == Exponential.EXP2
+        assert variant(backward="triton", recompute__exp="exp").recompute.exponential == Exponential.EXP
+
+    def test_tiles_of_both_passes(self) -> None:
+        made = variant(tiling__br=16, tiling__bc=32, tiling__order="reverse", backward__query_order="forward")
+        assert made.tiling == made.forward.tiling == Tiling(16, 32, Order.REVERSE)
+        assert made.query_order is Order.FORWARD
+
+    def test_kernels(self) -> None:
+        made = variant(backward="triton", precision="fp32", tiling__bc=32, tiling__order="reverse", backward__products="tf32")
+        softmax = OnlineSoftmax(exp=Exponential.EXP2)
+        forward = Triton(FP32, softmax=softmax, products=Products.TF32)
+        recompute = Recompute(exponential=Exponential.EXP2)
+        assert made == TritonBackward(forward, FP32, None, 32, Order.REVERSE, recompute, tf32=True)
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({"baseline": "uniform"}, NaiveBackward(BackwardPrecision.uniform(BF16), Precision.uniform(BF16))),
+            (
+                {"baseline__precision": "kernel_fp16"},
+                NaiveBackward(BackwardPrecision.parse("kernel_fp16"), Precision.parse("kernel_fp16")),
+            ),
+            ({"baseline": "none"}, None),
+            ({"precision": "e4m3fn"}, NaiveBackward.eager(FP32)),
+        ],
+    )
+    def test_baseline(self, settings: dict[str, Any], expected: NaiveBackward | None) -> None:
+        assert point(**settings).baseline == expected
+
+    def test_means(self) -> None:
+        """`do` and `v` are shifted, and nothing else is drawn otherwise."""
+        plain, shifted = point(problem__n=8).problem, point(problem__n=8, problem__v_mean=2, problem__do_mean=-3).problem
+        assert shifted == replace(plain, v_mean=2.0, do_mean=-3.0)
+        drawn = (ATTENTION_BACKWARD.draw(one, 1, torch.device("cpu")) for one in (plain, shifted))
+        apart = [b - a for a, b in zip(*drawn, strict=True)]
+        assert [float(x.mean().round(decimals=12)) for x in apart] == [0.0, 0.0, 2.0, -3.0]
+
+    def test_settings_are_the_fields_of_the_objects(self) -> None:
+        settings = {group: {one.name for one in declared(kind)} for group, kind in BACKWARD_GROUPS.items()}
+        assert settings["precision"] == {"preset", *STEPS}
+        assert settings["recompute"] == {"delta", "output", "exp"}
+        assert settings["forward_precision"] == {one.name for one in declared(GROUPS["precision"])}
+
+
+REFUSED = [
+    # settings, the one that the sentence names, what else it says
+    ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not honour it"),
+    ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not honour it"),
+    ({"backward": "naive", "forward_precision.values": "fp32"}, "forward_precision.values", "backward=naive does not honour"),
+    ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=instrumented, tiled or triton"),
+    ({"backward": "exact", "precision.ds": "fp32"}, "precision.ds", "backward=exact does not honour it"),
+    ({"backward": "triton", "precision.ds": "fp32"}, "precision.ds", "arithmetic of its own"),
+    ({"backward": "triton", "precision": "eager_bf16"}, "precision.preset", "backward=triton has an arithmetic of its own"),
+    ({"backward": "triton", "forward_precision.preset": "bf16"}, "forward_precision.preset", "does not honour it"),
+    ({"backward": "triton", "backward.products": "tf32"}, "backward.products", "a way to multiply fp32"),
+    ({"backward": "instrumented", "backward.query_order": "reverse"}, "backward.query_order", "take backward=tiled"),
+    ({"tiling.splits": 2}, "tiling.splits", "backward=tiled does not honour it"),
+    ({"tiling.stride": 3}, "tiling.stride", "with tiling.order=strided alone"),
+    (
+        {"recompute.delta": "probabilities", "recompute.output": "unrounded"},
+        "recompute.output",
+        "with recompute.delta=output alone",
+    ),
+    (
+        {"recompute.delta": "probabilities", "forward_precision.values": "bf16"},
+        "forward_precision.values",
+        "recompute.delta=output",
+    ),
+    (
+        {"recompute.output": "unrounded", "forward_precision.output": "bf16"},
+        "forward_precision.output",
+        "recompute.output=rounded",
+    ),
+    ({"baseline": "emulation"}, "baseline", "take baseline=eager, uniform or none"),
+    ({"baseline.normalise": "end"}, "baseline.normalise", "stores the P"),
+    ({"precision.dss": "bf16"}, "precision.dss", "did you mean precision.ds"),
+    ({"recompute.detla": "output"}, "recompute.detla", "did you mean recompute.delta"),
+    ({"recompute.delta": "outptu"}, "recompute.delta", "did you mean output"),
+    ({"recompute.exp": "exp3"}, "recompute.exp", "did you mean exp or exp2"),
+    ({"precision": "fa3_fp8"}, "precision.preset", "use golden, or a format"),
+    ({"precision.ds": "bf17"}, "precision.ds", "use one of fp64"),
+    ({"forward_precision.scores": "bf17"}, "forward_precision.scores", "use one of fp64"),
+    ({"forward_precision.preset": "bf17"}, "forward_precision.preset", "use golden"),
+]
+
+
+@pytest.mark.parametrize(("settings", "field", "mend"), REFUSED, ids=[" ".join(map(str, one[0].values())) for one in REFUSED])
+def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], field: str, mend: str) -> None:
+    with pytest.raises(BadInput) as error:
+        build.point(EXPANDER.request(settings))
+    assert error.value.field == field
+    assert mend in str(error.value)
+
+
+def test_a_stride_is_read_by_either_order() -> None:
+    made = variant(backward__query_order="strided", tiling__stride=3)
+    assert made.query_order is Order.STRIDED
+    with pytest.raises(NotHonoured, match=r"tiling\.seed"):
+        variant(backward__query_order="strided", tiling__seed=3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_variant_honours_are_settings(name: str) -> None:
+    known = set(EXPANDER.composer.known()) | {
+        f"{group}.{one.name}" for group, kind in BACKWARD_GROUPS.items() for one in declared(kind)
+    }
+    known |= {f"backward.{one.name}" for one in declared(TiledBackward)} | {"backward.products"}
+    kind: Any = KINDS[name]
+    assert kind.honours.settings <= known | {"tiling.head_dim"}
+    assert isinstance(variant(backward=name), Honouring)
+
+
+class TestCommand:
+    def test_a_point_is_stored_and_shown(self, numdev: Command, tmp_path: Path) -> None:
+        given = [
+            "operation=attention_backward",
+            "problem.n=32",
+            "problem.head_dim=8",
+            "seeds=2",
+            "precision.ds=fp32",
+            "device=cpu",
+        ]
+        ran = numdev("measure", *given)
+        assert ran.code == 0, ran.err
+        for output in ATTENTION_BACKWARD.output_names:
+            assert f"{output}: mean over replicates" in ran.out
+        record = next(iter(Store(tmp_path / "results").records()))
+        assert record.operation == "attention_backward"
+        assert record.config["variant"]["precision"]["ds"] == "fp32"
+
+    def test_a_sweep_minimises_a_figure_of_a_gradient(self, numdev: Command) -> None:
+        given = [
+            "-m",
+            "operation=attention_backward",
+            "problem.n=32",
+            "problem.head_dim=8",
+            "seeds=1",
+            "precision=bf16,kernel_bf16",
+        ]
+        ran = numdev("measure", *given, "recompute.delta=output,probabilities", "device=cpu")
+        assert ran.code == 0, ran.err
+        assert ran.out.count("from golden") >= 4
+        wrong = numdev("measure", "operation=attention_backward", "objective=dw.max_difference")
+        assert wrong.code == 2
+        assert "dq.max_difference" in wrong.err or "dv.max_difference" in wrong.err
+
+    def test_help_shows_its_settings(self, numdev: Command) -> None:
+        told = numdev("measure", "--help").out
+        own = told[told.index("== operation=attention_backward") :]
+        for name in (
+            "precision.ds=null",
+            "forward_precision.preset=precision.preset",
+            "recompute.delta=output",
+            "problem.do_mean=0.0",
+        ):
+            assert name in own
+
+    def test_a_study_of_one_s_own(self, numdev: Command, tmp_path: Path) -> None:
+        """Axes over presets, single steps, sizes, tiles, orders and the form of delta; then a report and a comparison."""
+        (tmp_path / "mine" / "study").mkdir(parents=True)
+        (tmp_path / "mine" / "study" / "own.yaml").write_text(
+            "defaults:\n  - override /operation@_global_.operation: attention_backward\n"
+            "title: Mine\n"
+            "base: {problem.head_dim: 8}\n"
+            "axes:\n  problem.n: [16, 32]\n  tiling.bc: [8]\n  tiling.order: [forward, reverse]\n"
+            "  recompute.delta: [output, probabilities]\n"
+            "  step: {none: {role: control, precision: kernel_bf16}, ds: {precision: kernel_bf16, precision.ds: fp32}}\n"
+        )
+        for seeds, results in ((3, "a"), (2, "b")):
+            ran = numdev("measure", "--config-dir", "mine", "study=own", f"results={results}", "device=cpu", f"seeds={seeds}")
+            assert ran.code == 0, ran.err
+        assert "16 points" in ran.out
+        made = numdev("report", "results=a", "out=made")
+        assert made.code == 0, made.err
+        text = (tmp_path / "made" / "summary.csv").read_text()
+        assert all(output in text for output in ("dq", "dk", "dv", "delta"))
+        unexplained = [line for line in (tmp_path / "made" / "columns.md").read_text().splitlines() if line.endswith("|  |")]
+        assert not unexplained
+        assert numdev("compare", "a", "b").code == 0
+
+
+class TestStudies:
+    @pytest.mark.parametrize("name", ["gradients", "gradients_order", "delta", "attribution"])
+    def test_every_point_can_be_measured(self, name: str) -> None:
+        made = study(name)
+        assert all(one.refused == "" for one in made.points), [one.refused for one in made.points if one.refused]
+        kind = Deviations(ATTENTION_BACKWARD)
+        keys = {str(kind.of(p.problem, p.variant, p.baseline, p.seeds).config) for p in made.points}
+        assert len(keys) >= 0.8 * len(made.points)  # a point may stand in two scenarios
+
+    @pytest.mark.parametrize(("name", "policy"), [("attribution", BackwardPrecision), ("attribution_forward", Precision)])
+    def test_attribution_changes_each_step_alone(self, name: str, policy: type[Any]) -> None:
+        steps, made = [field.name for field in fields(policy)], study(name)
+        for scenario in made.scenarios:
+            own = {str(one.labels["step"]): one for one in made.points if one.scenario == scenario.name}
+            assert list(own) == ["none", *steps, "all"]
+            roles = {label: one.roles.get("step", EntryRole.SUBJECT) for label, one in own.items()}
+            assert roles == dict.fromkeys(steps, EntryRole.SUBJECT) | {"none": EntryRole.CONTROL, "all": EntryRole.EXPECTED}
+            start, end = own["none"].variant.precision, own["all"].variant.precision
+            for step in steps:
+                assert own[step].variant.precision == start.with_step(**{step: getattr(end, step)})
+            names = (start.name, end.name)
+            assert names == (("fp32", "bf16") if scenario.name.startswith("add_") else ("bf16", "fp32"))
+            if policy is BackwardPrecision:
+                assert {one.variant.forward.precision.name for one in own.values()} == {"fp32"}
+
+    def test_drawn_orders_differ_for_dq_alone(self) -> None:
+        made = study("gradients_order")
+        own = [one.variant for one in made.points if one.scenario == "normal" and one.labels["precision"] == "bf16"]
+        assert len({str(one.tiling.key_tiles(1024)) for one in own}) == len(own)
+        assert {one.query_order for one in own} == {Order.FORWARD}

@@ -20,7 +20,8 @@ from numdev.arithmetic.formats import Format
 from numdev.report.claims.claim import OURS
 from numdev.report.claims.comparisons import over, per_replicate
 from numdev.report.claims.finding import LARGER, Evidence, Question, Region, Undecidable, by_format, left_out, select
-from numdev.report.figures.grid import Panel, head, whiskers
+from numdev.report.figures.grid import whiskers
+from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, ROLES, of, ordered
@@ -131,27 +132,34 @@ def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
 
 
 def draw_delta(rows: pd.DataFrame) -> Figure:
-    """The signed bias of delta, a row for each way to make it, a panel for each scenario."""
-    scenarios = ordered(rows)
-    found = [ways(of(rows, scenario)) for scenario in scenarios]
-    names = list(dict.fromkeys(made for one in found for made in one))
-    end = _end(interval for one in found for _, interval in _intervals(one))
-    figure = Figure(figsize=(PAGE, 1.1 + 0.24 * len(names)), layout="constrained")
-    grid: Any = figure.subplots(1, len(scenarios), sharey=True, sharex=True, squeeze=False)
-    for axes, scenario, one in zip(grid[0], scenarios, found, strict=True):
-        head(axes, Panel(scenario.title, ROLES[scenario.role], rows, large=False), len(scenarios) + 1)
-        axes.axvspan(-LEAST, LEAST, color=PALE, zorder=0, linewidth=0)
-        axes.axvline(0, color="black", linewidth=0.8, zorder=1)
-        for made, interval in _intervals(one):
-            _mark(axes, names.index(made), interval, end, BLUE if made.wide else VERMILION)
-        axes.grid(axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.set_xlim(-end, 1.8 * end)  # on the right is room for the values
-    axes = grid[0][0]
-    axes.set_yticks(range(len(names)), [made.text for made in names], fontsize=SMALL)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    words = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey band: within {LEAST:g} u"
-    figure.supxlabel(words, fontsize=8)
+    """The signed bias of delta, a row for each way to make it, below the title of its scenario."""
+    found = [(scenario, list(_intervals(ways(of(rows, scenario))))) for scenario in ordered(rows)]
+    end = _end(interval for _, one in found for _, interval in one)
+    lines = sum(1 + len(one) for _, one in found)
+    figure = Figure(figsize=(PAGE, 0.7 + 0.145 * lines), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvspan(-LEAST, LEAST, color=PALE, zorder=0, linewidth=0)
+    axes.axvline(0, color="black", linewidth=0.8, zorder=1)
+    named: dict[int, str] = {}
+    place = 0
+    for scenario, one in found:
+        role = f" ({ROLES[scenario.role]})" if ROLES[scenario.role] else ""
+        words: dict[str, Any] = {"va": "center", "fontsize": 7, "fontweight": "bold", "bbox": WHITE}
+        axes.annotate(f"{scenario.title}{role}", (0, place), (2, 0), ("axes fraction", "data"), "offset points", **words)
+        for made, interval in one:
+            place += 1
+            named[place] = made.text
+            _mark(axes, place, interval, end, BLUE if made.wide else VERMILION)
+        place += 1
+    axes.set_yticks(list(named), list(named.values()), fontsize=SMALL)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(lines - 0.4, -0.7)
+    axes.set_xlim(-end, 1.15 * end)  # on the right is room for the values
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(
+        f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey band: within {LEAST:g} u"
+    )
     return figure
 
 
@@ -222,7 +230,7 @@ CHAPTERS = (
         figures={
             "delta": Plot(
                 draw_delta,
-                "One row for each way to make delta, a panel for each scenario: the signed bias of delta in units of u with its "
+                "One row for each way to make delta, below the title of its scenario: the signed bias of delta in units of u with its "
                 "95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the low "
                 "format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
             ),

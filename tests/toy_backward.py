@@ -22,6 +22,8 @@ from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 
 SEEDS = 4
+STUDIES = ("gradients", "delta", "attribution", "attribution_forward")
+"""Of the chapters whose figures are tested on these."""
 
 
 def variant(name: str, bc: int = 16, /, **steps: str) -> TiledBackward:

@@ -134,7 +134,7 @@ def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
 def draw_delta(rows: pd.DataFrame) -> Figure:
     """The signed bias of delta, a row for each way to make it, below the title of its scenario."""
     found = [(scenario, list(_intervals(ways(of(rows, scenario))))) for scenario in ordered(rows)]
-    end = _end(interval for _, one in found for _, interval in one)
+    end = _end(interval for _, one in found for made, interval in one if made.fmt not in _WIDE)
     lines = sum(1 + len(one) for _, one in found)
     figure = Figure(figsize=(PAGE, 0.7 + 0.145 * lines), layout="constrained")
     axes = figure.add_subplot()
@@ -157,9 +157,8 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     axes.set_xlim(-end, 1.15 * end)  # on the right is room for the values
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(
-        f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey band: within {LEAST:g} u"
-    )
+    words = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
+    figure.supxlabel(words, fontsize=7)
     return figure
 
 
@@ -230,9 +229,9 @@ CHAPTERS = (
         figures={
             "delta": Plot(
                 draw_delta,
-                "One row for each way to make delta, below the title of its scenario: the signed bias of delta in units of u with its "
-                "95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the low "
-                "format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
+                "One row for each way to make delta, below the title of its scenario: the signed bias of delta in units of u with "
+                "its 95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the "
+                "low format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
             ),
         },
     ),

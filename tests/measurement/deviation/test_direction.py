@@ -141,6 +141,7 @@ def test_a_course_compares_each_place_with_itself() -> None:
     assert math.isnan(course.figures(("baseline", "golden", "dq"), other, zero)["step_cosine"])
     assert course.figures(("variant", "golden", "dq"), one, zero)["step_cosine"] == 1.0
     assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 0.0
+    assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 1.0  # with the last, not the first
     assert all(math.isnan(value) for value in course.figures(("variant", "golden", "delta"), one, zero).values())
 
 

@@ -235,7 +235,7 @@ CHAPTERS = (
         figures={"attribution_forward": Plot(draw_attribution, _ALT, ("step",))},
     ),
     Chapter(
-        place=130,
+        place=230,
         study="attribution",
         operation="attention_backward",
         title="Which step is to blame: the backward pass",

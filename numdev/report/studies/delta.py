@@ -157,8 +157,8 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     axes.set_xlim(-end, 1.15 * end)  # on the right is room for the values
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    words = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
-    figure.supxlabel(words, fontsize=7)
+    said = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
+    figure.supxlabel(said, fontsize=7)
     return figure
 
 
@@ -192,7 +192,7 @@ def _mark(axes: Axes, place: int, interval: Interval, end: float, shade: str) ->
 
 CHAPTERS = (
     Chapter(
-        place=120,
+        place=220,
         study="delta",
         operation="attention_backward",
         title="The signed bias of delta",
@@ -229,7 +229,7 @@ CHAPTERS = (
         figures={
             "delta": Plot(
                 draw_delta,
-                "One row for each way to make delta, below the title of its scenario: the signed bias of delta in units of u with "
+                "One row for each way to make delta, below the title of its scenario: the signed bias of delta in u with "
                 "its 95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the "
                 "low format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
             ),

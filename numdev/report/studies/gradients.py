@@ -179,7 +179,7 @@ def _power(rows: pd.DataFrame, exponent: Callable[[pd.DataFrame], Interval], sym
 
 CHAPTERS = (
     Chapter(
-        place=110,
+        place=210,
         study="gradients",
         operation="attention_backward",
         title="The gradients",

@@ -105,6 +105,14 @@ CASES: list[tuple[str, pd.DataFrame, Verdict]] = [
     ("attribution", steps({"scores": 0.7, "ds": 0.3}, 1.0), HOLDS),
     ("attribution", steps({"scores": 0.7, "ds": 0.9}, 1.0), FAILS),
     ("attribution", steps({"scores": 0.3, "ds": 0.7}, 0.01, 1.0), HOLDS),  # each alone in the high format
+    ("gradients", gradients(0.5).query("seed == 0"), UNDECIDED),
+    ("gradients_formats", of_units(1.0).query("seed == 0"), UNDECIDED),
+    ("gradients_tiles", gradients(-0.5, "tiling.area").query("seed == 0"), UNDECIDED),
+    ("gradients_direction", aligned(1.1), UNDECIDED),
+    ("delta_fp32", delta(0.0, LEAST), UNDECIDED),
+    ("delta_forms", delta(0.0).query("key == 'bf16 output'"), UNDECIDED),
+    ("attribution", steps({"scores": 0.3}, 0.0), UNDECIDED),  # all steps make no error
+    ("attribution_step", steps({"scores": 0.7, "ds": 0.3}, 1.0).query("seed == 0"), UNDECIDED),
     ("attribution_step", steps({"inputs": 0.2, "scores": 0.7, "ds": 0.1}, 1.0), HOLDS),
     ("attribution_step", steps({"inputs": 0.6, "scores": 0.3, "ds": 0.1}, 1.0), FAILS),  # inputs are given
 ]
@@ -113,6 +121,11 @@ CASES: list[tuple[str, pd.DataFrame, Verdict]] = [
 @pytest.mark.parametrize(("name", "found", "verdict"), CASES)
 def test_verdict(name: str, found: pd.DataFrame, verdict: Verdict) -> None:
     assert CLAIMS[name].find(found).verdict is verdict
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in CASES}))
+def test_every_claim_can_come_out_each_way(name: str) -> None:
+    assert {verdict for claim, _, verdict in CASES if claim == name} == set(Verdict)
 
 
 def test_the_step_to_blame_is_told() -> None:
@@ -129,7 +142,8 @@ def test_the_step_to_blame_is_told() -> None:
 def test_rows_that_lack_what_a_claim_needs_decide_nothing(name: str) -> None:
     lacking = pd.DataFrame(rows("dq", relative_frobenius=1.0, step_alignment=math.nan, top_share=0.5))
     lacking = lacking.assign(**{"problem.shape.keys": 64, "tiling.area": 64})
-    assert CLAIMS[name].find(lacking).verdict is UNDECIDED
+    for found in (lacking, lacking.iloc[:0]):
+        assert CLAIMS[name].find(found).verdict is UNDECIDED
 
 
 def test_a_control_of_delta_is_not_judged() -> None:

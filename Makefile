@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 
 # The arithmetic, on paths of the mathematics libraries that processors of other makers and ages take.
 NUMERICS := tests/arithmetic/test_elementary.py tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/attention/test_precision.py \
-	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py
+	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py \
+	tests/attention/backward/test_exact.py tests/attention/backward/test_naive.py tests/attention/backward/test_tiled.py
 
 .PHONY: help setup paper test numerics lint types check bench faults kill docs docs-serve clean
 

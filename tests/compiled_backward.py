@@ -1,7 +1,7 @@
 """Compiles the portable backward kernels without a GPU and prints, as JSON, what each needs of one; see `tests.compiled`.
 
 python -m tests.compiled_backward chosen
-python -m tests.compiled_backward dk_dv|walk FORMAT HEAD_DIM none|causal|odd|all BR BC WARPS STAGES
+python -m tests.compiled_backward dk_dv|walk|delta FORMAT HEAD_DIM none|causal|odd|all BR BC WARPS STAGES
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def assembled(kernel: Any, capability: int) -> dict[str, Any]:
 
 
 def compiled(which: str, name: str, dim: int, masked: str, launch: Any, capability: int, kind: str = "kernel") -> dict[str, Any]:
-    """One of the two kernels for one request."""
+    """One of the two kernels for one request; `delta` is `walk` where it makes delta."""
     from numdev.arithmetic.formats import Format
     from numdev.attention.backward.precision import BackwardPrecision
     from numdev.attention.backward.recompute import Recompute
@@ -78,17 +78,17 @@ def compiled(which: str, name: str, dim: int, masked: str, launch: Any, capabili
     precision = getattr(BackwardPrecision, kind)(Format.parse(name))
     exactly = kind != "kernel"
     request = backward_host.Request(precision, Recompute(exponential=Exponential.EXP2), Launches(launch, launch), exactly=exactly)
-    of_rows, view = which == "walk", View(f"*{name}", "i32", "i32", "i32", "1")
+    of_rows, view = which != "dk_dv", View(f"*{name}", "i32", "i32", "i32", "1")
     gradient = "*fp32" if exactly else f"*{name}"
     values: dict[str, Any] = {
         "CODE": request.code(of_rows, masks()[masked], (tokens, tokens, dim), Factors(dim**-0.5, 1.44, dim**-0.5))
     }
     if of_rows:
-        values["DELTA"] = False
+        values["DELTA"] = which == "delta"
     types = {"q": view, "k": view, "v": view, "do": view, "dq": gradient, "dk": gradient, "dv": gradient, "lengths": "*i32"}
     types |= {"saved": Saved("*fp32", "*fp32"), "factors": Factors(*["fp32"] * 3), "sizes": Sizes(*["i32"] * 7)}
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not exactly}
-    kernel = compile_for(getattr(backward, which), values, types, capability, options)
+    kernel = compile_for(backward.walk if of_rows else backward.dk_dv, values, types, capability, options)
     return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": kind, "capability": capability} | assembled(
         kernel, capability
     )
@@ -104,8 +104,8 @@ def chosen() -> list[dict[str, Any]]:
     for name, dim, masked, kind, capability in CHOSEN:
         fmt, device = Format.parse(name), Device(f"sm_{capability}", SHARED[capability])
         launches = backward_launch.choose(fmt, dim, masks()[masked], device)
-        for which, launch in (("dk_dv", launches.keys), ("walk", launches.rows)):
-            needs = {"bound": backward_launch.shared_bytes(launch, fmt, dim, which == "walk"), "limit": device.shared}
+        for which, launch in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
+            needs = {"bound": backward_launch.shared_bytes(launch, fmt, dim, which != "dk_dv"), "limit": device.shared}
             found.append(compiled(which, name, dim, masked, launch, capability, kind) | needs)
     return found
 

@@ -154,7 +154,7 @@ class TestWhatIsMade:
         assert settings["forward_precision"] == {one.name for one in declared(GROUPS["precision"])}
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # settings, the one that the sentence names, what else it says
     ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not honour it"),
     ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not honour it"),

@@ -8,19 +8,22 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Uniform
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Sdpa
-from numdev.cli import build
+from numdev.cli import build, nodes
 from numdev.cli import composed as composing
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.requests import flat, resolved
 from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.runner import Runner
 from numdev.report.studies.published import FA3_RMSE
 from numdev.results.scenario import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
@@ -248,17 +251,18 @@ class TestBadStudies:
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
 def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
-    from numdev.api import bench
     from numdev.results.record import Status
     from numdev.results.store import Store
     from numdev.results.study import run
 
-    made = Expander(LIBRARY, {"seeds": 2}).study(name, LIBRARY.study(name))
+    expander = Expander(LIBRARY, {"seeds": 2}).of(name)
+    made = expander.study(name, LIBRARY.study(name))
+    bench = Runner(Deviations(nodes.build({"operation": expander.composer.of}, "operation")), "cpu")
     by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}
     assert all(by_scenario.values())
     ends = tuple(small(point) for points in by_scenario.values() for point in (points[0], points[-1]))
     store = Store(tmp_path)
-    outcome = run(replace(made, points=ends), bench("cpu"), store)
+    outcome = run(replace(made, points=ends), bench, store)
     assert not outcome.has_errors
     assert outcome.measured == len(list(store.records()))
     for record in store.records():
@@ -269,18 +273,19 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
 
 
 def small(point: StudyPoint) -> StudyPoint:
-    """The point at 32 tokens, and of several tiles where its variant is given a tiling."""
+    """The point with one KV head and 32 tokens, and of several tiles where its variant is given a tiling."""
     shape = point.problem.shape
-    tokens = replace(shape, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
+    one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    tokens = replace(one, queries=min(shape.queries, 32), keys=min(shape.keys, 32))
     point = replace(point, problem=replace(point.problem, shape=tokens))
-    if not isinstance(point.variant, (Tiled, Instrumented)):
+    if not isinstance(point.variant, (Tiled, Instrumented, TiledBackward)):
         return point
     return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))
 
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
 def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
-    made = Expander(LIBRARY).study(name, LIBRARY.study(name))
+    made = Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
     assert made.points
     assert [point.refused for point in made.points if point.refused] == []
 
@@ -356,7 +361,7 @@ def test_captured_scenarios_of_the_paper_take_every_head_of_both_layers(name: st
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
 def test_every_study_can_be_built_at_full_size(name: str) -> None:
-    assert Expander(LIBRARY).study(name, LIBRARY.study(name)).points
+    assert Expander(LIBRARY).of(name).study(name, LIBRARY.study(name)).points
 
 
 def test_flat_names_every_setting() -> None:

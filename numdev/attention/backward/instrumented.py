@@ -93,8 +93,8 @@ class InstrumentedBackward(UnderBackwardPolicy):
         device = Device(generation(q.device), shared_memory(q.device))
         launches = choose(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
         request = backward_host.Request(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
-        inputs = (x.to(self.storage) for x in (q, k, v, do))
-        given = backward_host.Given(*inputs, saved.out.float(), saved.lse.float().contiguous())
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        given = backward_host.Given(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
         *found, delta = backward_host.run(request, given, mask, factor)
         dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in found)
         launch = launches.keys

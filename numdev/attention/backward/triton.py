@@ -126,8 +126,8 @@ class TritonBackward:
 
         launches = self.launches(q.shape[-1], mask, q.device)
         request = backward_host.Request(self.precision, self.recompute, launches, self.order, self.tf32)
-        inputs = (x.to(self.storage) for x in (q, k, v, do))
-        given = backward_host.Given(*inputs, saved.out, saved.lse.float().contiguous())
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        given = backward_host.Given(q, k, v, do, saved.out, saved.lse.float().contiguous())
         native = self.fmt.dtype
         assert native is not None, "each of the formats has a dtype"
         *found, delta = backward_host.run(request, given, mask, factor, self.storage)

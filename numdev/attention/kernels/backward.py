@@ -142,9 +142,11 @@ def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr
         products = times(dp, p, SPEC)
         if MASK:
             products = tl.where(sees, products, 0.0)
-        return add(total, row_sums(products, CODE.every.delta, SPEC), SPEC)
-    ds = weigh(p, dp, rows.delta[:, None], sees, MASK, CODE)
-    return accumulate(ds, k_tile, total, BC, CODE.every.dq, OF_DS, DQ, DQ_SUM, CODE.fused.dq)
+        total = add(total, row_sums(products, CODE.every.delta, SPEC), SPEC)
+    else:
+        ds = weigh(p, dp, rows.delta[:, None], sees, MASK, CODE)
+        total = accumulate(ds, k_tile, total, BC, CODE.every.dq, OF_DS, DQ, DQ_SUM, CODE.fused.dq)
+    return total
 
 
 @triton.jit

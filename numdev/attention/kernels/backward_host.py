@@ -219,10 +219,10 @@ def prepared(request: Request, given: Given, mask: Mask, scale: float, dtype: to
     if v.shape[-1] != dim:
         raise Unsupported("problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {dim}")
     delta, base = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
-    found = Found(*(torch.empty(each.shape, dtype=dtype, device=q.device) for each in (q, k, v)), delta)
+    of_q, of_k, of_v = (torch.empty(each.shape, dtype=dtype, device=q.device) for each in (q, k, v))
     numbers = mask.key_lengths or (0,)
     lengths = _LENGTHS.get(numbers, q.device, lambda: torch.tensor(numbers, dtype=torch.int32))
-    return Prepared(request, given, found, base, lengths, mask, scale)
+    return Prepared(request, given, Found(of_q, of_k, of_v, delta), base, lengths, mask, scale)
 
 
 def prepare(call: Prepared) -> None:

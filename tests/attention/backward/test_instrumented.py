@@ -22,20 +22,20 @@ from numdev.attention.softmax import Exponential
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
-from tests.cases import MASKS, Sizes, draw
+from tests.attention.backward.cases import Inputs, draw_all
+from tests.cases import MASKS, Sizes
 
 SIZES: Sizes = (2, 2, 1, 20, 37, 8)
 FORWARD = Tiled(Precision.parse("kernel_fp16"), count=False)
 BINARY = Recompute(exponential=Exponential.EXP2)
-Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Four, Saved]:
+def whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Inputs, Saved]:
     """Inputs, O and LSE whose every product and sum is exact in FP32, in whatever order, with a factor of the scores of 1.
 
-    The first four numbers of a row of q and k are -1, 0 or 1, and two of v and do are -2 to 2; the rest are 0. So S is a whole
-    number of at most 4, and P = 2^(S - LSE) a power of two from 2^-8 to 1, LSE being 4 in binary units; dP and delta are whole
-    and at most 8. A sum over 80 rows of P (dP - delta) q needs 8 + 4 + 7 bits.
+    The first four numbers of a row of q and k are -1, 0 or 1, two of v -2 to 2, two of do and O -3 to 3; the rest are 0. So S is
+    a whole number of at most 4, and P = 2^(S - LSE) a power of two from 2^-8 to 1, LSE being 4 in binary units; dP and delta are
+    whole, at most 12 and 18. A sum over 80 rows of P (dP - delta) q needs 8 + 5 + 7 bits.
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads, kv_heads, queries, keys, dim = sizes
@@ -46,11 +46,16 @@ def whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Four, Saved]:
         return found
 
     of_queries, of_keys = (batch, heads, queries, dim), (batch, kv_heads, keys, dim)
-    out = numbers(of_queries, 2, 2)
+    out = numbers(of_queries, 3, 2)
     lse = torch.full(out.shape[:3], binary_lse(4))
     seeing = mask.seeing_rows(batch, queries, keys)[:, None]
     saved = Saved(out.masked_fill(~seeing[..., None], 0.0), lse.masked_fill(~seeing, float("-inf")))
-    return (numbers(of_queries, 1, 4), numbers(of_keys, 1, 4), numbers(of_keys, 2, 2), numbers(of_queries, 2, 2)), saved
+    return (numbers(of_queries, 1, 4), numbers(of_keys, 1, 4), numbers(of_keys, 2, 2), numbers(of_queries, 3, 2)), saved
+
+
+def moved(inputs: Inputs, device: str) -> Inputs:
+    q, k, v, do = (x.to(device) for x in inputs)
+    return q, k, v, do
 
 
 def binary_lse(whole: int) -> float:
@@ -74,15 +79,15 @@ def same(got: Gradients, expected: Gradients) -> list[str]:
 
 
 def both(
-    precision: BackwardPrecision, tiling: Tiling, recompute: Recompute, given: tuple[Four, Saved], mask: Mask, device: str
+    precision: BackwardPrecision, tiling: Tiling, recompute: Recompute, given: tuple[Inputs, Saved], mask: Mask, device: str
 ) -> tuple[Gradients, Gradients]:
     """Of the kernels and of the emulation, with a scale that log2(e) takes out again."""
     inputs, saved = given
-    found = [x.to(device) for x in inputs]
+    q, k, v, do = moved(inputs, device)
     saved = Saved(saved.out.to(device), saved.lse.to(device))
     scale = 1.0 / LOG2_E
-    got = InstrumentedBackward(FORWARD, precision, tiling, recompute).backward(*found, saved, mask, scale)
-    expected = TiledBackward(FORWARD, precision, tiling, recompute, count=False).backward(*found, saved, mask, scale)
+    got = InstrumentedBackward(FORWARD, precision, tiling, recompute).backward(q, k, v, do, saved, mask, scale)
+    expected = TiledBackward(FORWARD, precision, tiling, recompute, count=False).backward(q, k, v, do, saved, mask, scale)
     return got, expected
 
 
@@ -126,6 +131,16 @@ def test_the_same_bits_of_every_preset_under_every_mask(name: str, mask: str, de
     assert bool((expected.dq != 0).any())
 
 
+@pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero"])
+def test_a_running_sum_is_rounded_once(text: str, device: str) -> None:
+    """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and would round twice."""
+    (inputs, saved), policy = whole((1, 2, 1, 32, 20, 8), Mask(), 1), BackwardPrecision.parse("fp32")
+    saved.lse[..., 16:] = binary_lse(32)
+    policy = policy.with_step(dk_sum=text, dv_sum=text)
+    got, expected = both(policy, Tiling(16, 16), BINARY, (inputs, saved), Mask(), device)
+    assert not same(got, expected)
+
+
 STEPS = [name for name in BackwardPrecision.parse("kernel_bf16").steps() if name not in ("inputs", "output", "scores")]
 
 
@@ -161,9 +176,7 @@ def test_close_to_the_emulation_elsewhere(name: str, exp: Exponential, form: Del
     eight steps between inputs and output: `8 * 2 u` of the sum of magnitudes, of which there are at most 40.
     """
     policy, recompute, mask = BackwardPrecision.parse(name), Recompute(form, exponential=exp), Mask(causal=True)
-    q, k, v = draw(SIZES)
-    do = torch.randn(q.shape, dtype=torch.float64)
-    given = [x.to(device) for x in policy.round_inputs(q, k, v, do)]
+    given = moved(policy.round_inputs(*draw_all(SIZES)), device)
     got = InstrumentedBackward(FORWARD, policy, Tiling(16, 16), recompute)(*given, mask)
     expected = TiledBackward(FORWARD, policy, Tiling(16, 16), recompute, count=False)(*given, mask)
     coarsest = max(cast.to.u for cast in policy.casts())
@@ -181,7 +194,7 @@ def test_the_kernel_is_named(device: str) -> None:
 
 def test_after_the_instrumented_forward_pass(device: str) -> None:
     """Any forward pass that saves an LSE serves."""
-    given = [x.to(device) for x in whole((1, 2, 1, 20, 20, 16), Mask(), 0)[0]]
+    given = moved(whole((1, 2, 1, 20, 20, 16), Mask(), 0)[0], device)
     forward = Instrumented(Precision.parse("kernel_bf16"), Tiling(16, 16))
     found = InstrumentedBackward(forward, BackwardPrecision.parse("kernel_bf16"), Tiling(16, 16))(*given, Mask())
     assert all(bool(x.isfinite().all()) for x in found.tensors().values())
@@ -209,7 +222,7 @@ def test_refusals_name_the_field(
     inputs, saved = whole((1, 1, 1, 4, 4, 16), Mask(), 0)
     with pytest.raises(Unsupported) as error:
         InstrumentedBackward(FORWARD, policy, tiling, recompute).backward(
-            *(x.to(device) for x in inputs), Saved(saved.out.to(device), saved.lse.to(device)), Mask()
+            *moved(inputs, device), Saved(saved.out.to(device), saved.lse.to(device)), Mask()
         )
     assert error.value.field == field
 

@@ -22,12 +22,12 @@ from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Triton
 from numdev.errors import BadInput, Unsupported
+from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.kernels.backward_budget import backward_budget, of_output
-from tests.cases import MASKS, Sizes, draw
+from tests.cases import MASKS, Sizes
 
 RAGGED: Sizes = (2, 2, 1, 37, 53, 24)
 SMALL = TritonBackward(Triton(br=16, bc=16), br=16, bc=16)
-Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -42,26 +42,24 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-def drawn(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> Four:
-    """q, k, v and do."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    q, k, v = draw(sizes, seed, spread)
-    return q, k, v, torch.randn(q.shape, generator=generator, dtype=torch.float64)
-
-
-def rounded(backward: TritonBackward, inputs: Four, device: str) -> Four:
+def rounded(backward: TritonBackward, inputs: Inputs, device: str) -> Inputs:
     q, k, v, do = (x.to(device) for x in backward.round_inputs(*inputs))
     return q, k, v, do
 
 
-def saved_of(backward: TritonBackward, inputs: Four, mask: Mask, scale: float) -> Saved:
+def stored(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    q, k, v, do = (x.to(dtype) for x in inputs)
+    return q, k, v, do
+
+
+def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:
     """Golden O and LSE, as a kernel would save them."""
     golden = Exact()(*inputs[:3], mask, scale)
     assert golden.lse is not None
     return Saved(backward.precision.output(golden.out), golden.lse.float())
 
 
-def check(backward: TritonBackward, inputs: Four, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
+def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
     """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
     given, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
     got = backward.backward(*given, saved_of(backward, given, mask, scale), mask, scale)
@@ -91,7 +89,7 @@ def fitted(mask: Mask, keys: int) -> Mask:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("fmt", [FP16, FP32, BF16], ids=str)
 def test_masks(fmt: Format, name: str, device: str) -> None:
-    check(replace(SMALL, fmt=fmt), drawn(RAGGED), fitted(MASKS[name], 53), device)
+    check(replace(SMALL, fmt=fmt), draw_all(RAGGED), fitted(MASKS[name], 53), device)
 
 
 SHAPES: list[Sizes] = [
@@ -109,26 +107,26 @@ SHAPES: list[Sizes] = [
 @pytest.mark.parametrize("causal", [False, True])
 def test_shapes(sizes: Sizes, causal: bool, device: str) -> None:
     """One query, one key, more queries than keys, head dims that are no power of two, grouped heads."""
-    check(replace(SMALL, fmt=FP16), drawn(sizes), Mask(causal=causal), device)
+    check(replace(SMALL, fmt=FP16), draw_all(sizes), Mask(causal=causal), device)
 
 
 @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(window=9)], ids=str)
 @pytest.mark.parametrize("order", [Order.FORWARD, Order.REVERSE])
 @pytest.mark.parametrize(("br", "bc"), [(16, 20), (20, 32), (64, 16)])
 def test_orders_and_tiles(br: int, bc: int, order: Order, mask: Mask, device: str) -> None:
-    check(replace(SMALL, fmt=FP16, br=br, bc=bc, order=order), drawn((1, 2, 1, 50, 70, 32)), mask, device)
+    check(replace(SMALL, fmt=FP16, br=br, bc=bc, order=order), draw_all((1, 2, 1, 50, 70, 32)), mask, device)
 
 
 @pytest.mark.parametrize("exp", [Exponential.EXP, Exponential.EXP2])
 @pytest.mark.parametrize("form", DeltaForm)
 def test_ways_to_recompute(form: DeltaForm, exp: Exponential, device: str) -> None:
     recompute = Recompute(form, exponential=exp)
-    check(replace(SMALL, recompute=recompute), drawn(RAGGED), Mask(causal=True, key_lengths=(40, 0)), device)
+    check(replace(SMALL, recompute=recompute), draw_all(RAGGED), Mask(causal=True, key_lengths=(40, 0)), device)
 
 
 def test_delta_of_p_has_no_rounding_of_the_output(device: str) -> None:
     """`rowsum(dP * P)` is FP32 throughout; `rowsum(dO * O)` has the error of O in BF16."""
-    given, mask, scale = rounded(SMALL, drawn(RAGGED), device), Mask(), 24**-0.5
+    given, mask, scale = rounded(SMALL, draw_all(RAGGED), device), Mask(), 24**-0.5
     golden = ExactBackward()(*given, mask, scale).delta
     assert golden is not None
     saved, errors = saved_of(SMALL, given, mask, scale), {}
@@ -140,18 +138,18 @@ def test_delta_of_p_has_no_rounding_of_the_output(device: str) -> None:
 
 
 def test_tf32(device: str) -> None:
-    check(replace(SMALL, fmt=FP32, tf32=True), drawn(RAGGED), Mask(causal=True), device, product=2 * 2.0**-11)
+    check(replace(SMALL, fmt=FP32, tf32=True), draw_all(RAGGED), Mask(causal=True), device, product=2 * 2.0**-11)
 
 
 def test_strided_inputs(device: str) -> None:
     """Tokens before heads, and heads of a larger tensor: no copy is asked for, and the bits are those of contiguous ones."""
-    given, mask, scale = rounded(SMALL, drawn(RAGGED), device), Mask(causal=True), 24**-0.5
-    given = tuple(x.to(SMALL.storage) for x in given)  # type: ignore[assignment]
+    given, mask, scale = rounded(SMALL, draw_all(RAGGED), device), Mask(causal=True), 24**-0.5
+    q, k, v, do = given = stored(given, SMALL.storage)
     saved = saved_of(SMALL, given, mask, scale)
     expected = SMALL.backward(*given, saved, mask, scale)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
-    wide = torch.cat([strided[0], strided[0]], -1)[..., :24]
-    got = SMALL.backward(wide, *strided[1:], Saved(saved.out.mT.contiguous().mT, saved.lse), mask, scale)
+    k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v, do))
+    q = torch.cat([q, q], -1)[..., :24]
+    got = SMALL.backward(q, k, v, do, Saved(saved.out.mT.contiguous().mT, saved.lse), mask, scale)
     assert all(torch.equal(a, b) for a, b in zip(got.tensors().values(), expected.tensors().values(), strict=True))
 
 
@@ -160,7 +158,7 @@ def test_strided_inputs(device: str) -> None:
 def test_what_padding_holds_touches_nothing(value: float, causal: bool, device: str) -> None:
     """Keys beyond the last of a batch entry, and rows that see nothing."""
     mask, scale = Mask(causal=causal, key_lengths=(31, 0)), 24**-0.5
-    q, k, v, do = rounded(SMALL, drawn((2, 2, 1, 60, 53, 24)), device)
+    q, k, v, do = rounded(SMALL, draw_all((2, 2, 1, 60, 53, 24)), device)
     results = []
     hidden = ~mask.seeing_rows(2, 60, 53)[:, None, :, None].to(device)
     for filling in (0.0, value):
@@ -180,13 +178,26 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool, device: 
 
 def test_a_row_that_sees_nothing_is_zero_whatever_others_see(device: str) -> None:
     """20 of 40 queries stand before the first of 20 keys, one of which holds NaN."""
-    q, k, v, do = rounded(SMALL, drawn((1, 1, 1, 40, 20, 16)), device)
+    q, k, v, do = rounded(SMALL, draw_all((1, 1, 1, 40, 20, 16)), device)
     k[:, :, 5] = float("nan")
     found = SMALL(q, k, v, do, Mask(causal=True))
     assert found.delta is not None
     assert bool((found.dq[:, :, :20] == 0).all())
     assert bool((found.delta[:, :, :20] == 0).all())
     assert bool(found.dq[:, :, 25:].isnan().all())
+
+
+def test_a_nan_stays_with_what_sees_it(device: str) -> None:
+    """v of key 5 holds NaN: rows 5 to 7 see it, and have no delta; so have the keys that these rows see, 3 to 7, no gradient."""
+    q, k, v, do = rounded(SMALL, draw_all((1, 1, 1, 20, 20, 16)), device)
+    v[:, :, 5] = float("nan")
+    given, mask = (q, k, v, do), Mask(causal=True, window=3)
+    found = SMALL.backward(*given, saved_of(SMALL, given, mask, 0.25), mask, 0.25)
+    assert found.delta is not None
+    for gradient, first, last in ((found.dq, 5, 7), (found.delta[..., None], 5, 7), (found.dk, 3, 7)):
+        without = gradient.isnan().any(-1).flatten().nonzero().flatten().tolist()
+        assert without == list(range(first, last + 1))
+    assert bool(found.dv.isfinite().all())
 
 
 def test_large_logits(device: str) -> None:
@@ -203,7 +214,7 @@ def test_large_logits(device: str) -> None:
 
 
 def test_the_same_bits_every_time(device: str) -> None:
-    inputs = rounded(SMALL, drawn(RAGGED), device)
+    inputs = rounded(SMALL, draw_all(RAGGED), device)
     first = SMALL(*inputs, Mask(causal=True)).tensors()
     again = SMALL(*inputs, Mask(causal=True)).tensors()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -211,10 +222,10 @@ def test_the_same_bits_every_time(device: str) -> None:
 
 def test_forward_and_backward_are_one_differentiable_function(device: str) -> None:
     """The gradients of `sum(dO * O)` by autograd are those of the kernels."""
-    q, k, v, do = (x.to(device).half() for x in drawn((1, 2, 1, 20, 33, 16)))
+    q, k, v, do = (x.to(device).half() for x in draw_all((1, 2, 1, 20, 33, 16)))
     backward = TritonBackward(Triton(FP16, br=16, bc=16), FP16, 16, 16)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    attend(*leaves, backward.forward, backward, Mask(causal=True)).backward(do)  # type: ignore[no-untyped-call]
+    leaves = of_q, of_k, of_v = tuple(x.clone().requires_grad_() for x in (q, k, v))
+    attend(of_q, of_k, of_v, backward.forward, backward, Mask(causal=True)).backward(do)  # type: ignore[no-untyped-call]
     expected = backward(q, k, v, do, Mask(causal=True))
     for leaf, name in zip(leaves, ("dq", "dk", "dv"), strict=True):
         assert leaf.grad is not None
@@ -231,7 +242,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
 
     monkeypatch.setattr(backward, "dk_dv", Full())
     with pytest.raises(Unsupported, match=r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376"):
-        SMALL(*rounded(SMALL, drawn((1, 1, 1, 4, 4, 16)), device), Mask())
+        SMALL(*rounded(SMALL, draw_all((1, 1, 1, 4, 4, 16)), device), Mask())
 
 
 @pytest.mark.parametrize(
@@ -247,7 +258,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
 )
 def test_what_it_cannot_honour_is_refused_by_name(backward: TritonBackward, field: str, device: str) -> None:
     with pytest.raises(Unsupported) as error:
-        backward(*rounded(SMALL, drawn((1, 1, 1, 4, 4, 16)), device), Mask())
+        backward(*rounded(SMALL, draw_all((1, 1, 1, 4, 4, 16)), device), Mask())
     assert error.value.field == field
 
 
@@ -258,10 +269,10 @@ def test_sizes_formats_and_scales_that_are_refused(device: str) -> None:
         TritonBackward(Triton(), br=0)
     with pytest.raises(BadInput, match="products"):
         TritonBackward(Triton(), tf32=True)
-    given = rounded(SMALL, drawn((1, 1, 1, 4, 4, 300)), device)
+    given = rounded(SMALL, draw_all((1, 1, 1, 4, 4, 300)), device)
     with pytest.raises(Unsupported, match=r"problem\.head_dim"):
         SMALL.backward(*given, saved_of(SMALL, given, Mask(), 0.1), Mask())
-    given = rounded(SMALL, drawn((1, 1, 1, 4, 4, 16)), device)
+    given = rounded(SMALL, draw_all((1, 1, 1, 4, 4, 16)), device)
     with pytest.raises(BadInput, match=r"problem\.scale"):
         SMALL.backward(*given, saved_of(SMALL, given, Mask(), 0.1), Mask(), -0.1)
 
@@ -275,18 +286,18 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dim", [64, 128, 256])
     @pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
     def test_large(self, fmt: Format, dim: int, mask: Mask) -> None:
-        check(TritonBackward(Triton(fmt), fmt), drawn((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
+        check(TritonBackward(Triton(fmt), fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 96)], ids=str)
     def test_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
-        check(TritonBackward(Triton()), drawn(sizes), Mask(causal=causal), "cuda")
+        check(TritonBackward(Triton()), draw_all(sizes), Mask(causal=causal), "cuda")
 
     @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
     @pytest.mark.parametrize("sizes", [(2, 4, 2, 1000, 1000, 128), (1, 4, 4, 2048, 2048, 64)], ids=str)
     def test_a_thousand_launches_give_the_same_bits(self, sizes: Sizes, beside: bool) -> None:
         backward, mask, scale = TritonBackward(Triton()), Mask(causal=True), sizes[-1] ** -0.5
-        given: Four = tuple(x.bfloat16() for x in rounded(backward, drawn(sizes), "cuda"))  # type: ignore[assignment]
+        given = stored(rounded(backward, draw_all(sizes), "cuda"), torch.bfloat16)
         output = backward.forward(*given[:3], mask, scale)
         assert output.lse is not None
         saved = Saved(output.out, output.lse)
@@ -307,7 +318,7 @@ class TestOnAGpu:
         for causal in (False, True):
             lengths = (260, 0, 1)
             mask = Mask(causal=causal, key_lengths=lengths)
-            q, k, v, do = rounded(backward, drawn((3, 4, 2, 300, 700, 64)), "cuda")
+            q, k, v, do = rounded(backward, draw_all((3, 4, 2, 300, 700, 64)), "cuda")
             results = []
             for filling in (0.0, value):
                 k, v = k.clone(), v.clone()
@@ -319,10 +330,10 @@ class TestOnAGpu:
     def test_more_than_two_to_the_31_elements(self) -> None:
         """The last head lies beyond 32-bit offsets, and gives what it gives alone."""
         heads = 2**31 // (4096 * 64) + 2
-        given = [torch.zeros(1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-        last = [torch.randn(1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-        for whole, part in zip(given, last, strict=True):
-            whole[:, -1:] = part
-        got = TritonBackward(Triton())(*given, Mask()).tensors()
-        alone = TritonBackward(Triton())(*last, Mask()).tensors()
+        drawn = torch.randn(4, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
+        whole = torch.zeros(4, 1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda")
+        whole[:, :, -1:] = drawn
+        backward = TritonBackward(Triton())
+        got = backward(whole[0], whole[1], whole[2], whole[3], Mask()).tensors()
+        alone = backward(drawn[0], drawn[1], drawn[2], drawn[3], Mask()).tensors()
         assert all(torch.equal(got[name][:, -1:], alone[name]) for name in alone)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from numdev import api
 from numdev.api import speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
@@ -24,7 +23,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli import show_speed
+from numdev.cli import runners, show_speed
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.protocol import LooksAhead
@@ -257,7 +256,7 @@ axes: {problem.n: [16, 32, 48]}
 def test_a_study_from_the_command_line(
     numdev: Command, ncu: FakeNcu, monkeypatch: pytest.MonkeyPatch, behaviour: str, notes: int
 ) -> None:
-    monkeypatch.setattr(api, "Traffic", lambda operation, device, tell: Traffic(operation, torch.device("cuda"), tell))
+    monkeypatch.setattr(runners, "Traffic", lambda operation, device, tell: Traffic(operation, torch.device("cuda"), tell))
     ncu.behaves(behaviour)
     Path("mine/study").mkdir(parents=True)
     Path("mine/study/toy.yaml").write_text(TOY)

@@ -4,8 +4,9 @@
 
 BF16, 16,384 tokens, 2048/d heads, random inputs. Contenders take turns, so that all of them see the same clocks; ours are CUDA
 graphs, SDPA's are calls of autograd, four to a measurement. A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations
-for each head, half of that under a causal limit, whatever an implementation computes twice. `--parts` times our kernels one by
-one; `--tiles` tries launches for each of them, and says which is the fastest.
+for each head, half of that under a causal limit, whatever an implementation computes twice; in brackets, over cuDNN's. Ours are
+the portable kernels and, on a Hopper GPU, both designs of its own. `--parts` times the portable kernels one by one; `--tiles`
+tries launches for each of them, and says which is the fastest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,14 +28,18 @@ from numdev.attention.backward.base import Saved
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.kernels import backward_host
 from numdev.attention.kernels.backward_launch import Launches
-from numdev.attention.kernels.launch import Launch
+from numdev.attention.kernels.hopper_backward_launch import Design
+from numdev.attention.kernels.launch import Kernel, Launch
+from numdev.attention.kernels.runtime import generation
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
 
 TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
 LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
-RUNS = TritonBackward(Triton())
+RUNS = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
+HOPPER = replace(RUNS, kernel=Kernel.HOPPER)
+OURS = {"portable": RUNS, "split": replace(HOPPER, design=Design.SPLIT), "fused": replace(HOPPER, design=Design.FUSED)}
 TILES = {
     "keys": [(br, bc, w, s) for br, bc, w in ((64, 128, 8), (32, 128, 8), (64, 64, 4)) for s in (1, 2, 3)],
     "rows": [(br, bc, w, s) for br, bc, w in ((128, 64, 8), (128, 128, 8), (64, 64, 4)) for s in (2, 3)],
@@ -64,8 +70,8 @@ class Problem:
         batch, heads, n, dim = self.inputs[0].shape
         return 10 * batch * heads * n * n * dim * (0.5 if self.mask.causal else 1.0)
 
-    def ours(self) -> tuple[Tensor, Tensor, Tensor]:
-        found = RUNS.backward(*self.inputs, self.saved, self.mask)
+    def ours(self, runs: TritonBackward) -> tuple[Tensor, Tensor, Tensor]:
+        found = runs.backward(*self.inputs, self.saved, self.mask)
         return found.dq, found.dk, found.dv
 
     def sdpa(self, backend: SDPBackend) -> Callable[[], tuple[Tensor, ...]]:
@@ -137,16 +143,18 @@ def seconds(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, float]:
 def row(problem: Problem, label: str) -> dict[str, float]:
     """One line of the table; TFLOP/s by name."""
     flash, cudnn = problem.sdpa(SDPBackend.FLASH_ATTENTION), problem.sdpa(SDPBackend.CUDNN_ATTENTION)
-    runs = {"sdpa flash": repeated(flash), "sdpa cudnn": repeated(cudnn), "numdev portable": graphed(problem.ours)}
+    ours = {name: partial(problem.ours, runs) for name, runs in OURS.items() if name == "portable" or is_hopper()}
+    runs = {"cudnn": repeated(cudnn), "flash": repeated(flash)} | {name: graphed(run) for name, run in ours.items()}
     rates = {name: problem.operations / value / 1e12 for name, value in seconds(runs).items()}
-    errors = {"flash": problem.errors(flash()), "ours": problem.errors(problem.ours())}
-    wrong = "" if max(errors["ours"]) <= LIMIT else "  WRONG"
-    shown = "  ".join(f"{name} " + "/".join(f"{each:.1e}" for each in found) for name, found in errors.items())
-    ratios = " ".join(f"/{name[5:]} {rates['numdev portable'] / rates[name]:.2f}" for name in ("sdpa flash", "sdpa cudnn"))
-    print(
-        label, "  ".join(f"{name} {rate:4.0f}" for name, rate in rates.items()), f"({ratios})  errors: {shown}{wrong}", flush=True
-    )
+    errors = {name: max(problem.errors(run())) for name, run in ({"cudnn": cudnn, "flash": flash} | ours).items()}
+    wrong = "".join(f"  {name} is WRONG" for name in ours if errors[name] > LIMIT)
+    table = "  ".join(f"{name} {rate:4.0f} ({rate / rates['cudnn']:.3f})" for name, rate in rates.items())
+    print(label, table, f" largest error {max(errors.values()):.1e}{wrong}", flush=True)
     return rates
+
+
+def is_hopper() -> bool:
+    return generation(torch.device("cuda")) == "sm_90"
 
 
 def show_parts(problem: Problem, label: str) -> None:
@@ -188,10 +196,11 @@ def main() -> None:
         rates.append(row(problem, label))
         if options.parts:
             show_parts(problem, label)
-    for name in ("sdpa flash", "sdpa cudnn") if rates else ():
-        ratios = [each["numdev portable"] / each[name] for each in rates]
-        mean = math.exp(statistics.mean(map(math.log, ratios)))
-        print(f"numdev portable / {name}: geometric mean {mean:.3f}, least {min(ratios):.3f}")
+    for name, other in itertools.product(OURS, ("cudnn", "flash")):
+        ratios = [each[name] / each[other] for each in rates if name in each]
+        if ratios:
+            mean = math.exp(statistics.mean(map(math.log, ratios)))
+            print(f"numdev {name} / SDPA {other}: geometric mean {mean:.3f}, least {min(ratios):.3f}")
 
 
 if __name__ == "__main__":

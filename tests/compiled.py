@@ -142,6 +142,16 @@ def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
     return stack, re.findall(r"C75\d\d", log)
 
 
+def in_a_process(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """What a module of this kind prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).resolve().parents[1]
+    made = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, env=environment, cwd=root)
+    assert made.returncode == 0, made.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
     print(json.dumps({"portable": portable, "hopper": hopper}[sys.argv[1]]()))

@@ -183,7 +183,17 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
 
 
-HOST = ("kernels", "backward_launch", "runtime", "launch", "splits", "profiling")
+HOST = (
+    "kernels",
+    "alignment",
+    "backward_launch",
+    "hopper_backward_launch",
+    "hopper_backward_order",
+    "runtime",
+    "launch",
+    "splits",
+    "profiling",
+)
 KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
 
 

@@ -14,7 +14,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
-from numdev.attention.kernels.launch import Device, Launch, choose, hopper_bc
+from numdev.attention.kernels.launch import Device, Kernel, Launch, choose, hopper_bc
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
 from numdev.attention.kernels.splits import ROWS, split_count
 from numdev.attention.mask import Mask
@@ -27,6 +27,8 @@ from numdev.attention.walk import Walk
 from numdev.errors import BadInput, Unsupported
 from numdev.settings import setting
 
+__all__ = ["Kernel", "Products", "Triton"]
+
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 
 
@@ -35,14 +37,6 @@ class Products(Enum):
 
     IEEE = "ieee"
     TF32 = "tf32"  # rounded to 10 mantissa bits first, on the tensor cores
-
-
-class Kernel(Enum):
-    """Which of our kernels runs."""
-
-    AUTO = "auto"  # the Hopper kernel on a Hopper GPU where it can run the request, else the portable one
-    PORTABLE = "portable"
-    HOPPER = "hopper"
 
 
 _TILES = SIDES | {"tiling.order", "tiling.splits"}

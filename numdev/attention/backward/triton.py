@@ -1,4 +1,4 @@
-"""The fast reference of the backward pass: our own portable kernels, under the policy that kernels have."""
+"""The fast reference of the backward pass: our own kernels, portable and for Hopper GPUs, under the policy that kernels have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.base import Attention, softmax_scale
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.backward_launch import Launches, choose
-from numdev.attention.kernels.launch import Device
+from numdev.attention.kernels.hopper_backward_launch import Design, refusal
+from numdev.attention.kernels.launch import Device, Kernel
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
@@ -33,16 +34,20 @@ _FIELD = "backward.products"
 class TritonBackward:
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
-    Two kernels and a preparation add nothing by atomic operations: the bits are a function of the inputs and of the tiles, on
-    every GPU. `Gradients.ran` says the tiles in which an emulation adds up alike: `br` of dK and dV, `bc` of dQ.
+    The portable ones, two kernels and a preparation, add nothing by atomic operations: the bits are a function of the inputs and
+    of the tiles, on every GPU. `Gradients.ran` says what ran, and the tiles in which an emulation adds up alike: `br` of dK and
+    dV, `bc` of dQ. The Hopper kernels have an order too, which no tiling here has
+    (`numdev.attention.kernels.hopper_backward_order`): an emulation in their tiles differs from them by the order of FP32 sums.
 
     Attributes:
         forward: what saves O and LSE.
         fmt: bf16, fp16 or fp32.
         br, bc: the tile of both kernels; None is that of the pinned launches, which is not the same for both.
-        order: of query tiles and of KV tiles.
+        order: of query tiles and of KV tiles; None is the kernels' own, forward for the portable ones.
         recompute: `exp2` or `exp`; either form of delta.
         tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
+        kernel: see `Kernel`.
+        design: of the Hopper kernels; None is one kernel where its programs can await each other, else two.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | SIDES | {"tiling.order", _FIELD} | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
@@ -51,9 +56,11 @@ class TritonBackward:
     fmt: Format = BF16
     br: int | None = None
     bc: int | None = None
-    order: Order = Order.FORWARD
+    order: Order | None = None
     recompute: Recompute = Recompute(exponential=Exponential.EXP2)
     tf32: bool = False
+    kernel: Kernel = Kernel.AUTO
+    design: Design | None = None
 
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
@@ -61,6 +68,8 @@ class TritonBackward:
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
         if self.tf32 and self.fmt != FP32:
             raise BadInput(_FIELD, "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
+        if self.design is not None and self.kernel is Kernel.PORTABLE:
+            raise BadInput("attention.design", self.design.value, "the Hopper kernels have designs; give attention.kernel=hopper")
 
     @property
     def precision(self) -> BackwardPrecision:
@@ -124,16 +133,33 @@ class TritonBackward:
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 
-        launches = self.launches(q.shape[-1], mask, q.device)
-        request = backward_host.Request(self.precision, self.recompute, launches, self.order, self.tf32)
         q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
         given = backward_host.Given(q, k, v, do, saved.out, saved.lse.float().contiguous())
+        refused = self._hopper_refusal(q, k, v, do, mask)
+        if refused is None:
+            from numdev.attention.kernels import hopper_backward_host
+
+            (dq, dk, dv, delta), ran = hopper_backward_host.gradients(given, mask, factor, self.design)
+            return Gradients(dq, dk, dv, delta, ran=ran)
+        if self.kernel is Kernel.HOPPER or self.design is not None:
+            field = "attention.kernel" if self.kernel is Kernel.HOPPER else "attention.design"
+            raise Unsupported(field, f"the Hopper kernels cannot run this: {refused}")
+        launches = self.launches(q.shape[-1], mask, q.device)
+        order = self.order or Order.FORWARD
+        request = backward_host.Request(self.precision, self.recompute, launches, order, self.tf32)
         native = self.fmt.dtype
         assert native is not None, "each of the formats has a dtype"
         *found, delta = backward_host.run(request, given, mask, factor, self.storage)
         dq, dk, dv = (x if x.dtype == native else self.precision.output.apply_(x).to(native) for x in found)
         br, bc = launches.keys, launches.rows
         return Gradients(dq, dk, dv, delta, ran=Ran("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
+
+    def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> str | None:
+        if self.kernel is Kernel.PORTABLE:
+            return "the portable kernels are asked for"
+        if (found := generation(q.device)) != "sm_90":
+            return f"it needs a GPU of compute capability 9.0, and this is {found}"
+        return refusal(q, k, v, do, mask, self)
 
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both kernels."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from numdev.attention.kernels import hopper
+from numdev.attention.kernels.alignment import misalignment
 from numdev.attention.kernels.hopper_parts import Code
+from numdev.attention.kernels.hopper_tensors import DTYPES, descriptor, heads_in_cache
 from numdev.attention.kernels.launch import hopper_bc
 from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
@@ -24,9 +23,7 @@ from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, Scal
 from numdev.attention.tiling import Order
 
 _ROWS = 64  # of one warp group
-_L2_BYTES = 24e6  # half of the second-level cache of an H100: K and V of the heads that are worked on together
 _TILE_COST = 1.0  # of beginning and ending a tile, in blocks of keys: by hand; lists of whole tiles leave little to choose
-_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
     """Why this kernel cannot run a request; None if it can. `settings` is a `numdev.Triton`."""
     head_dim = q.shape[-1]
     checks = (
-        (q.dtype not in _DTYPES, f"it takes fp16 and bf16, not {settings.fmt.name}"),
+        (q.dtype not in (torch.bfloat16, torch.float16), f"it takes fp16 and bf16, not {settings.fmt.name}"),
         (head_dim not in (64, 128, 256), f"it takes head_dim 64, 128 and 256, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
@@ -86,21 +83,12 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
     for refused, reason in checks:
         if refused:
             return reason
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not _loads(tensor):
-            return f"the copy engine needs 16-byte alignment of {name}, of its rows too, and a contiguous head_dim"
-    return None
+    return misalignment(q=q, k=k, v=v)
 
 
 def _is_plain(softmax: OnlineSoftmax) -> bool:
     wanted = OnlineSoftmax(Normalise.END, Exponential.EXP2, ScaleOn.SCORES)
     return softmax == wanted
-
-
-def _loads(tensor: Tensor) -> bool:
-    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    inner = tensor.stride(-1) == 1
-    return inner and tensor.data_ptr() % 16 == 0 and all(s > 0 and s * tensor.element_size() % 16 == 0 for s in strides[:-1])
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, Ran]:
@@ -119,13 +107,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
     padded = any(length < keys for length in ragged)
     unaligned = mask.causal and is_unaligned(queries, keys)
     code = Code(
-        bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers
+        bc, head_dim, shape.groups, shape.stages, DTYPES[q.dtype], mask.causal, unaligned, masked, padded, shape.registers
     )
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
     sides = ((q, _ROWS, head_dim), (k, bc, head_dim), (v, bc, head_dim), (out, _ROWS, columns))
     with torch.cuda.device(q.device):
         hopper.attention[(tiles.shape[1],)](
-            *(_descriptor(*side) for side in sides),
+            *(descriptor(*side) for side in sides),
             lse,
             tiles,
             scale * math.log2(math.e),
@@ -140,18 +128,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
 
 
 _TABLES = Tables(64)
-
-
-def _descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    block = [1, 1, rows, columns]
-    # A dimension of size 1 may have any stride in torch; the copy engine wants a multiple of 16 bytes all the same.
-    strides = [s if n > 1 else tensor.shape[-1] for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], block, _layout(rows, columns, tensor.dtype))
-
-
-@lru_cache(maxsize=32)
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], _DTYPES[dtype])
 
 
 @dataclass(frozen=True)
@@ -186,7 +162,7 @@ def schedule(work: Work, head_dim: int) -> Tensor:
     pairs = [(b, h) for b in range(len(work.lengths)) for h in range(work.heads)]
     rows = range(0, work.queries, work.br)
     if work.causal:
-        together = work.group * max(1, int(_L2_BYTES / (4 * work.keys * head_dim)))
+        together = work.group * heads_in_cache(work.keys, head_dim)
         parts = [pairs[i : i + together] for i in range(0, len(pairs), together)]
         order = [(row, b, h) for part in parts for row in reversed(rows) for b, h in part]
     else:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.language.core import _aggregate as aggregate
+
+from numdev.attention.kernels.aggregate import aggregate
 
 ROWS = gl.constexpr(64)  # of a warp group: one wgmma instruction is 64 rows
 
@@ -98,21 +99,6 @@ class Shared:
     v_tail: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
 
-    @gluon.constexpr_function
-    def __init__(self, q, k, v, o, q_full, q_empty, k_full, k_empty, v_full, v_empty, v_tail, turn):
-        self.q = q
-        self.k = k
-        self.v = v
-        self.o = o
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.k_full = k_full
-        self.k_empty = k_empty
-        self.v_full = v_full
-        self.v_empty = v_empty
-        self.v_tail = v_tail
-        self.turn = turn
-
 
 @aggregate
 class Work:
@@ -123,14 +109,6 @@ class Work:
     group: gl.tensor
     queries: gl.tensor
     shift: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, tiles, heads, group, queries, shift):
-        self.tiles = tiles
-        self.heads = heads
-        self.group = group
-        self.queries = queries
-        self.shift = shift
 
 
 @gluon.jit
@@ -194,9 +172,8 @@ def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, b, h, key):
 
 
 @gluon.jit
-def clear_tail(setting, shared, at, tail):
-    """Zero the rows of V from `tail` on: P is 0 there, and 0 times NaN is not."""
-    buffer = shared.v.index(at).reshape((setting.bc, setting.dim))
+def clear_tail(setting, buffer, tail):
+    """Zero the rows of a buffer `[bc, dim]` from `tail` on: what multiplies them is 0, and 0 times NaN is not."""
     layout: gl.constexpr = gl.BlockedLayout([1, setting.dim // 16], [2, 16], [4, 1], [1, 0])
     for first in gl.static_range(0, setting.bc, 8):
         if first + 8 > tail:
@@ -213,7 +190,7 @@ def load_tail(setting, shared, d_v, i, b, h, key, tail, tails):
     mbarrier.expect(shared.v_tail.index(0), d_v.block_type.nbytes)
     tma.async_copy_global_to_shared(d_v, [b, h, key, 0], shared.v_tail.index(0), shared.v.index(at))
     mbarrier.wait(shared.v_tail.index(0), tails & 1)
-    clear_tail(setting, shared, at, tail)
+    clear_tail(setting, shared.v.index(at).reshape((setting.bc, setting.dim)), tail)
     fence_async_shared()
     mbarrier.arrive(shared.v_full.index(at), count=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from numdev.attention.mask import Mask
 from numdev.errors import BadInput
 
 TABLE = Path(__file__).resolve().parents[2] / "data" / "launch.json"
+
+
+class Kernel(Enum):
+    """Which of our kernels runs."""
+
+    AUTO = "auto"  # that for Hopper GPUs on such a GPU where it can run the request, else the portable one
+    PORTABLE = "portable"
+    HOPPER = "hopper"
 
 
 @dataclass(frozen=True)

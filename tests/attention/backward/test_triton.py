@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
@@ -20,64 +19,26 @@ from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput, Unsupported
+from tests.attention.backward import checked
 from tests.attention.backward.cases import Inputs, draw_all
-from tests.attention.kernels.backward_budget import backward_budget, of_output
+from tests.attention.backward.checked import poison, rounded, saved_of, stored
 from tests.cases import MASKS, Sizes
 
 RAGGED: Sizes = (2, 2, 1, 37, 53, 24)
 SMALL = TritonBackward(Triton(br=16, bc=16), br=16, bc=16)
+PORTABLE = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `torch.empty` returns holds NaN, so that an element that no kernel writes shows."""
-    empty = torch.empty
-
-    def poisoned(*args: object, **keywords: object) -> Tensor:
-        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
-        return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
-def rounded(backward: TritonBackward, inputs: Inputs, device: str) -> Inputs:
-    q, k, v, do = (x.to(device) for x in backward.round_inputs(*inputs))
-    return q, k, v, do
-
-
-def stored(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    q, k, v, do = (x.to(dtype) for x in inputs)
-    return q, k, v, do
-
-
-def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:
-    """Golden O and LSE, as a kernel would save them."""
-    golden = Exact()(*inputs[:3], mask, scale)
-    assert golden.lse is not None
-    return Saved(backward.precision.output(golden.out), golden.lse.float())
+    poison(monkeypatch)
 
 
 def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
-    """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
-    given, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
-    got = backward.backward(*given, saved_of(backward, given, mask, scale), mask, scale)
-    golden = ExactBackward()(*given, mask, scale)
-    bounds = backward_budget(backward.precision, given, mask, scale, product)
-    for name in ("dq", "dk", "dv"):
-        mine, exact = getattr(got, name), getattr(golden, name).cpu()
-        assert mine.dtype == backward.fmt.dtype
-        assert not bool(mine.isnan().any()), f"{name}: an element was not written"
-        bound = of_output(getattr(bounds, name), exact, backward.precision)
-        assert bool(((mine.double().cpu() - exact).abs() <= bound).all()), name
-    assert got.delta is not None
-    assert golden.delta is not None
-    difference = (got.delta.double() - golden.delta).abs().cpu()
-    assert bool((difference <= bounds.delta + 2.0**-24 * golden.delta.abs().cpu()).all()), "delta"
-    hidden = ~mask.seeing_rows(given[0].shape[0], given[0].shape[2], given[1].shape[2])
-    for x in (got.dq, got.delta):
-        assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
+    """As `checked.check`, of the portable kernels."""
+    got = checked.check(backward, inputs, mask, device, product=product)
     assert got.kernel.startswith("numdev portable backward "), got.kernel
     return got
 
@@ -286,17 +247,17 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dim", [64, 128, 256])
     @pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
     def test_large(self, fmt: Format, dim: int, mask: Mask) -> None:
-        check(TritonBackward(Triton(fmt), fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
+        check(replace(PORTABLE, forward=Triton(fmt), fmt=fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 96)], ids=str)
     def test_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
-        check(TritonBackward(Triton()), draw_all(sizes), Mask(causal=causal), "cuda")
+        check(PORTABLE, draw_all(sizes), Mask(causal=causal), "cuda")
 
     @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
     @pytest.mark.parametrize("sizes", [(2, 4, 2, 1000, 1000, 128), (1, 4, 4, 2048, 2048, 64)], ids=str)
     def test_a_thousand_launches_give_the_same_bits(self, sizes: Sizes, beside: bool) -> None:
-        backward, mask, scale = TritonBackward(Triton()), Mask(causal=True), sizes[-1] ** -0.5
+        backward, mask, scale = PORTABLE, Mask(causal=True), sizes[-1] ** -0.5
         given = stored(rounded(backward, draw_all(sizes), "cuda"), torch.bfloat16)
         output = backward.forward(*given[:3], mask, scale)
         assert output.lse is not None
@@ -314,7 +275,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_what_padding_holds_touches_nothing(self, value: float) -> None:
-        backward = TritonBackward(Triton())
+        backward = PORTABLE
         for causal in (False, True):
             lengths = (260, 0, 1)
             mask = Mask(causal=causal, key_lengths=lengths)
@@ -333,7 +294,7 @@ class TestOnAGpu:
         drawn = torch.randn(4, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
         whole = torch.zeros(4, 1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda")
         whole[:, :, -1:] = drawn
-        backward = TritonBackward(Triton())
+        backward = PORTABLE
         got = backward(whole[0], whole[1], whole[2], whole[3], Mask()).tensors()
         alone = backward(drawn[0], drawn[1], drawn[2], drawn[3], Mask()).tensors()
         assert all(torch.equal(got[name][:, -1:], alone[name]) for name in alone)

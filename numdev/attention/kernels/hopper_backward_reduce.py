@@ -1,0 +1,76 @@
+"""The addition of the copy engine, for which triton before 3.8 has a builder and no name, and the wait for it to be in memory."""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+
+# A barrier of the warps of one partition; triton 3.7 has renamed it.
+thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
+BUILDER = "create_async_tma_reduce"  # of the operation builder; a test asks whether it is still there
+
+
+@builtin
+def add_to_global(desc, coord, src, _semantic=None):
+    """Add a tile in shared memory to one in global memory, elementwise in FP32, rounded to nearest even; subnormals are kept.
+
+    Without a name of its own this is `cp.reduce.async.bulk.tensor` of the PTX manual; `performed` waits for its end.
+    """
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    getattr(_semantic.builder, BUILDER)(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def performed():
+    """Wait until the stores and additions that this thread gave to the copy engine are in global memory.
+
+    `tma.store_wait` waits only until shared memory has been read.
+    """
+    gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_kernel_before():
+    """Wait until the kernel that was launched before has ended, and see all that it wrote."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_kernel_after_start():
+    """Let the kernel that is launched next start where there is place, once every program of this one has come here."""
+    asm: gl.constexpr = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(asm, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def give_up():
+    """End the kernel with an error."""
+    gl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_turn(at, rank, SPINS: gl.constexpr):
+    """Wait until the counter at `at` is `rank`, and see all that was written before it was raised.
+
+    With SPINS, give up after as many looks: a wrong order is then an error and not a machine that hangs.
+    """
+    seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
+    spins = gl.to_tensor(0)
+    if SPINS > 0:
+        while (seen != rank) & (spins < SPINS):
+            seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
+            spins += 1
+        if seen != rank:
+            give_up()
+    else:
+        while seen != rank:
+            seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
+
+
+@gluon.jit
+def pass_turn_on(at):
+    """Raise the counter when everything given to the copy engine is in memory."""
+    performed()
+    thread_barrier()
+    gl.atomic_add(at, 1, sem="release", scope="gpu")

@@ -1,0 +1,67 @@
+"""How the tests of backward kernels compare a run with golden gradients, where memory held NaN before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.attention.backward.base import Gradients, Saved
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from tests.attention.backward.cases import Inputs
+from tests.attention.kernels.backward_budget import backward_budget, of_output
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `torch.empty` returns holds NaN, or a large number, so that an element that no kernel writes shows."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **keywords: object) -> Tensor:
+        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
+        if made.is_floating_point():
+            return made.fill_(float("nan")) if made.dtype.itemsize > 1 else made
+        return made.fill_(123)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def rounded(backward: TritonBackward, inputs: Inputs, device: str) -> Inputs:
+    q, k, v, do = (x.to(device) for x in backward.round_inputs(*inputs))
+    return q, k, v, do
+
+
+def stored(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    q, k, v, do = (x.to(dtype) for x in inputs)
+    return q, k, v, do
+
+
+def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:
+    """Golden O and LSE, as a kernel would save them."""
+    golden = Exact()(*inputs[:3], mask, scale)
+    assert golden.lse is not None
+    return Saved(backward.precision.output(golden.out), golden.lse.float())
+
+
+def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
+    """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
+    given, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
+    got = backward.backward(*given, saved_of(backward, given, mask, scale), mask, scale)
+    golden = ExactBackward()(*given, mask, scale)
+    bounds = backward_budget(backward.precision, given, mask, scale, product)
+    for name in ("dq", "dk", "dv"):
+        mine, exact = getattr(got, name), getattr(golden, name).cpu()
+        assert mine.dtype == backward.fmt.dtype
+        assert not bool(mine.isnan().any()), f"{name}: an element was not written"
+        bound = of_output(getattr(bounds, name), exact, backward.precision)
+        assert bool(((mine.double().cpu() - exact).abs() <= bound).all()), name
+    assert got.delta is not None
+    assert golden.delta is not None
+    difference = (got.delta.double() - golden.delta).abs().cpu()
+    assert bool((difference <= bounds.delta + 2.0**-24 * golden.delta.abs().cpu()).all()), "delta"
+    hidden = ~mask.seeing_rows(given[0].shape[0], given[0].shape[2], given[1].shape[2])
+    for x in (got.dq, got.delta):
+        assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
+    return got

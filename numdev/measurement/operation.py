@@ -92,10 +92,13 @@ class Output:
     Attributes:
         name: by which an implementation returns it and states its format.
         meaning: one sentence.
+        directed: whether it is a matrix `[..., tokens, dim]` for each head of which the rank and the direction of the error are
+            recorded too.
     """
 
     name: str
     meaning: str
+    directed: bool = False
 
 
 def _nothing(device: torch.device) -> dict[str, str]:
@@ -148,6 +151,11 @@ class Operation:
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
+
+    @property
+    def directed(self) -> tuple[str, ...]:
+        """The names of the outputs whose errors have a rank and a direction."""
+        return tuple(output.name for output in self.outputs if output.directed)
 
     @property
     def primary(self) -> str:

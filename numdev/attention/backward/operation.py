@@ -45,9 +45,9 @@ ATTENTION_BACKWARD = Operation(
     golden=ExactBackward(),
     inputs=(Inputs(("q", "k", "v")), Inputs(("do",), draw_do)),
     outputs=(
-        Output("dq", "dQ = scale dS K, the gradient by the queries"),
-        Output("dk", "dK = scale dS^T Q, the gradient by the keys"),
-        Output("dv", "dV = P^T dO, the gradient by the values"),
+        Output("dq", "dQ = scale dS K, the gradient by the queries", directed=True),
+        Output("dk", "dK = scale dS^T Q, the gradient by the keys", directed=True),
+        Output("dv", "dV = P^T dO, the gradient by the values", directed=True),
         Output("delta", "the sum over a row of dO * O, which is that of dP * P"),
     ),
     steps=tuple(field.name for field in fields(BackwardPrecision)),

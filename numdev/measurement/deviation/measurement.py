@@ -15,6 +15,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
+from numdev.measurement.deviation.direction import DIRECTED, Course
 from numdev.measurement.deviation.metrics import METRICS, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
@@ -58,6 +59,8 @@ COLUMNS = (
     *(Column(name, *said, Use.CHIEF if name in _CHIEF else Use.FIGURE) for name, said in METRICS.items()),
     Column("max_index", "", "where |D| is largest, as indices into the output", Use.NOTE),
 )
+DIRECTIONS = tuple(Column(name, *said) for name, said in DIRECTED.items())
+"""Further columns, of an operation with directed outputs; empty for its other outputs."""
 SEED = Column("seed", "", COMPARISON[0].meaning, Use.PLACE)
 COUNTERS = "counters"
 """The table of what the variant's runs counted of themselves, a row per seed."""
@@ -73,7 +76,8 @@ class Deviations:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        return {KIND: COLUMNS, COUNTERS: (SEED, *self.operation.counters)}
+        compared = (*COLUMNS, *DIRECTIONS) if self.operation.directed else COLUMNS
+        return {KIND: compared, COUNTERS: (SEED, *self.operation.counters)}
 
     def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> DeviationPoint:
         return DeviationPoint(self.operation, problem, variant, baseline, seeds)
@@ -103,12 +107,12 @@ class DeviationPoint:
     def run(self, context: Context) -> Findings:
         """Raises BadInput, naming the problem, where it is larger than the memory that is free."""
         check_memory(self.problem, context.device, self.operation.smaller)
-        kernels: dict[str, None] = {}
+        kernels, course = dict[str, None](), Course(self.operation.directed)
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
         for seed in context.replicates():
             subjects = _of_replicate(self.variant, seed), None if self.baseline is None else _of_replicate(self.baseline, seed)
-            replicate = _Replicate(self.operation, self.problem, seed, context)
+            replicate = _Replicate(self.operation, self.problem, seed, context, course)
             found, output = replicate.rows(*subjects)
             rows += found
             kernels[output.kernel] = None
@@ -131,12 +135,16 @@ def _of_replicate(subject: Measurable, seed: int) -> Measurable:
 
 @dataclass(frozen=True)
 class _Replicate:
-    """One replicate of a problem, and what has been computed for it, on this device, for whichever variant."""
+    """One replicate of a problem, and what has been computed for it, on this device, for whichever variant.
+
+    `course` has the directions of the errors in the replicate before.
+    """
 
     operation: Operation
     problem: Reproducible
     seed: int
     context: Context
+    course: Course
 
     def rows(self, variant: Measurable, baseline: Measurable | None) -> tuple[list[dict[str, Any]], Outputs]:
         """Every comparison, and the variant's outputs."""
@@ -146,8 +154,22 @@ class _Replicate:
         if baseline is not None:
             others = self._baseline(baseline)
             references = references | {"baseline": others}
-            rows = self._baseline_rows(baseline, samples)
-        return list(self._compared("variant", samples, references, others, variant.formats)) + rows, output
+            rows = self._directed(self._baseline_rows(baseline, samples), others, self._golden(baseline))
+        compared = list(self._compared("variant", samples, references, others, variant.formats))
+        return self._directed(compared, samples, references) + rows, output
+
+    def _directed(
+        self, rows: list[dict[str, Any]], samples: dict[str, Sample], references: dict[str, dict[str, Sample]]
+    ) -> list[dict[str, Any]]:
+        """The comparisons of one subject with rank and direction of their errors, where the operation has them."""
+        if not self.course.outputs:
+            return rows
+        figures, found = self.course.figures, []
+        for row in rows:
+            reference, output = row["reference"], row["output"]
+            place = (row["subject"], reference, output)
+            found.append(row | figures(place, samples[output], references[reference][output]))
+        return found
 
     def _baseline_rows(self, baseline: Measurable, variant: dict[str, Sample]) -> list[dict[str, Any]]:
         """The same for every variant of finite results, and so kept for them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.deviation.measurement import DIRECTIONS
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.report.reading.configuration import setting
 from numdev.results.columns import Column
@@ -91,7 +92,7 @@ STATISTICS = {
     "max": "largest over seeds",
 }
 
-SHIPPED = {column.name: column for column in DEVIATION} | {
+SHIPPED = {column.name: column for column in (*DEVIATION, *DIRECTIONS)} | {
     name: Column(name, *said) for name, said in (MEASURED | COUNTED).items()
 }
 """The columns of the kinds that ship with numdev, where no record is at hand."""

@@ -260,6 +260,9 @@ _AXES = (
     "variant.tiling.",
     "variant.softmax.normalise",
     "variant.softmax.exp",
+    "variant.recompute.",
+    "variant.forward.precision.values",
+    "variant.forward.precision.accumulator",
     "baseline.precision.name",
     "tiling.area",
 )

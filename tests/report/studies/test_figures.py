@@ -17,11 +17,15 @@ from numdev.cli.library import Library, config_folder
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import formats
-from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies import registry
+from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
+from tests.toy_backward import STUDIES as ELSEWHERE
 from tests.toy_studies import title_of
 
 LIBRARY = Library((config_folder(),))
+BACKWARD = {name for chapter in CHAPTERS if chapter.study in ELSEWHERE for name in chapter.figures}  # see test_backward.py
+FIGURES = {name: plot for name, plot in registry.FIGURES.items() if name not in BACKWARD}
 MORE = {name for study in LIBRARY.options("study") for name in LIBRARY.study(study)["more"]}  # beside that of a claim
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.operation import ATTENTION
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput
+from numdev.measurement.deviation.direction import DIRECTED, Course, Directedness, Direction
+from numdev.measurement.deviation.measurement import COLUMNS, DIRECTIONS, Deviations
+from numdev.measurement.deviation.metrics import METRICS, Deviation
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.runner import Runner
+from numdev.results.record import Record
+
+U = 2.0**-53
+PROBLEM = Problem(Distribution(Kind.NORMAL), Shape(heads=2, queries=24, keys=24, head_dim=8))
+
+
+def direction(error: Tensor, reference: Tensor | None = None) -> Direction:
+    reference = torch.zeros_like(error) if reference is None else reference
+    return Direction.of(Sample(reference + error), Sample(reference))
+
+
+def tolerance(shape: tuple[int, ...]) -> float:
+    """Of a share of the energy: each entry of the Gram matrix is off by at most `tokens u` of the energy, and an eigenvalue of a
+    matrix of `dim` rows by `dim` times that (Weyl), and by as much from the eigensolver; a share is that over the energy."""
+    return 4 * max(shape[-2:]) * min(shape[-2:]) * U + 1e-15
+
+
+@given(arrays(np.float64, array_shapes(min_dims=2, max_dims=4, max_side=7), elements=st.integers(-9, 9)))
+def test_rank_and_share_are_those_of_the_singular_values(error: np.ndarray[Any, Any]) -> None:
+    found = direction(torch.from_numpy(error)).after(None)
+    heads = [head for head in error.reshape(-1, *error.shape[-2:]) if head.any()]
+    if not heads:
+        assert all(math.isnan(value) for value in found.figures().values())
+        return
+    values = [np.linalg.svd(head, compute_uv=False) for head in heads]
+    shares = [float(s[0] ** 2 / (s**2).sum()) for s in values]
+    assert found.top_share == pytest.approx(np.mean(shares), abs=tolerance(error.shape))
+    # a rank is 1 / share, at most 7 here: its error is at most 49 times that of the share
+    assert found.stable_rank == pytest.approx(np.mean([1 / share for share in shares]), abs=49 * tolerance(error.shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 8), (3, 8, 40)])
+def test_the_top_vector_is_that_of_the_singular_value_decomposition(shape: tuple[int, ...]) -> None:
+    error = torch.from_numpy(np.random.default_rng(0).standard_normal(shape))
+    error[..., 0, :] += 20.0  # well apart from the second singular value: a vector is off by u times energy over the gap
+    found = direction(error)
+    for head, vector in zip(error, found.vectors, strict=True):
+        expected = np.linalg.svd(head.numpy())[2][0]
+        assert abs(float(expected @ vector.numpy())) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 2.0**-1060])
+def test_a_rank_one_error_has_rank_one(scale: float) -> None:
+    u, v = torch.arange(1.0, 7.0, dtype=torch.float64), torch.tensor([1.0, -2.0, 0.0, 4.0], dtype=torch.float64)
+    found = direction((u[:, None] * v)[None] * scale).after(None)
+    assert found.stable_rank == pytest.approx(1.0, abs=tolerance((6, 4)))
+    assert found.top_share == pytest.approx(1.0, abs=tolerance((6, 4)))
+
+
+def test_a_multiple_of_an_orthogonal_matrix_has_full_rank() -> None:
+    orthogonal = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))[0]
+    found = direction(torch.from_numpy(3e-5 * orthogonal)[None, None]).after(None)
+    assert found.stable_rank == pytest.approx(16.0, abs=16**2 * tolerance((16, 16)))
+    assert found.top_share == pytest.approx(1 / 16, abs=tolerance((16, 16)))
+
+
+def test_heads_are_meant_and_those_without_an_error_left_out() -> None:
+    one, two, none = torch.zeros(3, 4, 4, dtype=torch.float64)
+    one[0, 0], two[0, 0], two[1, 1] = 5.0, 3.0, 3.0
+    found = direction(torch.stack([one, two, none])).after(None)
+    assert found.stable_rank == pytest.approx(1.5)
+    assert found.top_share == pytest.approx(0.75)
+
+
+def test_random_errors_have_no_direction() -> None:
+    """The cosine of two independent normal vectors of n numbers has the standard deviation n^-1/2: 6 of them are allowed."""
+    draws, shape = np.random.default_rng(2), (4, 200, 64)
+    first, second = (direction(torch.from_numpy(draws.standard_normal(shape))) for _ in range(2))
+    found = second.after(first)
+    assert abs(found.step_cosine) < 6 / math.sqrt(4 * 200 * 64)
+    assert found.stable_rank > 10  # (1 + sqrt(64 / 200))^-2 of 64, the edge of Marchenko and Pastur, is 26
+
+
+def test_an_error_that_stays_keeps_its_direction() -> None:
+    """Rows scaled anew at each seed: the direction among the columns stays, that of all elements does not."""
+    draws, v = np.random.default_rng(3), np.array([3.0, 0.0, 4.0])
+    first, second = (direction(torch.from_numpy(draws.standard_normal((2, 500, 1)) * v)) for _ in range(2))
+    found = second.after(first)
+    assert found.step_alignment == pytest.approx(1.0, abs=1e-12)
+    assert abs(found.step_cosine) < 6 / math.sqrt(1000)
+    same = first.after(first)
+    assert same.step_cosine == pytest.approx(1.0, abs=1000 * U)
+    opposite = direction(-torch.ones(1, 2, 2, dtype=torch.float64)).after(direction(torch.ones(1, 2, 2, dtype=torch.float64)))
+    assert opposite.step_cosine == pytest.approx(-1.0, abs=8 * U)
+    assert opposite.step_alignment == pytest.approx(1.0, abs=8 * U)  # a singular vector has no sign
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_error_that_is_not_finite_has_no_direction(bad: float) -> None:
+    error = torch.ones(1, 3, 2, dtype=torch.float64)
+    fine = direction(error)
+    error[0, 1, 1] = bad
+    found = Direction.of(Sample(error), Sample(torch.zeros_like(error)))
+    assert all(math.isnan(value) for value in found.after(fine).figures().values())
+    after = fine.after(found)
+    assert after.stable_rank == pytest.approx(1.0)
+    assert math.isnan(after.step_cosine)
+    assert math.isnan(after.step_alignment)
+
+
+def test_a_vector_is_refused() -> None:
+    with pytest.raises(BadInput, match="tokens, dim"):
+        direction(torch.ones(3, dtype=torch.float64))
+
+
+def test_a_course_compares_each_place_with_itself() -> None:
+    course, zero = Course({"dq"}), Sample(torch.zeros(1, 2, 2))
+    one, other = Sample(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])), Sample(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]]))
+    assert math.isnan(course.figures(("variant", "golden", "dq"), one, zero)["step_cosine"])
+    assert math.isnan(course.figures(("baseline", "golden", "dq"), other, zero)["step_cosine"])
+    assert course.figures(("variant", "golden", "dq"), one, zero)["step_cosine"] == 1.0
+    assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 0.0
+    assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 1.0  # with the last, not the first
+    assert all(math.isnan(value) for value in course.figures(("variant", "golden", "delta"), one, zero).values())
+
+
+def measured(seeds: int = 3, bench: Runner | None = None) -> Record:
+    forward = Tiled(Precision.kernel(BF16), Tiling(br=8, bc=8))
+    variant = TiledBackward(forward, BackwardPrecision.kernel(BF16), Tiling(br=8, bc=8))
+    bench = bench or Runner(Deviations(ATTENTION_BACKWARD), "cpu")
+    return bench.measure(PROBLEM, variant, NaiveBackward.eager(BF16), seeds)
+
+
+def test_gradients_have_rank_and_direction_and_delta_has_a_signed_bias() -> None:
+    record = measured()
+    assert set(DIRECTED) <= {column.name for column in record.primary}
+    for row in record.rows:
+        directed, later = row["output"] != "delta", row["seed"] > 0
+        assert (row["stable_rank"] >= 1) == directed
+        assert (0 < row["top_share"] <= 1) == directed
+        assert math.isnan(row["step_cosine"]) == math.isnan(row["step_alignment"]) == (not (directed and later))
+        assert math.isfinite(row["bias"])
+        assert row["bias_error"] > 0
+    assert {row["output"] for row in record.rows} == {"dq", "dk", "dv", "delta"}
+    assert {row["subject"] for row in record.rows} == {"variant", "baseline"}
+
+
+def test_the_bias_of_delta_has_the_sign_of_the_error() -> None:
+    """Delta of an O that is all too large by one part in 100: drawn away from zero by that part of |delta|."""
+    q, k, v, do = ATTENTION_BACKWARD.draw(PROBLEM, 0, torch.device("cpu"))
+    golden = ATTENTION_BACKWARD.golden(q, k, v, do, **PROBLEM.arguments()).tensors()["delta"]
+    found = Deviation.between(1.01 * golden, golden, BF16)
+    mean = float(golden.abs().mean())
+    assert found.bias == pytest.approx(0.01 * mean, rel=golden.numel() * U / 0.01)
+    assert found.bias_error < found.bias
+
+
+def test_a_baseline_that_is_kept_has_the_same_figures() -> None:
+    """Its rows are computed once for all variants, its direction for each."""
+    bench = Runner(Deviations(ATTENTION_BACKWARD), "cpu")
+    first, second = ([row for row in measured(3, bench).rows if row["subject"] == "baseline"] for _ in range(2))
+    assert [{n: repr(v) for n, v in row.items()} for row in first] == [{n: repr(v) for n, v in row.items()} for row in second]
+
+
+def test_an_operation_without_directed_outputs_records_nothing_more() -> None:
+    assert Deviations(ATTENTION).columns["deviation"] == COLUMNS
+    assert not {column.name for column in COLUMNS} & set(DIRECTED)
+    assert not set(METRICS) & set(DIRECTED)
+    plain = replace(ATTENTION_BACKWARD, outputs=tuple(replace(o, directed=False) for o in ATTENTION_BACKWARD.outputs))
+    assert Deviations(plain).columns["deviation"] == COLUMNS
+    assert not set(DIRECTED) & set(measured(1, Runner(Deviations(plain), "cpu")).rows[0])
+
+
+def test_every_column_states_unit_and_meaning() -> None:
+    assert all(column.unit and column.meaning for column in DIRECTIONS)
+    assert list(DIRECTED) == list(Directedness().figures())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
-from numdev.attention.precision import product
+from numdev.arithmetic.products import product
 
 
 def double_loop(q: Tensor, k: Tensor, v: Tensor, scale: float, tiling: Tiling, step: Precision) -> Tensor:

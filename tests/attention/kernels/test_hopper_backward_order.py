@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,8 @@ def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int
     waiting = [grid.additions(number) for number in range(grid.programs)]
     done: Counter[tuple[int, int, int]] = Counter()
     made = []
-    started, running = 0, []
+    running: list[Any] = []
+    started = 0
     while started < grid.programs or running:
         while started < grid.programs and len(running) < processors:
             running.append(started)

@@ -19,6 +19,7 @@ BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     tables.decode_speed,
     tables.honoured,
     tables.kernel_speed,
+    tables.backward_speed,
     tables.launch_table,
     tables.meanings,
     tables.notebooks,

@@ -116,8 +116,13 @@ def _figures(found: Record, output: str) -> Figures:
         rows = [r for r in found.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
         if rows:
             names = [column.name for column in _measured(found)]
-            figures[pair] = {name: _interval(name, [float(row[name]) for row in rows]) for name in names}
+            figures[pair] = {name: _interval(name, _defined(found, [float(row[name]) for row in rows])) for name in names}
     return figures
+
+
+def _defined(found: Record, values: list[float]) -> list[float]:
+    """The values of a figure, without the replicates in which it is not defined: of finite results NaN says nothing else."""
+    return [value for value in values if not math.isnan(value)] if found.status is Status.OK else values
 
 
 def _measured(found: Record) -> list[Column]:
@@ -136,7 +141,9 @@ def _counters(found: Record) -> Table:
 
 
 def _interval(metric: str, values: list[float]) -> str:
-    """The mean, and half the confidence interval where there are replicates that differ."""
+    """The mean, and half the confidence interval where there are replicates that differ; nothing without values."""
+    if not values:
+        return ""
     found = summary(values)
     half = (found.high - found.low) / 2
     mean = f"{found.mean:.9f}" if metric == "cosine_similarity" else f"{found.mean:.3g}"  # the one that is close to 1

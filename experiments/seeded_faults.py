@@ -104,9 +104,16 @@ FAULTS = (
     Fault(
         "delta of the rounded output whatever is asked for",
         "attention/backward/base.py",
-        "if reads is OutputForDelta.UNROUNDED:",
-        "if False:",
+        "if reads is OutputForDelta.ROUNDED:",
+        "if True:",
         BACKWARD,
+    ),
+    Fault(
+        "ties of a listed format go down",
+        "arithmetic/listing.py",
+        "up = (x > turn) | ((x == turn) & tie)",
+        "up = x > turn",
+        ("arithmetic/listing",),
     ),
     Fault(
         "golden gradients without delta",

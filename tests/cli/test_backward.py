@@ -159,7 +159,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not honour it"),
     ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not honour it"),
     ({"backward": "naive", "forward_precision.values": "fp32"}, "forward_precision.values", "backward=naive does not honour"),
-    ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=instrumented, tiled or triton"),
+    ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=flex, instrumented, tiled or triton"),
     ({"backward": "exact", "precision.ds": "fp32"}, "precision.ds", "backward=exact does not honour it"),
     ({"backward": "triton", "precision.ds": "fp32"}, "precision.ds", "arithmetic of its own"),
     ({"backward": "triton", "precision": "eager_bf16"}, "precision.preset", "backward=triton has an arithmetic of its own"),
@@ -183,7 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "forward_precision.output",
         "recompute.output=rounded",
     ),
-    ({"baseline": "emulation"}, "baseline", "take baseline=eager, uniform or none"),
+    ({"backward": "exact", "baseline": "emulation"}, "baseline", "take baseline=eager, uniform or none"),
     ({"baseline.normalise": "end"}, "baseline.normalise", "stores the P"),
     ({"precision.dss": "bf16"}, "precision.dss", "did you mean precision.ds"),
     ({"recompute.detla": "output"}, "recompute.detla", "did you mean recompute.delta"),
@@ -202,6 +202,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], fi
         build.point(EXPANDER.request(settings))
     assert error.value.field == field
     assert mend in str(error.value)
+
+
+def test_the_baseline_may_be_the_emulation_of_the_variant() -> None:
+    settings = {"backward": "tiled", "tiling.br": 32, "tiling.bc": 16, "precision": "kernel_bf16", "baseline": "emulation"}
+    emulated = build.point(EXPANDER.request(settings)).baseline
+    assert isinstance(emulated, TiledBackward)
+    assert (emulated.tiling.br, emulated.tiling.bc) == (32, 16)
+    assert emulated.precision == BackwardPrecision.kernel(BF16)
 
 
 def test_a_stride_is_read_by_either_order() -> None:

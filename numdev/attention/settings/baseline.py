@@ -9,9 +9,11 @@ from typing import TypeVar
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.base import Backward
 from numdev.attention.backward.baseline import baseline_for as backward_baseline_for
+from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
 from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.base import Attention, Emulated
 from numdev.attention.baseline import baseline_for
 from numdev.attention.emulation import emulation_of
@@ -77,12 +79,14 @@ class EmulationBaseline:
     order: Order | None
     splits: int | None
 
-    def of(self, variant: Attention | Backward, problem: Problem) -> Tiled:
+    def of(self, variant: Attention | Backward, problem: Problem) -> Tiled | TiledBackward:
         """The emulation of a variant on a problem.
 
         Raises:
-            NotHonoured: for a variant that does not say how it walks over the keys, as none of the backward pass does.
+            NotHonoured: for a variant that does not say how it walks over the keys.
         """
+        if isinstance(variant, EmulatedBackward):
+            return gradients_emulation_of(variant, problem.shape, problem.mask, None, self.bc, self.order)
         if not isinstance(variant, Emulated):
             mend = f"{type(variant).__name__} says of no emulation what it returns; take baseline=eager, uniform or none"
             raise NotHonoured("baseline", "emulation", mend)

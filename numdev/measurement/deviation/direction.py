@@ -89,7 +89,7 @@ class Direction:
         matrices = shifted(matrices, -math.frexp(largest)[1])  # squares of all but what is negligible are ordinary numbers
         energy = matrices.square().sum((-2, -1))
         top, vectors = _top(matrices)
-        return Direction((matrices / energy.sum().sqrt()).reshape(-1), vectors, energy, top)
+        return Direction((matrices / math.sqrt(float(energy.sum()))).reshape(-1), vectors, energy, top)
 
     def after(self, before: Direction | None) -> Directedness:
         """The figures, given the direction of the seed before; None if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -140,10 +141,14 @@ def test_ctrl_c_ends_all_of_it(tmp_path: Path) -> None:
     pulse = tmp_path / "pulse"
     ncu = fake(tmp_path, f"while True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)\n")
     timer = threading.Timer(1.5, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        profile(ncu, METRICS, [], {}, 60.0)
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without a handler
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            profile(ncu, METRICS, [], {}, 60.0)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     _assert_still(pulse)
 
 

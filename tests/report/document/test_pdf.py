@@ -97,7 +97,8 @@ def test_the_first_page_has_a_figure_that_its_section_names(shown: dict[str, Any
 
 
 def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any], results: Results) -> None:
-    absent = [section.title for section in CHAPTERS if section.study not in results.manifests]
+    own = [section for section in CHAPTERS if section.operation == "attention"]  # no other is measured
+    absent = [section.title for section in own if section.study not in results.manifests]
     assert absent, "the toy results have Figures 5a and 5b in one study"
     assert shown["absent"] == absent
 

@@ -6,15 +6,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from numdev.arithmetic.formats import BF16, FP32
+from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
+from numdev.attention.backward.exact import RoundedBackward
 from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.vendor import FlexBackward, SdpaBackward
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
-from numdev.attention.tiling import Tiling
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.vendor.sdpa import Backend
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.scenario import EntryRole, Role, Scenario
@@ -22,7 +26,7 @@ from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 
 SEEDS = 4
-STUDIES = ("gradients", "delta", "attribution", "attribution_forward")
+STUDIES = ("gradients", "delta", "attribution", "validate_backward", "attribution_forward")
 """Of the chapters whose figures are tested on these."""
 
 
@@ -110,3 +114,25 @@ def attribution() -> Study:
                 points.append(StudyPoint(problem(kind, 32), same, None, SEEDS, name, {"step": entry}, roles=roles))
     claims = ("attribution", "attribution_step")
     return Study("attribution", "Which step", "attribution", claims, tuple(points), scenarios=tuple(stated))
+
+
+def validate_backward() -> Study:
+    """What has gradients without a GPU: PyTorch's flash kernel, and exact ones rounded once; and kernels that have none here."""
+    walked: dict[str, tuple[EmulatedBackward, int | None]] = {
+        "exact_rounded": (RoundedBackward(), 16),
+        "sdpa_flash": (SdpaBackward(Backend.FLASH), None),
+        "sdpa_cudnn": (SdpaBackward(Backend.CUDNN), 16),
+        "flex": (FlexBackward(), 16),
+    }
+    points = []
+    for scenario, kind in (("uniform", Kind.UNIFORM), ("normal", Kind.NORMAL)):
+        given = Problem(Distribution(kind), Shape(queries=64, keys=64, head_dim=16, heads=2, kv_heads=2))
+        for name, (measured, side) in walked.items():
+            own = None if name == "exact_rounded" else measured.forward_pass
+            order = None if side is None else Order.FORWARD
+            baseline = gradients_emulation_of(measured, given.shape, given.mask, side, side, order, order, own)
+            roles = {"kernel": EntryRole.CONTROL} if name == "exact_rounded" else {}
+            points.append(StudyPoint(given, measured, baseline, SEEDS, scenario, {"kernel": name}, roles=roles))
+    stated = (Scenario("uniform", "toy uniform inputs", Role.ASSUMED), Scenario("normal", "toy normal inputs", Role.BEYOND))
+    claims = ("validate_backward",)
+    return Study("validate_backward", "Gradients of kernels", "validate_backward", claims, tuple(points), scenarios=stated)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.mask import Mask
@@ -115,17 +116,26 @@ class BackwardDoubleLoop:
 
     def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
         """Adds one query head to dQ, and to dK and dV of its KV head."""
-        step, (dq, dk, dv) = self.precision, sums
+        for mine, keys in self._pairs(head):
+            self._pair(head, mine, keys, delta, scale, sums)
+
+    def _pairs(self, head: Head) -> list[tuple[range, range]]:
+        """Each tile of queries with each tile of keys."""
         order = self.tiling.order if self.query_order is None else self.query_order
-        for mine in tiles(self.tiling.br, len(head.q), self.tiling, order):
-            for keys in self._key_tiles(head):
-                p, dp = self._recomputed(head, mine, keys, scale)
-                difference = less(step.difference, dp, rows(delta, mine))
-                ds = step.ds(times(step.difference, difference, p))
-                p = step.probabilities(p)
-                rows(dq, mine).copy_(add(step.dq_sum, rows(dq, mine), step.dq(ds, rows(head.k, keys))))
-                rows(dk, keys).copy_(add(step.dk_sum, rows(dk, keys), step.dk(ds.T, rows(head.q, mine))))
-                rows(dv, keys).copy_(add(step.dv_sum, rows(dv, keys), step.dv(p.T, rows(head.do, mine))))
+        queries = tiles(self.tiling.br, len(head.q), self.tiling, order)
+        return [(mine, keys) for mine in queries for keys in self._key_tiles(head)]
+
+    def _pair(
+        self, head: Head, mine: range, keys: range, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        step, (dq, dk, dv) = self.precision, sums
+        p, dp = self._recomputed(head, mine, keys, scale)
+        difference = less(step.difference, dp, rows(delta, mine))
+        ds = step.ds(times(step.difference, difference, p))
+        p = step.probabilities(p)
+        rows(dq, mine).copy_(add(step.dq_sum, rows(dq, mine), step.dq(ds, rows(head.k, keys))))
+        rows(dk, keys).copy_(add(step.dk_sum, rows(dk, keys), step.dk(ds.T, rows(head.q, mine))))
+        rows(dv, keys).copy_(add(step.dv_sum, rows(dv, keys), step.dv(p.T, rows(head.do, mine))))
 
     def _recomputed(self, head: Head, mine: range, keys: range, scale: float) -> tuple[Tensor, Tensor]:
         """P and dP of one pair of tiles, 0 where a row does not see a key."""
@@ -151,3 +161,35 @@ class BackwardDoubleLoop:
                 p, dp = self._recomputed(head, range(len(head.q)), keys, scale)
                 found = add(cast, found, self.precision.delta.sum(times(cast, dp, p)))
         return torch.where(head.lse == NEVER, 0.0, found)
+
+
+@dataclass(frozen=True)
+class WalkingLoop(BackwardDoubleLoop):
+    """The same where every program owns keys, and pairs come as a clock has them: all programs of a group make a step at once.
+
+    For rows that all see a key. Where dQ is no shared sum, it is made by a pass of its own, in the order of the tiling.
+    """
+
+    turns: Turns = Turns(None, shared=True)
+
+    def _pairs(self, head: Head) -> list[tuple[range, range]]:
+        keys = [range(j, min(j + self.tiling.bc, len(head.k))) for j in range(0, len(head.k), self.tiling.bc)]
+        units = math.ceil(len(head.q) / self.turns.unit)
+        clock = []
+        for tile in keys:
+            owner = tile.start // self.turns.tile
+            together = self.turns.together or len(head.k)
+            for unit in range(units):
+                arrival = units - 1 - unit if self.turns.together is None else (unit - owner % together) % units
+                start, end = unit * self.turns.unit, min((unit + 1) * self.turns.unit, len(head.q))
+                parts = [range(i, min(i + self.tiling.br, end)) for i in range(start, end, self.tiling.br)]
+                place = (owner // together, arrival, tile.start)
+                clock += [((*place, part.start), part, tile) for part in parts]
+        return [(mine, tile) for _, mine, tile in sorted(clock, key=lambda one: one[0])]
+
+    def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
+        dq, dk, dv = sums
+        super()._head(head, delta, scale, (dq if self.turns.shared else dq.clone(), dk, dv))
+        if not self.turns.shared:
+            alone = BackwardDoubleLoop(self.precision, self.tiling, self.recompute)
+            BackwardDoubleLoop._head(alone, head, delta, scale, (dq, dk.clone(), dv.clone()))

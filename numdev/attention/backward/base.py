@@ -115,6 +115,20 @@ class FromSaved(Backward, Protocol):
 
 
 @runtime_checkable
+class Differentiable(Backward, Protocol):
+    """An implementation of both passes that a model can be trained with."""
+
+    @property
+    def primal(self) -> Attention:
+        """The forward pass that gives O."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `function.differentiable`."""
+        ...
+
+
+@runtime_checkable
 class KeepsOutput(Protocol):
     """A forward pass that can leave its output unrounded."""
 

@@ -23,11 +23,15 @@ class BackwardCostModel:
         bc: keys of a tile of keys; None is as many as `br`.
         recomputes_twice: whether dQ is made by a second pass over all tiles, which keeps it on the chip and computes P again.
             Without, a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
+        stores_first: whether the first tile of keys that a row meets stores its share of dQ, so that nothing reads a sum before.
+        scales_lse: whether what makes delta also reads LSE, and writes it in the units of a binary exponential.
     """
 
     model: CostModel
     bc: int | None = None
     recomputes_twice: bool = False
+    stores_first: bool = False
+    scales_lse: bool = False
 
 
 def operations(problem: Problem) -> int:
@@ -63,32 +67,36 @@ def vanilla_bytes(problem: Problem, model: CostModel) -> float:
 def tiled_bytes(problem: Problem, declared: BackwardCostModel, br: int, bc: int) -> float:
     """Dao 2023, Algorithm 2: delta, then for each tile of keys every row that sees any of it.
 
-    - Delta reads O and dO and writes one number a row.
+    - Delta reads O and dO and writes one number a row; it may read LSE and write it in other units.
     - A tile of keys reads its k and v, and of each row that it meets q, dO, LSE and delta.
-    - dQ is read and written in FP32 at each meeting, then converted; or it is made by a second pass, in which a tile of queries
-      reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
+    - dQ is read and written in FP32 at each meeting, at a row's first perhaps only written, then converted; or it is made by a
+      second pass, in which a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
     - dQ, dK and dV are written.
 
     Heads that share a KV head read it each for itself.
     """
     shape, each = problem.shape, declared.model.width
     q, kv, rows = math.prod(shape.q), math.prod(shape.kv), shape.batch * shape.heads * shape.queries
-    keys, met = (shape.heads * count for count in _meetings(problem, bc))
+    keys, met, seeing = (shape.heads * count for count in _meetings(problem, bc))
     of_row = 2 * shape.head_dim * each.input + 2 * _WIDE  # q, dO, LSE, delta
     moved = each.input * (2 * q + 2 * shape.head_dim * keys) + _WIDE * rows + of_row * met + each.output * (q + 2 * kv)
+    moved += 2 * _WIDE * rows if declared.scales_lse else 0
     if declared.recomputes_twice:
         return moved + of_row * rows + each.input * 2 * shape.head_dim * shape.heads * cost.keys_of_tiles(problem, br)
-    return moved + _WIDE * (2 * shape.head_dim * met + q)
+    return moved + _WIDE * (shape.head_dim * (2 * met - (seeing if declared.stores_first else 0)) + q)
 
 
-def _meetings(problem: Problem, bc: int) -> tuple[int, int]:
-    """Keys of the tiles that any row sees; pairs of a tile of keys and a row, from the first to the last that see any of it."""
+def _meetings(problem: Problem, bc: int) -> tuple[int, int, int]:
+    """Keys of the tiles that any row sees; pairs of a tile of keys and a row, from its first to its last; rows in any pair."""
     shape, mask = problem.shape, problem.mask
-    keys = met = 0
+    keys = met = seeing = 0
     for length in mask.lengths(shape.batch, shape.keys):
+        rows = []
         for start in range(0, length, bc):
             stop = min(start + bc, length)
             first, last = mask.query_range(shape.queries, shape.keys, start, stop)
             if first < last:
                 keys, met = keys + stop - start, met + last - first
-    return keys, met
+                rows += [first, last]
+        seeing += max(rows, default=0) - min(rows, default=0)
+    return keys, met, seeing

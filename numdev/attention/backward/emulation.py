@@ -23,6 +23,11 @@ class EmulatedBackward(Protocol):
         """The forward pass that it follows."""
         ...
 
+    @property
+    def forward_pass(self) -> Attention:
+        """The same with the O and the LSE that the backward pass reads."""
+        ...
+
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
         """How it computes and walks over the tiles, as far as it is known, and why the rest is not."""
         ...
@@ -48,7 +53,8 @@ def gradients_emulation_of(
         bc: keys of a tile of keys, likewise.
         order: of the tiles of keys, likewise.
         query_order: of the tiles of queries, likewise.
-        forward: what the emulation takes O and LSE from; None is the emulation of the variant's own forward pass.
+        forward: what the emulation takes O and LSE from; None is the emulation of the variant's own forward pass. With
+            `variant.forward_pass` the backward pass alone is emulated.
 
     Raises:
         BadInput: where something is not known and not given.
@@ -59,12 +65,16 @@ def gradients_emulation_of(
         br, bc = br or walk.br, bc or walk.bc
         order, rows_in = order or walk.order, query_order or walk.query_order
         if br is None or bc is None or order is None or rows_in is None:
-            needed = {"tiling.br": br, "tiling.bc": bc, "tiling.order": order, "backward.query_order": rows_in}
+            needed = {"tiling.br": br, "tiling.bc": bc, "tiling.order": order, "baseline.query_order": rows_in}
             mend = f"{walk.why}, for {type(variant).__name__.lower()}; say what the emulation shall take"
             raise BadInput(next(name for name, value in needed.items() if value is None), None, mend)
         tiling = Tiling(br, bc, order)
     if forward is None:
         if not isinstance(variant.forward, Emulated):
             raise BadInput("forward", type(variant.forward).__name__, "it does not say how it computes; give the forward pass")
-        forward = emulation_of(variant.forward, shape, mask)
-    return TiledBackward(forward, walk.precision, tiling, walk.recompute, rows_in, count=False)
+        try:
+            forward = emulation_of(variant.forward, shape, mask)
+        except BadInput as error:
+            name = type(variant.forward).__name__.lower()
+            raise BadInput("forward", name, f"its emulation needs more, {error}; or give the forward pass") from None
+    return TiledBackward(forward, walk.precision, tiling, walk.recompute, rows_in, count=False, turns=walk.turns)

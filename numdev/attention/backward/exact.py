@@ -9,22 +9,30 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import FP64, Format
+from numdev.arithmetic.formats import BF16, FP32, FP64, Format
 from numdev.arithmetic.products import product, row_sums, visible_product
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.function import BySaved
+from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta
 from numdev.attention.backward.timed import TimedFromSaved
+from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.exact import Exact
-from numdev.attention.honours import Honours
+from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.vendor.dispatch import IN_TORCH
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the exact forward pass
 
 
 @dataclass(frozen=True)
-class ExactBackward(TimedFromSaved):
+class ExactBackward(BySaved, TimedFromSaved):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
 
     Its own error is bounded in tests/attention/backward/bounds.py, and held against mpmath.
@@ -43,6 +51,11 @@ class ExactBackward(TimedFromSaved):
     @property
     def forward_pass(self) -> Exact:
         """See `numdev.attention.backward.timed.TimedBackward`."""
+        return Exact()
+
+    @property
+    def primal(self) -> Exact:
+        """See `numdev.attention.backward.base.Differentiable`."""
         return Exact()
 
     @property
@@ -94,3 +107,79 @@ class ExactBackward(TimedFromSaved):
             dk[..., tile, :] = visible_product(ds.mT, q, turned).sum(2)
             dv[..., tile, :] = visible_product(p.mT, do, turned).sum(2)
         return Gradients(dq.mul_(factor).flatten(1, 2), dk.mul_(factor), dv, delta.squeeze(-1).flatten(1, 2))
+
+
+@dataclass(frozen=True)
+class RoundedBackward(BySaved, TimedFromSaved):
+    """Exact gradients of inputs in a format, rounded once to it: the least that a kernel can err.
+
+    Attributes:
+        fmt: of inputs and gradients; delta is rounded to FP32.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET, "kernel", IN_TORCH)
+
+    fmt: Format = BF16
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        """Of which it has the inputs and the outputs."""
+        return BackwardPrecision.kernel(self.fmt)
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return gradient_formats(self.fmt)
+
+    @property
+    def format(self) -> Format:
+        return self.fmt
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def reads(self) -> OutputForDelta:
+        return OutputForDelta.UNROUNDED
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.precision.inputs, torch.float32
+
+    @property
+    def forward(self) -> Tiled:  # type: ignore[override]
+        """What its emulation follows: the exact O, rounded once."""
+        return Tiled(Precision.golden().with_step(output=self.fmt))
+
+    @property
+    def primal(self) -> Tiled:
+        """Exact O of inputs in the format, rounded once; see `numdev.attention.backward.base.Differentiable`."""
+        return Tiled(Precision.golden().with_step(inputs=self.fmt, output=self.fmt))
+
+    @property
+    def forward_pass(self) -> Exact:
+        """See `numdev.attention.backward.timed.TimedBackward`."""
+        return Exact()
+
+    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
+        """See `numdev.attention.backward.emulation.EmulatedBackward`."""
+        return BackwardWalk(self.precision, why="it has no tiles")
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The inputs in the format, in FP32."""
+        return self.precision.round_inputs(q, k, v, do)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Rounded inputs in, FP64 out, in the format. Shapes as in `Gradients`."""
+        return self._rounded(ExactBackward()(q, k, v, do, mask, scale))
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone, as `ExactBackward` has it."""
+        return self._rounded(ExactBackward().backward(q, k, v, do, saved, mask, scale))
+
+    def _rounded(self, exact: Gradients) -> Gradients:
+        cast = Cast(self.fmt)
+        assert exact.delta is not None, "exact gradients have one"
+        return Gradients(cast(exact.dq), cast(exact.dk), cast(exact.dv), Cast(FP32)(exact.delta))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,22 +11,23 @@ from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.base import FromSaved, Saved, saved_by
+from numdev.attention.backward.base import Backward, FromSaved, Gradients, Saved, saved_by
 from numdev.attention.backward.recompute import OutputForDelta
-from numdev.attention.base import Attention
+from numdev.attention.base import Attention, Held
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 
 
-def attend(
+def differentiable(
     q: Tensor, k: Tensor, v: Tensor, forward: Attention, backward: FromSaved, mask: Mask, scale: float | None = None
 ) -> Tensor:
     """O by `forward`, whose gradients are by `backward`; once differentiable.
 
     Each pass rounds the inputs by its own policy. O and the gradients are rounded once more to the dtype of q, k and v, which
-    changes nothing where it holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice.
+    changes nothing where it holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Within autocast
+    neither pass is cast: the formats are those of the two passes.
 
     Args:
         q: `[batch, heads, queries, dim]`.
@@ -40,38 +42,165 @@ def attend(
         BadInput: for a dtype that is none of a model's, and for dtypes or shapes that do not fit together.
         Unsupported: where the forward pass gives no LSE, or not the O that `backward` reads.
     """
+    return applied(q, k, v, _BySaved(forward, backward), mask, scale)
+
+
+def check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise BadInput unless q, k and v have one dtype, in which models compute."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype not in _FORMATS or tensor.dtype != q.dtype:
             raise BadInput(name, str(tensor.dtype), f"give q, k and v in one of {', '.join(map(str, _FORMATS))}")
-    result: Tensor = _Attend.apply(q, k, v, forward, backward, mask, scale)  # type: ignore[no-untyped-call]
+
+
+def rounded_once(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in a dtype of models, rounded once, with its gradient rounded once to the dtype of x."""
+    result: Tensor = x if x.dtype == dtype else _Rounded.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return result
+
+
+def uncast(x: Tensor) -> torch.autocast:
+    """The context in which operations on the device of x have the dtypes of their operands, also within autocast."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+class BySaved:
+    """The answer to `Differentiable` of an implementation whose backward pass takes the O and the LSE of its field `forward`."""
+
+    @property
+    def primal(self) -> Attention:
+        """See `Differentiable`."""
+        forward: Attention = self.forward  # type: ignore[attr-defined]
+        return forward
+
+    @property
+    def pair(self) -> Pair:
+        """See `Paired`."""
+        assert isinstance(self, FromSaved)
+        return _BySaved(self.primal, self)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `Differentiable`."""
+        return applied(q, k, v, self.pair, mask, scale)
+
+
+@runtime_checkable
+class Pair(Protocol):
+    """A forward pass, and the backward pass that follows it."""
+
+    def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """O, and what is kept."""
+        ...
+
+    def gradients(
+        self, inputs: tuple[Tensor, ...], do: Tensor, kept: tuple[Tensor, ...], mask: Mask, scale: float | None
+    ) -> Gradients: ...
+
+
+@runtime_checkable
+class Paired(Protocol):
+    """An implementation of `Differentiable` whose two passes can be called apart; torch's autograd has none."""
+
+    @property
+    def pair(self) -> Pair: ...
+
+
+def whole(forward: Attention, backward: Backward) -> Pair:
+    """A backward pass that makes its own forward pass again, and takes nothing that one saved."""
+    return _Whole(forward, backward)
+
+
+@dataclass(frozen=True)
+class _BySaved:
+    forward: Attention
+    backward: FromSaved
+
+    def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, k, v = _seen(self.forward, inputs)
+        output = self.forward(q, k, v, mask, scale)
+        if self.backward.reads is OutputForDelta.UNROUNDED:
+            q, k, v = inputs
+            saved = saved_by(self.forward, self.backward.reads, (q, k, v), mask, scale)
+        elif output.lse is None:
+            raise Unsupported("forward", f"{type(self.forward).__name__} returns no LSE, from which P is recomputed")
+        else:
+            saved = Saved(output.out, output.lse)
+        return output.out, (saved.out, saved.lse)
+
+    def gradients(
+        self, inputs: tuple[Tensor, ...], do: Tensor, kept: tuple[Tensor, ...], mask: Mask, scale: float | None
+    ) -> Gradients:
+        q, k, v, do = _seen(self.backward, (*inputs, do))
+        return self.backward.backward(q, k, v, do, Saved(*kept), mask, scale)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    forward: Attention
+    backward: Backward
+
+    def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, k, v = _seen(self.forward, inputs)
+        return self.forward(q, k, v, mask, scale).out, ()
+
+    def gradients(
+        self, inputs: tuple[Tensor, ...], do: Tensor, kept: tuple[Tensor, ...], mask: Mask, scale: float | None
+    ) -> Gradients:
+        q, k, v, do = _seen(self.backward, (*inputs, do))
+        return self.backward(q, k, v, do, mask, scale)
+
+
+def applied(q: Tensor, k: Tensor, v: Tensor, pair: Pair, mask: Mask, scale: float | None) -> Tensor:
+    """O by the forward pass of a pair, whose gradients are by the other; see `differentiable`."""
+    check_dtypes(q, k, v)
+    result: Tensor = _Attend.apply(q, k, v, pair, mask, scale)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, forward: Attention, backward: FromSaved, mask: Mask, scale: float | None
-    ) -> Tensor:
-        output = forward(*forward.round_inputs(q, k, v), mask, scale)
-        if backward.reads is OutputForDelta.UNROUNDED:
-            saved = saved_by(forward, backward.reads, (q, k, v), mask, scale)
-        elif output.lse is None:
-            raise Unsupported("forward", f"{type(forward).__name__} returns no LSE, from which P is recomputed")
-        else:
-            saved = Saved(output.out, output.lse)
-        ctx.save_for_backward(q, k, v, saved.out, saved.lse)
-        ctx.rest = backward, mask, scale
-        return _as(output.out, q)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pair: Pair, mask: Mask, scale: float | None) -> Tensor:
+        with uncast(q):
+            out, kept = pair.run((q, k, v), mask, scale)
+            ctx.save_for_backward(q, k, v, *kept)
+            ctx.rest = pair, mask, scale
+            return _as(out, q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        backward, mask, scale = ctx.rest
-        found = backward.backward(*backward.round_inputs(q, k, v, do), Saved(out, lse), mask, scale)
-        return _as(found.dq, q), _as(found.dk, k), _as(found.dv, v), None, None, None, None
+        q, k, v, *kept = ctx.saved_tensors
+        pair, mask, scale = ctx.rest
+        if 0 in do.stride():  # of a sum: kernels read memory, not a broadcast
+            do = do.contiguous()
+        with uncast(q):
+            found = pair.gradients((q, k, v), do, tuple(kept), mask, scale)
+            return _as(found.dq, q.dtype), _as(found.dk, k.dtype), _as(found.dv, v.dtype), None, None, None
 
 
-def _as(x: Tensor, like: Tensor) -> Tensor:
-    """`x` in the dtype of a tensor, rounded once: from FP64 torch's own conversion would round twice."""
-    return x if x.dtype == like.dtype else Cast(_FORMATS[like.dtype])(x.double()).to(like.dtype)
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return _as(x, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _as(gradient, ctx.dtype), None
+
+
+def _seen(subject: Attention | Backward, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs as a pass sees them.
+
+    Rounding is the identity where the pass rounds to the format that they are in; a kernel then takes them as they are.
+    """
+    fmt = _FORMATS[inputs[0].dtype]
+    takes = isinstance(subject, Held) and subject.storage is not None
+    return inputs if takes and subject.input_key == (Cast(fmt), torch.float32) else subject.round_inputs(*inputs)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in a dtype, rounded once: from FP64 to 16 bits torch's own conversion would round twice."""
+    if x.dtype == torch.float64 and dtype in (torch.float16, torch.bfloat16):
+        return Cast(_FORMATS[dtype])(x).to(dtype)
+    return x.to(dtype)

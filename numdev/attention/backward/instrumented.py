@@ -11,6 +11,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import TILED, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
@@ -30,7 +31,7 @@ from numdev.errors import Unsupported
 
 
 @dataclass(frozen=True)
-class InstrumentedBackward(TimedFromSaved, UnderBackwardPolicy):
+class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
     It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far

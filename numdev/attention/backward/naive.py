@@ -12,6 +12,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.base import Gradients, UnderBackwardPolicy, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.function import Pair, applied, whole
 from numdev.attention.backward.honours import STEPS
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.steps import END, TILES, BackwardSteps
@@ -65,6 +66,20 @@ class NaiveBackward(UnderBackwardPolicy):
     def forward_pass(self) -> Naive:
         """See `numdev.attention.backward.timed.TimedBackward`."""
         return Naive(self.forward)
+
+    @property
+    def primal(self) -> Naive:
+        """See `numdev.attention.backward.base.Differentiable`."""
+        return Naive(self.forward)
+
+    @property
+    def pair(self) -> Pair:
+        """See `numdev.attention.backward.function.Paired`. P is made again: the forward pass returns O alone."""
+        return whole(self.primal, self)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `numdev.attention.backward.base.Differentiable`."""
+        return applied(q, k, v, self.pair, mask, scale)
 
     @property
     def storage(self) -> None:

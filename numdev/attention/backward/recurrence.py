@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from numdev.attention.backward.counters import BackwardCounters
+from numdev.attention.backward.meetings import Meeting, Range
 from numdev.attention.backward.recompute import Recompute
 from numdev.attention.backward.steps import DELTA, LOG2_E, TILES, BackwardSteps
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.mask import Mask
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Run:
     Attributes:
         lse: in the units of the scores.
         factor: softmax scale.
-        query_tiles, key_tiles: in the order in which they are added.
+        meetings: of tiles, in the order in which they are added.
     """
 
     steps: BackwardSteps
@@ -36,82 +36,94 @@ class Run:
     lse: Float[Tensor, "batch kv_heads group queries 1"]
     mask: Mask
     factor: float
-    query_tiles: list[Range]
-    key_tiles: list[Range]
+    meetings: list[Meeting]
 
-    def rows_of(self, tile: Range) -> Range:
-        """The rows of the query tiles in which a row may see a key of the tile: a contiguous range, empty where none is."""
-        queries, keys = self.q.shape[-2], self.k.shape[-2]
-        first, last = self.mask.query_range(queries, keys, *tile)
-        met = [(start, stop) for start, stop in self.query_tiles if start < last and stop > first]
-        return min((start for start, _ in met), default=0), max((stop for _, stop in met), default=0)
+    def met(self, meeting: Meeting) -> list[Range]:
+        """The tiles of queries of a meeting in which a row may see a key: a contiguous range of rows, empty where none is."""
+        first, last = self.mask.query_range(self.q.shape[-2], self.k.shape[-2], *meeting.keys)
+        return [(start, stop) for start, stop in meeting.queries if start < last and stop > first]
 
-    def recomputed(self, index: int, tile: Range, rows: Range) -> Recomputed:
-        """P and dP of a block of rows at the KV tile that stands at `index` of the order."""
-        steps, here, there = self.steps, slice(*rows), slice(*tile)
+    def recomputed(self, index: int) -> Recomputed | None:
+        """P and dP of the meeting of an index; None where no row may see a key."""
+        meeting = self.meetings[index]
+        met = self.met(meeting)
+        if not met:
+            return None
+        rows = min(start for start, _ in met), max(stop for _, stop in met)
+        steps, here, there = self.steps, (..., slice(*meeting.heads), slice(*rows), slice(None)), slice(*meeting.keys)
         steps.at(TILES, index, rows[0])
         exponential = self.recompute.exponential
         factor = self.factor * LOG2_E if exponential.is_binary else self.factor
-        s = steps.scores(self.q[..., here, :], self.k[..., there, :].mT, factor)
-        visible = self.mask.visible(self.q.shape[-2], self.k.shape[-2], rows, tile, s.device)
-        lse = self.lse[..., here, :]
+        s = steps.scores(self.q[here], self.k[..., there, :].mT, factor)
+        visible = self.mask.visible(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
+        lse = self.lse[here]
         s.masked_fill_(lse == NEVER, NEVER)
         if visible is not None:
             visible = visible[:, :, None]
             s.masked_fill_(~visible, NEVER)
         p = steps.exponential(s, lse, exponential)
-        dp = steps.dp(self.do[..., here, :], self.v[..., there, :])
-        return Recomputed(_seen(p, visible), _seen(dp, visible), visible)
+        dp = steps.dp(self.do[here], self.v[..., there, :])
+        return Recomputed(_seen(p, visible), _seen(dp, visible), visible, here, there, met)
 
     def delta(self) -> Tensor:
-        """`rowsum(dP * P)`, summed over the KV tiles in their order: a pass of its own."""
+        """`rowsum(dP * P)`, summed over the KV tiles in the order of dQ: a pass of its own."""
         delta = torch.zeros_like(self.lse)
-        for index, tile in enumerate(self.key_tiles):
-            rows = self.rows_of(tile)
-            if rows[0] < rows[1]:
-                found = self.recomputed(index, tile, rows)
-                self.steps.at(DELTA, index, rows[0])
-                self.steps.add_delta(delta[..., slice(*rows), :], self.steps.delta_of_tile(found.dp, found.p))
+        for index in range(len(self.meetings)):
+            found = self.recomputed(index)
+            if found is not None:
+                self.steps.at(DELTA, index, found.met_first)
+                self.steps.add_delta(delta[found.here], self.steps.delta_of_tile(found.dp, found.p))
         return delta
 
     def gradients(self, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The running sums of dQ, dK and dV after all pairs: dQ over KV tiles, dK and dV over heads, then query tiles."""
+        """The running sums of dQ, dK and dV after all meetings: dQ over KV tiles, dK and dV over heads, then query tiles."""
         dq = torch.zeros_like(self.q)
         dk, dv = torch.zeros_like(self.k.squeeze(2)), torch.zeros_like(self.v.squeeze(2))
-        for index, tile in enumerate(self.key_tiles):
-            rows, there = self.rows_of(tile), slice(*tile)
-            if rows[0] == rows[1]:
+        for index in range(len(self.meetings)):
+            found = self.recomputed(index)
+            if found is None:
                 continue
-            found, here = self.recomputed(index, tile, rows), slice(*rows)
-            ds = self.steps.ds(found.dp, found.p, delta[..., here, :])
+            ds = self.steps.ds(found.dp, found.p, delta[found.here])
             ds = _seen(ds, found.visible)
             p = self.steps.probabilities(found.p)
             if counters is not None:
                 counters.tile(found.p, p, ds, found.visible)
-            self.steps.add_dq(dq[..., here, :], self.steps.dq(ds, self.k[..., there, :], found.visible))
-            self._add_to_keys(dk[..., there, :], dv[..., there, :], ds, p, rows, found.visible)
+            self.steps.add_dq(dq[found.here], self.steps.dq(ds, self.k[..., found.there, :], found.visible))
+            self._add_to_keys(dk[..., found.there, :], dv[..., found.there, :], ds, p, found)
         return dq, dk, dv
 
-    def _add_to_keys(self, dk: Tensor, dv: Tensor, ds: Tensor, p: Tensor, rows: Range, visible: Tensor | None) -> None:
-        """dK and dV of one KV tile, which take up head after head of the group, query tile after query tile."""
-        for head in range(self.q.shape[2]):
-            for start, stop in self.query_tiles:
-                if not rows[0] <= start < rows[1]:
-                    continue
-                part, whole = slice(start - rows[0], stop - rows[0]), slice(start, stop)
-                seen = None if visible is None else visible[:, :, 0, part]
-                q, do = self.q[:, :, head, whole], self.do[:, :, head, whole]
-                self.steps.add_dk(dk, self.steps.dk(ds[:, :, head, part], q, seen))
-                self.steps.add_dv(dv, self.steps.dv(p[:, :, head, part], do, seen))
+    def _add_to_keys(self, dk: Tensor, dv: Tensor, ds: Tensor, p: Tensor, found: Recomputed) -> None:
+        """dK and dV of one KV tile, which take up head after head of the meeting, query tile after query tile."""
+        q, do = self.q[found.here], self.do[found.here]
+        for head in range(q.shape[2]):
+            for start, stop in found.met:
+                part = slice(start - found.met_first, stop - found.met_first)
+                seen = None if found.visible is None else found.visible[:, :, 0, part]
+                self.steps.add_dk(dk, self.steps.dk(ds[:, :, head, part], q[:, :, head, part], seen))
+                self.steps.add_dv(dv, self.steps.dv(p[:, :, head, part], do[:, :, head, part], seen))
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """P and dP of a block of rows and a KV tile, 0 where a row does not see a key, and what it sees; None for all."""
+    """P and dP of the rows and the KV tile of a meeting, 0 where a row does not see a key.
 
-    p: Float[Tensor, "batch kv_heads group rows columns"]
-    dp: Float[Tensor, "batch kv_heads group rows columns"]
+    Attributes:
+        visible: what rows see; None for all.
+        here, there: the place of the rows, with their heads, and of the keys.
+        met: the tiles of queries, in their order.
+    """
+
+    p: Float[Tensor, "batch kv_heads heads rows columns"]
+    dp: Float[Tensor, "batch kv_heads heads rows columns"]
     visible: Bool[Tensor, "batch_or_1 1 1 rows columns"] | None
+    here: tuple[Any, ...]
+    there: slice
+    met: list[Range]
+
+    @property
+    def met_first(self) -> int:
+        """The first of the rows."""
+        return min(start for start, _ in self.met)
 
 
 def _seen(x: Tensor, visible: Tensor | None) -> Tensor:

@@ -14,7 +14,9 @@ from torch import Tensor
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.counters import BackwardCounters
+from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import TILED, idle_recompute
+from numdev.attention.backward.meetings import Meeting, Sizes, Turns, in_order
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.recurrence import Run
@@ -34,7 +36,7 @@ from numdev.settings import setting
 
 
 @dataclass(frozen=True)
-class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
+class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the tiled backward pass under a precision policy.
 
     dQ of a row takes up the KV tiles in the tiling's order. dK and dV of a KV tile take up, for one head of the group after the
@@ -48,6 +50,7 @@ class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
         recompute: how P and delta are recomputed.
         query_order: of the query tiles; the tiling's where it is None.
         count: whether to fill `Gradients.counters`; counting changes no result.
+        turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
     """
 
     honours: ClassVar[Honours] = Honours(TILED | {"backward.query_order", "backward.count"})
@@ -62,10 +65,15 @@ class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
         "tiling.order",
     )
     count: bool = setting(True, "whether the variant counts flushed P, flushed dS, ...; it changes no result")
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         if self.tiling.splits != 1:
             raise BadInput("tiling.splits", self.tiling.splits, "no range of keys has gradients of its own to combine; give 1")
+        if self.turns is not None:
+            self.turns.check(self.tiling)
+            if self.query_order is not None:
+                raise BadInput("backward.query_order", self.query_order.value, "the walk has an order of its own; give null")
 
     @property
     def idle(self) -> dict[str, str]:
@@ -86,7 +94,7 @@ class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
         """See `numdev.attention.backward.emulation.EmulatedBackward`."""
-        return BackwardWalk(self.precision, self.recompute, self.tiling, query_order=self.query_order)
+        return BackwardWalk(self.precision, self.recompute, self.tiling, query_order=self.query_order, turns=self.turns)
 
     def replicate(self, seed: int) -> TiledBackward:
         """The implementation of one replicate; see `Policy.replicate`."""
@@ -115,7 +123,7 @@ class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
         steps = BackwardSteps.of(self.precision, max(q.shape[-2], k.shape[-2]))
         steps.at(END, -1, 0)
         hidden, scaled = lse == NEVER, steps.lse(lse, self.recompute.exponential)
-        run = Run(steps, self.recompute, q, k, v, do, scaled, mask, softmax_scale(q, scale), *self._tiles(q, k))
+        run = Run(steps, self.recompute, q, k, v, do, scaled, mask, softmax_scale(q, scale), self._meetings(q, k, mask))
         delta = steps.delta_of_output(do, out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
@@ -126,8 +134,11 @@ class TiledBackward(TimedFromSaved, UnderBackwardPolicy):
         counted = {} if counters is None else counters.summary()
         return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted)
 
-    def _tiles(self, q: Tensor, k: Tensor) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Query tiles and KV tiles, each in its order."""
+    def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
+        """Of query tiles and KV tiles of grouped heads, in their order."""
+        group, queries, keys = q.shape[2], q.shape[-2], k.shape[-2]
+        sizes = Sizes(group, mask.query_range(queries, keys, 0, keys)[0], queries, keys)
+        if self.turns is not None:
+            return self.turns.meetings(self.tiling, sizes)
         order = self.tiling.order if self.query_order is None else self.query_order
-        queries = replace(self.tiling.swapped(), order=order)
-        return queries.key_tiles(q.shape[-2])[0], self.tiling.key_tiles(k.shape[-2])[0]
+        return in_order(self.tiling, order, sizes)

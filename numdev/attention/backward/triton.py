@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +13,9 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import RECOMPUTED
+from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.timed import TimedFromSaved
@@ -21,7 +24,18 @@ from numdev.attention.base import Attention, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.backward_launch import Launches, choose
-from numdev.attention.kernels.hopper_backward_launch import Design, refusal
+from numdev.attention.kernels.hopper_backward_launch import (
+    FUSED,
+    NAMES,
+    SPLIT,
+    Design,
+    hidden_queries,
+    kept_rows,
+    queries_shape,
+    refusal,
+    waiting,
+)
+from numdev.attention.kernels.hopper_backward_order import TILE, group_of
 from numdev.attention.kernels.launch import Device, Kernel
 from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
 from numdev.attention.mask import Mask
@@ -37,13 +51,12 @@ _OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 
 
 @dataclass(frozen=True)
-class TritonBackward(TimedFromSaved):
+class TritonBackward(BySaved, TimedFromSaved):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable ones, two kernels and a preparation, add nothing by atomic operations: the bits are a function of the inputs and
     of the tiles, on every GPU. `Gradients.ran` says what ran, and the tiles in which an emulation adds up alike: `br` of dK and
-    dV, `bc` of dQ. The Hopper kernels have an order too, which no tiling here has
-    (`numdev.attention.kernels.hopper_backward_order`): an emulation in their tiles differs from them by the order of FP32 sums.
+    dV, `bc` of dQ. The order of the Hopper kernels is `numdev.attention.backward.meetings.Turns`.
 
     Attributes:
         forward: what saves O and LSE.
@@ -117,17 +130,42 @@ class TritonBackward(TimedFromSaved):
         return self.tf32
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
-        """Of two kernels. `ran` has the sides of their tiles that are passed over, and not those that stay."""
-        model = CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br)
-        return BackwardCostModel(model, self.bc, recomputes_twice=True)
+        """Of the design that ran, else of the portable kernels, two. `ran` has the sides of tiles that are passed over alone."""
+        width = Width.of(self.fmt, self.fmt)
+        design = next((design for design, name in NAMES.items() if name == ran.name), self.design)
+        if design is None:
+            return BackwardCostModel(CostModel(Algorithm.TILED, width, self.br), self.bc, recomputes_twice=True)
+        if design is Design.FUSED:
+            return BackwardCostModel(CostModel(Algorithm.TILED, width, TILE), TILE, stores_first=True, scales_lse=True)
+        model = CostModel(Algorithm.TILED, width, kept_rows(ran.bc))
+        return BackwardCostModel(model, TILE, recomputes_twice=True, scales_lse=True)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` says the tile that a launch had."""
-        portable, why = self.kernel is Kernel.PORTABLE, "it depends on the launch"
-        order = self.order or (Order.FORWARD if portable else None)
-        if not portable:
-            why += ", and the Hopper kernels add in an order that no tiling here has"
-        return BackwardWalk(self.precision, self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why)
+        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` says the tile that a launch had.
+
+        Raises:
+            BadInput: for `Kernel.AUTO` without a design, which is one of several kernels; for a design that the GPU decides.
+        """
+        if self.kernel is Kernel.AUTO and self.design is None:
+            raise BadInput("backward.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
+        if self.kernel is Kernel.PORTABLE:
+            order, why = self.order or Order.FORWARD, "it depends on the launch"
+            return BackwardWalk(self.precision, self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why)
+        tiling, turns = self._hopper_walk(shape, mask)
+        return BackwardWalk(self.precision, self.recompute, tiling, turns=turns)
+
+    def _hopper_walk(self, shape: Shape, mask: Mask) -> tuple[Tiling, Turns]:
+        """The tiles and the order of the design that is asked for, or that runs on every GPU that can run it."""
+        if shape.head_dim not in FUSED:
+            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernels have 64 and 128")
+        queries, design = shape.queries - hidden_queries(shape.queries, shape.keys, mask), self.design
+        if design is None and waiting(queries, mask) > 1:
+            raise BadInput("backward.design", None, "how many programs run at once depends on the GPU; give split or fused")
+        together = None if mask.causal else group_of(math.ceil(queries / TILE))
+        if design is not Design.SPLIT:
+            return Tiling(FUSED[shape.head_dim].br, TILE), Turns(together, shared=True)
+        bc = queries_shape(shape.head_dim, queries).bc
+        return Tiling(SPLIT[shape.head_dim].br, bc, Order.REVERSE), Turns(together, shared=False)
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The inputs in the format, in FP32."""

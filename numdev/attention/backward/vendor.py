@@ -14,8 +14,10 @@ from numdev.arithmetic.formats import BF16, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.backward.base import Gradients, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
+from numdev.attention.backward.function import check_dtypes, rounded_once, uncast
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
+from numdev.attention.backward.saving import SavingSdpa
 from numdev.attention.backward.timed import Passes
 from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Output
@@ -124,6 +126,18 @@ class ByAutograd:
         left = attend().out
         return Passes(attend, lambda: gradients(left), lambda: gradients(attend().out))
 
+    @property
+    def primal(self) -> InDtype:
+        """See `numdev.attention.backward.base.Differentiable`."""
+        return self.forward
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `numdev.attention.backward.base.Differentiable`. torch's autograd records the operations themselves."""
+        check_dtypes(q, k, v)
+        q, k, v, dtype = *(rounded_once(x, self.forward.dtype) for x in (q, k, v)), q.dtype
+        with uncast(q), self._compiling():
+            return rounded_once(self.forward.bare(q, k, v, mask, scale).out, dtype)
+
     def _gradients(self, out: Tensor, leaves: tuple[Tensor, ...], do: Tensor, asked: Hashable) -> Gradients:
         def run() -> tuple[Tensor, ...]:
             return torch.autograd.grad(out, leaves, do, retain_graph=True)
@@ -161,6 +175,11 @@ class SdpaBackward(ByAutograd):
     @property
     def forward(self) -> Sdpa:
         return Sdpa(self.backend, self.fmt)
+
+    @property
+    def forward_pass(self) -> Sdpa:
+        """It returns the LSE that the backward pass reads, which `math` saves none of."""
+        return self.forward if self.backend is Backend.MATH else SavingSdpa(self.backend, self.fmt)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
         """Of the CUDA kernel where there is a GPU, else of the CPU's.

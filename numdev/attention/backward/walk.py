@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
 from numdev.attention.softmax import Exponential
@@ -24,6 +25,7 @@ class BackwardWalk:
         bc: keys of a tile of keys; None where it is not known.
         order: of the tiles of keys; None where it is not known. Additions by atomics have none: `Order.RANDOM` draws one.
         query_order: of the tiles of queries; None where it is not known, and with `tiling` where it is the same.
+        turns: with `tiling`, a walk in which each tile of keys has an order of query tiles of its own; None where none has.
         why: the reason why something is not known.
     """
 
@@ -34,4 +36,5 @@ class BackwardWalk:
     bc: int | None = None
     order: Order | None = None
     query_order: Order | None = None
+    turns: Turns | None = None
     why: str = "it is not published"

@@ -16,12 +16,18 @@ from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential
 from numdev.errors import Unsupported
 
+ROWS = 64  # of one computing warp group
+
 
 class Design(Enum):
     """How the additions to dQ are kept in one order."""
 
     SPLIT = "split"  # two kernels, and none adds to global memory
     FUSED = "fused"  # one kernel, whose programs take turns
+
+
+NAMES = {Design.SPLIT: "numdev hopper backward, two kernels", Design.FUSED: "numdev hopper backward, one kernel"}
+"""As what ran has them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,17 @@ _LONG = 4096  # queries: from here on, three warp groups make dQ faster than two
 def queries_shape(head_dim: int, queries: int) -> QueriesShape:
     """The launch of the kernel that owns queries."""
     return (_LONG_QUERIES if queries >= _LONG else _QUERIES)[head_dim]
+
+
+def kept_rows(bc: int | None) -> int | None:
+    """Queries of a program of the kernel that owns queries, by the keys of its blocks, which tell its shapes apart."""
+    groups = {shape.bc: shape.groups for shape in (*_QUERIES.values(), *_LONG_QUERIES.values())}
+    return None if bc is None else ROWS * groups[bc]
+
+
+def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
+    """How many of the first queries see no key, which no program visits."""
+    return max(0, queries - keys) if mask.causal else 0
 
 
 def refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: Any) -> str | None:

@@ -28,12 +28,15 @@ def triton(  # a parameter for each setting that it has beside the tiles
     design: Design | None,
     **tiles: Any,
 ) -> TritonBackward:
-    """Our forward kernels with the tile of their table, then our backward kernels; the exponential is exp2 unless one is set."""
+    """Our forward kernels with the tile of their table, then our backward kernels; the exponential is exp2 unless one is set.
+
+    `kernel` is of both passes.
+    """
     if exp is None:
         softmax, recompute = replace(softmax, exp=Exponential.EXP2), replace(recompute, exponential=Exponential.EXP2)
     order = tiles.pop("order")
     return TritonBackward(
-        Triton(fmt, softmax=softmax, products=products),
+        Triton(fmt, softmax=softmax, products=products, kernel=kernel),
         fmt,
         *sides(**tiles),
         order=None if order is None else choice("tiling.order", Order, order),

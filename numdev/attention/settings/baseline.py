@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TypeVar
 
 from numdev.arithmetic.formats import Format
@@ -71,23 +72,55 @@ class NaiveBaseline:
             raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, null; baseline=none is none") from None
 
 
+class ForwardPass(Enum):
+    """Where an emulation of gradients takes O and LSE from."""
+
+    EMULATED = "emulated"
+    OWN = "own"
+
+
 @dataclass(frozen=True)
 class EmulationBaseline:
     """The emulation of a kernel: its own tile and order where they are known, else those that are set."""
 
+    br: int | None
     bc: int | None
     order: Order | None
     splits: int | None
+    forward: ForwardPass = setting(
+        ForwardPass.EMULATED,
+        "of gradients, from which O and LSE the emulation makes them: emulated, those that it predicts of the variant's forward "
+        "pass, or own, those that the variant leaves itself, so that the backward pass alone is emulated",
+    )
+    query_order: Order | None = setting(
+        None,
+        "of gradients, in which order the emulation adds the tiles of queries to dK and dV; null is what is known of a kernel",
+    )
 
     def of(self, variant: Attention | Backward, problem: Problem) -> Tiled | TiledBackward:
         """The emulation of a variant on a problem.
 
         Raises:
-            NotHonoured: for a variant that does not say how it walks over the keys.
+            BadInput: where something is not known and not given.
+            NotHonoured: for a variant that does not say how it walks over the keys, and for what only gradients have.
         """
         if isinstance(variant, EmulatedBackward):
-            return gradients_emulation_of(variant, problem.shape, problem.mask, None, self.bc, self.order)
+            return self._of_gradients(variant, problem)
         if not isinstance(variant, Emulated):
             mend = f"{type(variant).__name__} says of no emulation what it returns; take baseline=eager, uniform or none"
             raise NotHonoured("baseline", "emulation", mend)
+        for name, value in (("forward", self.forward), ("query_order", self.query_order)):
+            if value not in (ForwardPass.EMULATED, None):
+                raise NotHonoured(f"baseline.{name}", value.value, "it is of operation=attention_backward alone; leave it out")
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
+
+    def _of_gradients(self, variant: EmulatedBackward, problem: Problem) -> TiledBackward:
+        stated = (self.br, self.bc, self.order, self.query_order)
+        forward = variant.forward_pass if self.forward is ForwardPass.OWN else None
+        try:
+            return gradients_emulation_of(variant, problem.shape, problem.mask, *stated, forward)
+        except BadInput as error:
+            if error.field != "forward":
+                raise
+            mend = f"the forward pass has no emulation ({error}); take own"
+            raise BadInput("baseline.forward", self.forward.value, mend) from None

@@ -9,7 +9,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.backward.base import FromSaved, saved_by
 from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.function import attend
+from numdev.attention.backward.function import differentiable
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.tiled import TiledBackward
@@ -51,7 +51,7 @@ def test_gradcheck(forward: Attention, backward: FromSaved, mask: str) -> None:
     given = MASKS[mask]
     small = Mask(given.causal, None if given.window is None else 2, None if given.key_lengths is None else (2,))
     q, k, v = leaves(*draw_all((1, 2, 1, 4, 3, 2))[:3])  # under a causal limit the first row sees no key
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, forward, backward, small, 0.4), (q, k, v), atol=1e-7)
+    assert torch.autograd.gradcheck(lambda q, k, v: differentiable(q, k, v, forward, backward, small, 0.4), (q, k, v), atol=1e-7)
 
 
 def test_a_wrong_gradient_is_seen() -> None:
@@ -59,7 +59,7 @@ def test_a_wrong_gradient_is_seen() -> None:
     backward = TiledBackward(GOLDEN, BackwardPrecision.golden().with_step(scores=BF16), Tiling(2, 3))
     q, k, v = leaves(*draw_all((1, 2, 1, 4, 3, 2))[:3])
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
-        torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, GOLDEN, backward, Mask(), 0.4), (q, k, v), atol=1e-7)
+        torch.autograd.gradcheck(lambda q, k, v: differentiable(q, k, v, GOLDEN, backward, Mask(), 0.4), (q, k, v), atol=1e-7)
 
 
 @pytest.mark.parametrize("output", OutputForDelta)
@@ -70,7 +70,7 @@ def test_it_is_its_two_passes(output: OutputForDelta, dtype: torch.dtype) -> Non
     backward = TiledBackward(Exact(), BackwardPrecision.kernel(BF16), Tiling(16, 16), Recompute(output=output))
     inputs = tuple(x.to(dtype) for x in draw_all((2, 4, 2, 20, 24, 8)))
     q, k, v = leaves(*inputs[:3])
-    out = attend(q, k, v, forward, backward, Mask(causal=True), None)
+    out = differentiable(q, k, v, forward, backward, Mask(causal=True), None)
     out.backward(inputs[3])  # type: ignore[no-untyped-call]
     rounded = backward.round_inputs(*inputs)
     saved = saved_by(forward, output, rounded[:3], Mask(causal=True), None)
@@ -93,7 +93,7 @@ def test_a_narrow_model_gets_results_that_are_rounded_once() -> None:
             found.out.add_(2.0**-8 + 2.0**-40)
             return found
 
-    assert attend(v, v, v, Above(), ExactBackward(), Mask(), 1.0).item() == 1 + 2.0**-7
+    assert differentiable(v, v, v, Above(), ExactBackward(), Mask(), 1.0).item() == 1 + 2.0**-7
 
 
 def test_a_model_learns_with_it() -> None:
@@ -107,7 +107,7 @@ def test_a_model_learns_with_it() -> None:
         found = []
         for _ in range(30):
             q, k, v = (x @ w for w in weights)
-            loss = (attend(q, k, v, forward, backward, Mask(causal=True), None) - target).square().mean()
+            loss = (differentiable(q, k, v, forward, backward, Mask(causal=True), None) - target).square().mean()
             found.append(loss.item())
             gradients = torch.autograd.grad(loss, weights)
             with torch.no_grad():
@@ -125,7 +125,7 @@ def test_a_model_learns_with_it() -> None:
 
 def test_gradients_are_once_differentiable() -> None:
     q, k, v = leaves(*draw_all((1, 1, 1, 3, 3, 2))[:3])
-    out = attend(q, k, v, Exact(), ExactBackward(), Mask(), None)
+    out = differentiable(q, k, v, Exact(), ExactBackward(), Mask(), None)
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()  # type: ignore[no-untyped-call]
@@ -135,10 +135,10 @@ def test_what_does_not_fit_is_refused() -> None:
     q, k, v, _ = draw_all((1, 1, 1, 3, 3, 2))
     backward = TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16), recompute=Recompute(output=OutputForDelta.UNROUNDED))
     with pytest.raises(BadInput, match="^k: "):
-        attend(q, k.float(), v, Exact(), ExactBackward(), Mask(), None)
+        differentiable(q, k.float(), v, Exact(), ExactBackward(), Mask(), None)
     with pytest.raises(BadInput, match="^q: "):
-        attend(q.long(), k.long(), v.long(), Exact(), ExactBackward(), Mask(), None)
+        differentiable(q.long(), k.long(), v.long(), Exact(), ExactBackward(), Mask(), None)
     with pytest.raises(Unsupported, match=r"^forward: Vanilla returns no LSE"):
-        attend(q, k, v, Vanilla(FP32), TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16)), Mask(), None)
+        differentiable(q, k, v, Vanilla(FP32), TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16)), Mask(), None)
     with pytest.raises(Unsupported, match=r"^recompute\.output: Vanilla returns its output rounded"):
-        attend(q, k, v, Vanilla(FP32), backward, Mask(), None)
+        differentiable(q, k, v, Vanilla(FP32), backward, Mask(), None)

@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved
 from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.function import attend
+from numdev.attention.backward.function import differentiable
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.exact import Exact
@@ -186,7 +186,7 @@ def test_forward_and_backward_are_one_differentiable_function(device: str) -> No
     q, k, v, do = (x.to(device).half() for x in draw_all((1, 2, 1, 20, 33, 16)))
     backward = TritonBackward(Triton(FP16, br=16, bc=16), FP16, 16, 16)
     leaves = of_q, of_k, of_v = tuple(x.clone().requires_grad_() for x in (q, k, v))
-    attend(of_q, of_k, of_v, backward.forward, backward, Mask(causal=True)).backward(do)  # type: ignore[no-untyped-call]
+    differentiable(of_q, of_k, of_v, backward.forward, backward, Mask(causal=True)).backward(do)  # type: ignore[no-untyped-call]
     expected = backward(q, k, v, do, Mask(causal=True))
     for leaf, name in zip(leaves, ("dq", "dk", "dv"), strict=True):
         assert leaf.grad is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
 from numdev.attention.backward.base import Gradients, Saved
 from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
 from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.backward.vendor import ByAutograd, FlexBackward, SdpaBackward, VanillaBackward
+from numdev.attention.exact import Exact
 from numdev.attention.kernels import profiling
+from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
@@ -216,7 +220,11 @@ ATTEND = Tiled(Precision.kernel(BF16))
         (SdpaBackward(Backend.CUDNN), STATED, (64, 32, FORWARD, REVERSE)),
         (SdpaBackward(Backend.EFFICIENT, FP16), STATED, (64, 32, FORWARD, REVERSE)),
         (FlexBackward(), {"br": 64, "bc": 32}, (64, 32, FORWARD, FORWARD)),
-        (TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=32, order=REVERSE), {}, (16, 32, REVERSE, REVERSE)),
+        (
+            TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=32, order=REVERSE, kernel=Kernel.PORTABLE),
+            {},
+            (16, 32, REVERSE, REVERSE),
+        ),
         (TiledBackward(ATTEND, POLICY, Tiling(16, 48, REVERSE), query_order=FORWARD), {}, (16, 48, REVERSE, FORWARD)),
     ],
 )
@@ -245,7 +253,7 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
         (VanillaBackward(), "tiling.br: .*has no tiles"),
         (NaiveBackward.eager(BF16), "tiling.br: .*has no tiles"),
         (FlexBackward(), "tiling.br: .*depends on the launch"),
-        (TritonBackward(ATTEND), "tiling.br: .*depends on the launch"),
+        (TritonBackward(ATTEND, kernel=Kernel.PORTABLE), "tiling.br: .*depends on the launch"),
     ],
 )
 def test_what_is_not_known_must_be_said(variant: EmulatedBackward, field: str) -> None:
@@ -265,8 +273,96 @@ def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
     found = gradients_emulation_of(ours, of(64), Mask())
     assert isinstance(found.forward, Tiled)
     assert found.forward.tiling == Tiling(bc=32, order=REVERSE)
+    unknown = TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=16, kernel=Kernel.PORTABLE)
+    with pytest.raises(BadInput, match=r"^forward: 'triton' .*tiling\.bc: .*depends on the launch.*or give the forward pass"):
+        gradients_emulation_of(unknown, of(64), Mask())
+    assert gradients_emulation_of(unknown, of(64), Mask(), forward=unknown.forward_pass).forward == unknown.forward
     with pytest.raises(BadInput, match=r"^forward: 'ExactBackward' .*give the forward pass"):
         gradients_emulation_of(TritonBackward(ExactBackward(), br=16, bc=16, kernel=Kernel.PORTABLE), of(64), Mask())  # type: ignore[arg-type]
+
+
+HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(1000, 1000, False), (5000, 5000, True), (700, 300, True)])
+def test_the_hopper_kernels_have_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
+    """Their tiles by hand: 128 keys and 128 or 64 queries in one kernel; in two 64 queries, and 64 keys for dQ of long rows."""
+    shape, mask = Shape(heads=4, kv_heads=4, queries=queries, keys=keys, head_dim=dim), Mask(causal=causal)
+    together = None if causal else 8
+    fused = gradients_emulation_of(replace(HOPPER, design=Design.FUSED), shape, mask, forward=ATTEND)
+    assert fused.turns == Turns(together, shared=True)
+    assert fused.tiling == Tiling(128 if dim == 64 else 64, 128)
+    split = gradients_emulation_of(replace(HOPPER, design=Design.SPLIT), shape, mask, forward=ATTEND)
+    assert split.turns == Turns(together, shared=False)
+    assert split.tiling == Tiling(64, 64 if dim == 64 and queries == 5000 else 128, REVERSE)
+    assert split.recompute.exponential is Exponential.EXP2
+
+
+def test_one_of_several_kernels_has_no_emulation() -> None:
+    shape = of(64)
+    with pytest.raises(BadInput, match=r"^backward\.kernel: 'auto' .*portable or hopper"):
+        gradients_emulation_of(TritonBackward(ATTEND), shape, Mask(), forward=ATTEND)
+    with pytest.raises(BadInput, match=r"^backward\.design: None .*split or fused"):
+        gradients_emulation_of(HOPPER, shape, Mask(), forward=ATTEND)
+    causal = gradients_emulation_of(HOPPER, shape, Mask(causal=True), forward=ATTEND)  # no GPU is too small for its turns
+    assert causal.turns == Turns(None, shared=True)
+    designed = gradients_emulation_of(TritonBackward(ATTEND, design=Design.SPLIT), shape, Mask(), forward=ATTEND)
+    assert designed.turns is not None
+    with pytest.raises(BadInput, match=r"^problem\.head_dim: 96 .*64 and 128"):
+        gradients_emulation_of(HOPPER, of(96), Mask(causal=True), forward=ATTEND)
+
+
+@pytest.mark.skipif(CUDA, reason="the kernel of a CPU")
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_flash_saves_on_a_cpu_is_what_its_backward_pass_reads(causal: bool) -> None:
+    """O is that of the forward pass, and LSE a natural logarithm; the kernel's vectorised exponential is off by some 2^-15."""
+    variant, mask = SdpaBackward(Backend.FLASH), Mask(causal=causal)
+    q, k, v, _ = rounded(variant, draw_all((1, 2, 2, 65, 65, 16)), "cpu")
+    saved = variant.forward_pass(q, k, v, mask)
+    assert torch.equal(saved.out, variant.forward(q, k, v, mask).out)
+    exact = Exact()(q, k, v, mask).lse
+    assert saved.lse is not None
+    assert exact is not None
+    assert saved.lse.shape == exact.shape
+    assert not saved.lse.requires_grad
+    assert float((saved.lse - exact).abs().max()) < 2.0**-13
+    assert SdpaBackward(Backend.MATH).forward_pass(q, k, v, mask).lse is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", [Backend.FLASH, Backend.CUDNN, Backend.EFFICIENT], ids=lambda one: one.value)
+def test_what_is_saved_on_a_gpu_is_o_and_its_lse(backend: Backend, causal: bool) -> None:
+    """LSE in natural logarithms, for each query and none beyond: off by far less than a factor of log2(e) or a lost row."""
+    variant, mask = SdpaBackward(backend), Mask(causal=causal)
+    q, k, v, _ = rounded(variant, draw_all((2, 4, 4, 200, 200, 64)), "cuda")
+    saved, exact = variant.forward_pass(q, k, v, mask), Exact()(q, k, v, mask).lse
+    assert torch.equal(saved.out, variant.forward(q, k, v, mask).out)
+    assert saved.lse is not None
+    assert exact is not None
+    assert saved.lse.shape == exact.shape
+    assert float((saved.lse - exact).abs().max()) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.skipif(CUDA and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("design", Design)
+def test_the_emulation_predicts_the_hopper_kernels(design: Design, dim: int, causal: bool) -> None:
+    """From the kernel's own O and LSE: mostly equal, and apart by much less than either is from golden."""
+    variant, mask, shape = replace(HOPPER, design=design), Mask(causal=causal), (1, 2, 2, 1000, 1000, dim)
+    q, k, v, do = (x.cuda() for x in variant.round_inputs(*draw_all(shape)))
+    theirs, exact = variant(q, k, v, do, mask).tensors(), ExactBackward()(q, k, v, do, mask).tensors()
+    sizes = Shape(1, 2, 2, 1000, 1000, dim)
+    ours = gradients_emulation_of(variant, sizes, mask, forward=variant.forward_pass)(q, k, v, do, mask).tensors()
+    for name in ("dq", "dk", "dv"):
+        a, b, golden = theirs[name].double(), ours[name].double(), exact[name]
+        assert float((a == b).double().mean()) > 0.9, name
+        assert rms(a - b) < 0.5 * rms(b - golden), name
 
 
 @pytest.mark.skipif(CUDA, reason="the kernel of a CPU")

@@ -28,6 +28,7 @@ from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.backward.vendor import FlexBackward, SdpaBackward, VanillaBackward
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.distributions import Normal
+from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
@@ -112,6 +113,43 @@ def test_vanilla_moves_all_scores_seven_times() -> None:
     model = CostModel(Algorithm.VANILLA, Width(2.0, 2.0), holds_scores=True)
     assert cost.vanilla_bytes(Problem(Normal(), shape), model) == 2 * (8 * n * d + 7 * n * n)
     assert cost.vanilla_bytes(Problem(Normal(), shape, Mask(causal=True)), model) == 2 * (8 * n * d + 9 * n * n)
+
+
+@given(masked(), st.integers(1, 8))
+def test_what_is_stored_first_is_not_read(case: tuple[Mask, Shape], bc: int) -> None:
+    """The running sum of dQ of each row that sees a tile is read once less, and LSE goes in and out once more."""
+    problem, plain = Problem(Normal(), case[1], case[0]), BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0)))
+    moved, shape, seen = cost.tiled_bytes(problem, plain, bc, bc), case[1], table(problem)
+    first = cost.tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
+    met = [reach(torch.stack([part.any(1) for part in entry.split(bc, 1)]).any(0)) for entry in seen]
+    assert moved - first == 4 * 4 * 8 * sum(met)
+    scaled = cost.tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
+    assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
+
+
+@pytest.mark.parametrize(("design", "causal"), [(Design.FUSED, False), (Design.FUSED, True), (Design.SPLIT, False)])
+def test_the_designs_for_hopper_by_hand(design: Design, causal: bool) -> None:
+    """One head of 256 tokens in two tiles, head_dim 64, BF16: a row is 128 bytes, one of FP32 256, and LSE and delta 8."""
+    row, wide, n = 128, 256, 256
+    moved = 2 * n * row + 3 * 4 * n  # O and dO in; LSE in, delta and LSE log2(e) out
+    moved += 2 * n * row + 3 * n * row  # K and V in, once; dQ, dK and dV out
+    met = n + (n // 2 if causal else n)  # the second tile of keys is seen by the second half of the queries
+    moved += met * (2 * row + 8)  # Q and dO, LSE and delta
+    if design is Design.FUSED:
+        moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
+        ran = Ran("numdev hopper backward, one kernel", 128, 128)
+    else:
+        moved += n * (2 * row + 8) + 2 * 2 * n * row  # two tiles of 128 queries, each with all keys
+        ran = Ran("numdev hopper backward, two kernels", 64, 128)
+    problem = Problem(Normal(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
+    for asked in (None, design):
+        found = TritonBackward(Triton(), design=asked).cost_model(ran)
+        assert cost.cost_of(problem, found, CPU) == forward_cost.Cost(Algorithm.TILED, float(moved), 128)
+
+
+def test_three_warp_groups_keep_192_queries() -> None:
+    found = TritonBackward(Triton()).cost_model(Ran("numdev hopper backward, two kernels", 64, 64))
+    assert (found.model.br, found.bc, found.recomputes_twice) == (192, 128, True)
 
 
 def test_growth_with_the_tile() -> None:

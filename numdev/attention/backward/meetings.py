@@ -1,0 +1,105 @@
+"""Which tiles of queries and of keys meet in which order, on which the order of every sum of the gradients rests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from numdev.attention.kernels.hopper_backward_order import unit_at
+from numdev.attention.tiling import Order, Tiling
+from numdev.errors import BadInput
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A tile of keys, and what it meets before the next meeting begins.
+
+    Attributes:
+        heads: of the group that shares the KV head, one after the other.
+        keys: the tile of keys, which dQ of the queries takes up.
+        queries: the tiles of queries, which dK and dV of the keys take up in this order; together they are one range.
+    """
+
+    heads: Range
+    keys: Range
+    queries: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of what meets: query heads of a KV head, the first query that sees a key at all, queries, and keys."""
+
+    group: int
+    first: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The walk of kernels whose programs own a tile of keys each, and visit a unit of queries at a step.
+
+    Under a causal limit all walk from the last unit to the first. Otherwise tile l of a group starts at unit l and wraps round,
+    so that no two of a group are at the same unit. Within a unit the tiles of queries come forward, and units begin with the
+    first query that sees a key. `numdev.attention.kernels.hopper_backward_order` has the same walk for the kernels.
+
+    Attributes:
+        together: tiles of a group; None where all walk from the last unit to the first.
+        shared: whether programs add their shares of dQ to one sum in the order of their arrival, group after group; else dQ takes
+            up the tiles of keys in the tiling's order, which is that of another kernel.
+        tile, unit: keys that a program owns, and queries that it visits at a step.
+    """
+
+    together: int | None
+    shared: bool
+    tile: int = 128
+    unit: int = 128
+
+    def check(self, tiling: Tiling) -> None:
+        """Raise BadInput unless its tiles and units are made of tiles of a tiling, whose order is read where dQ has none."""
+        for name, side, whole in (("br", tiling.br, self.unit), ("bc", tiling.bc, self.tile)):
+            if whole % side:
+                raise BadInput(f"tiling.{name}", side, f"it must divide {whole}")
+        if self.shared and tiling.order is not Order.FORWARD:
+            raise BadInput("tiling.order", tiling.order.value, "dQ is added in the order of arrival; leave it at forward")
+
+    def meetings(self, tiling: Tiling, sizes: Sizes) -> list[Meeting]:
+        """All meetings, in an order in which both sums have theirs."""
+        tiles, units = tiling.key_tiles(sizes.keys)[0], self._units(tiling.br, sizes)
+        if not self.shared:
+            heads = (0, sizes.group)
+            walk = range(len(units))
+            return [Meeting(heads, t, tuple(q for step in walk for q in units[self._unit(step, t, len(units))])) for t in tiles]
+        # Group after group, and in each step by step: both sums are added in this order, see `hopper_backward_order`.
+        owners = math.ceil(sizes.keys / self.tile)
+        size = owners if self.together is None else self.together
+        found = []
+        for head in range(sizes.group):
+            for begin in range(0, owners, size):
+                own = [tile for tile in tiles if begin <= tile[0] // self.tile < begin + size]
+                for step in range(len(units)):
+                    found += [Meeting((head, head + 1), t, units[self._unit(step, t, len(units))]) for t in own]
+        return found
+
+    def _unit(self, step: int, tile: Range, units: int) -> int:
+        """The unit that the owner of a tile of keys visits at a step."""
+        owner, is_back = tile[0] // self.tile, self.together is None
+        unit: int = unit_at(step, owner, units, self.together, is_back)  # type: ignore[no-untyped-call]
+        return unit
+
+    def _units(self, br: int, sizes: Sizes) -> list[tuple[Range, ...]]:
+        """The tiles of queries of each unit."""
+        starts = range(sizes.first, sizes.queries, self.unit)
+        return [_cut(start, min(start + self.unit, sizes.queries), br) for start in starts]
+
+
+def in_order(tiling: Tiling, query_order: Order, sizes: Sizes) -> list[Meeting]:
+    """Each tile of keys in the tiling's order meets all tiles of queries in an order of theirs."""
+    queries = tuple(replace(tiling.swapped(), order=query_order).key_tiles(sizes.queries)[0])
+    return [Meeting((0, sizes.group), tile, queries) for tile in tiling.key_tiles(sizes.keys)[0]]
+
+
+def _cut(start: int, stop: int, size: int) -> tuple[Range, ...]:
+    return tuple((at, min(at + size, stop)) for at in range(start, stop, size))

@@ -2,6 +2,8 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python experiments/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python experiments/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python experiments/sanitize.py --backward
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python experiments/sanitize.py --backward
 
 Without the caching allocator every tensor is an allocation of its own, so that reading past its end is seen.
 
@@ -13,15 +15,26 @@ report. `--control` runs a kernel whose warp groups share nothing but a barrier.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
+from numdev.attention.backward.base import Backward
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.instrumented import InstrumentedBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.hopper_parts import barriers
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -67,32 +80,64 @@ def control() -> None:
     print("warp groups alone: 1 launch")
 
 
+def forward_variants() -> list[Attention]:
+    return [
+        *(Triton(fmt, kernel=Kernel.PORTABLE) for fmt in (BF16, FP16, FP32, E4M3FN)),
+        Triton(BF16, br=16, bc=16, order=Order.REVERSE, splits=2, kernel=Kernel.PORTABLE),
+        *(Triton(fmt, kernel=Kernel.HOPPER) for fmt in (BF16, FP16)),
+        Triton(BF16, br=192, kernel=Kernel.HOPPER),
+        Instrumented(Precision.parse("bf16"), Tiling(32, 32)),
+    ]
+
+
+def backward_variants() -> list[Backward]:
+    hopper = TritonBackward(Triton(), kernel=Kernel.HOPPER)
+    return [
+        TritonBackward(Triton(kernel=Kernel.PORTABLE), kernel=Kernel.PORTABLE),
+        replace(hopper, design=Design.SPLIT),
+        replace(hopper, design=Design.FUSED),
+        InstrumentedBackward(
+            Instrumented(Precision.parse("bf16"), Tiling(32, 32)), BackwardPrecision.parse("bf16"), Tiling(32, 32)
+        ),
+    ]
+
+
+def run_forward(variant: Attention, drawn: list[Tensor], mask: Mask) -> None:
+    """One launch; that it ran and is no nonsense, no more: bounds are in the tests."""
+    q, k, v = variant.round_inputs(*drawn[:3])
+    found = variant(q, k, v, mask)
+    torch.testing.assert_close(found.out.double(), Exact()(q, k, v, mask).out, rtol=0.1, atol=0.1)
+
+
+def run_backward(variant: Backward, drawn: list[Tensor], mask: Mask) -> None:
+    """The same of a backward pass after its forward pass."""
+    inputs = variant.round_inputs(*drawn)
+    found, golden = variant(*inputs, mask), ExactBackward()(*inputs, mask)
+    for name in ("dq", "dk", "dv"):
+        torch.testing.assert_close(getattr(found, name).double(), getattr(golden, name), rtol=0.1, atol=0.1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--control", action="store_true", help="a kernel of warp groups that share nothing, for racecheck")
-    if parser.parse_args().control:
+    parser.add_argument("--backward", action="store_true", help="the kernels of the backward pass in place of the forward ones")
+    given = parser.parse_args()
+    if given.control:
         control()
         return
     count = 0
     for batch, heads, kv_heads, queries, keys, dim, mask in SHAPES:
-        sizes = ((batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim))
-        drawn = [torch.randn(size, device="cuda") for size in sizes]
-        variants = [
-            *(Triton(fmt, kernel=Kernel.PORTABLE) for fmt in (BF16, FP16, FP32, E4M3FN)),
-            Triton(BF16, br=16, bc=16, order=Order.REVERSE, splits=2, kernel=Kernel.PORTABLE),
-            *(Triton(fmt, kernel=Kernel.HOPPER) for fmt in (BF16, FP16)),
-            Triton(BF16, br=192, kernel=Kernel.HOPPER),
-            Instrumented(Precision.parse("bf16"), Tiling(32, 32)),
-        ]
-        for variant in variants:
-            q, k, v = variant.round_inputs(*drawn)
+        q, k, v = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
+        drawn = [torch.randn(size, device="cuda") for size in (q, k, v, q)]
+        launches: list[Callable[[], None]] = [partial(run_forward, variant, drawn, mask) for variant in forward_variants()]
+        if given.backward:
+            launches = [partial(run_backward, variant, drawn, mask) for variant in backward_variants()]
+        for launch in launches:
             try:
-                found = variant(q, k, v, mask)
+                launch()
             except Unsupported as error:
                 print(f"unsupported: {error}")
                 continue
-            golden = Exact()(q, k, v, mask).out
-            torch.testing.assert_close(found.out.double(), golden, rtol=0.1, atol=0.1)  # it ran, no more: bounds are in the tests
             count += 1
     torch.cuda.synchronize()
     print(f"{count} launches")

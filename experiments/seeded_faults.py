@@ -58,11 +58,11 @@ FAULTS = (
     Fault(
         "query tiles before heads",
         "attention/backward/recurrence.py",
-        """        for head in range(self.q.shape[2]):
-            for start, stop in self.query_tiles:
+        """        for head in range(q.shape[2]):
+            for start, stop in found.met:
 """,
-        """        for start, stop in self.query_tiles:
-            for head in range(self.q.shape[2]):
+        """        for start, stop in found.met:
+            for head in range(q.shape[2]):
 """,
         BACKWARD,
     ),
@@ -420,8 +420,8 @@ FAULTS = (
     Fault(
         "a scenario that does not stand for the source decides a claim",
         "report/claims/verdicts.py",
-        "self.findings[scenario].verdict for scenario in self.chief}\n        if",
-        "finding.verdict for finding in self.findings.values()}\n        if",
+        "self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}\n        if",
+        "finding.verdict for finding in self.findings.values()} - {Verdict.NOT_MEASURED}\n        if",
         ("report/claims/claims",),
     ),
     Fault(

@@ -60,6 +60,9 @@ from .measurement.deviation.wasserstein import wasserstein as wasserstein
 from .results.record import Record as Record
 from .results.record import Status as Status
 from .results.store import Store as Store
+from .training.attend import attend as attend
+from .training.capture import capture as capture
+from .training.shadow import shadow as shadow
 
 __all__: list[str]
 __version__: str

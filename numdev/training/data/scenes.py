@@ -1,0 +1,218 @@
+"""Captioned pictures without a download: one or two plain shapes, named by a caption in a small grammar.
+
+    scene  = thing | thing relation thing
+    thing  = "a" size colour shape
+    relation = "left of" | "right of" | "above" | "below"
+
+The 36 scenes of one thing and 5184 of two are numbered. One in eight is held out of training by a hash of what the picture shows,
+so "a small red circle left of a large blue square" is held out together with "a large blue square right of a small red circle".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int
+from torch import Tensor
+
+from numdev.training.data.counter import Purpose, stream
+from numdev.training.data.drawing import Shape, render
+from numdev.training.data.tokens import Vocabulary, words_of
+
+
+class Size(Enum):
+    """Radius in pixels of a picture 32 wide: from, to."""
+
+    SMALL = (3.0, 3.7)
+    LARGE = (5.4, 6.2)
+
+
+class Colour(Enum):
+    """Red, green and blue, from -1 to 1; the background is 0 (mid grey)."""
+
+    RED = (1.0, -1.0, -1.0)
+    GREEN = (-1.0, 1.0, -1.0)
+    BLUE = (-1.0, -1.0, 1.0)
+    YELLOW = (1.0, 1.0, -1.0)
+    MAGENTA = (1.0, -1.0, 1.0)
+    CYAN = (-1.0, 1.0, 1.0)
+
+
+class Relation(Enum):
+    """Where the first thing stands, seen from the second: a step to the right and one down."""
+
+    LEFT_OF = (-1, 0)
+    RIGHT_OF = (1, 0)
+    ABOVE = (0, -1)
+    BELOW = (0, 1)
+
+    @property
+    def words(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+    @property
+    def converse(self) -> Relation:
+        """The relation of the second thing to the first."""
+        right, down = self.value
+        return Relation((-right, -down))
+
+
+def _word(member: Enum) -> str:
+    return member.name.lower()
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One shape of a scene."""
+
+    size: Size
+    colour: Colour
+    shape: Shape
+
+    @property
+    def words(self) -> str:
+        return f"a {_word(self.size)} {_word(self.colour)} {_word(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a caption says: `first`, alone or in a relation to `second`."""
+
+    first: Thing
+    relation: Relation | None = None
+    second: Thing | None = None
+
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        return (self.first,) if self.second is None else (self.first, self.second)
+
+    @property
+    def caption(self) -> str:
+        if self.relation is None or self.second is None:
+            return self.first.words
+        return f"{self.first.words} {self.relation.words} {self.second.words}"
+
+    @property
+    def canonical(self) -> Scene:
+        """The same scene, with the thing first that stands left or above."""
+        if self.relation is None or self.second is None or self.relation in (Relation.LEFT_OF, Relation.ABOVE):
+            return self
+        return Scene(self.second, self.relation.converse, self.first)
+
+    @cached_property
+    def is_held_out(self) -> bool:
+        """Whether training never sees what this scene shows, in either wording."""
+        return hashlib.sha256(self.canonical.caption.encode()).digest()[0] % 8 == 0
+
+
+THINGS = tuple(Thing(*choice) for choice in itertools.product(Size, Colour, Shape))
+_RELATIONS = tuple(Relation)
+
+
+@lru_cache(maxsize=1)
+def scenes() -> tuple[Scene, ...]:
+    """Every scene of the grammar: those of one thing first."""
+    alone = [Scene(thing) for thing in THINGS]
+    pairs = itertools.product(THINGS, _RELATIONS, THINGS)
+    return (*alone, *(Scene(*pair) for pair in pairs))
+
+
+def vocabulary() -> Vocabulary:
+    """All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
+    things = [word for kind in (Size, Colour, Shape) for word in map(_word, kind)]
+    relations = dict.fromkeys(word for relation in Relation for word in words_of(relation.words))
+    return Vocabulary(("a", *things, *relations), 16)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Scenes by number, and their pictures."""
+
+    numbers: Int[np.ndarray, " count"]
+    pictures: Float32[Tensor, "count 3 height width"]
+
+    @property
+    def scenes(self) -> tuple[Scene, ...]:
+        return tuple(scenes()[number] for number in self.numbers)
+
+
+def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0, held_out: bool = False) -> Drawn:
+    """`count` scenes and their pictures [count, 3, picture, picture] in [-1, 1]; a quarter shows one thing.
+
+    The scene, the places and the exact sizes are functions of (seed, step, row) and of which part of the grammar is drawn from;
+    `spread` from 0 to 1 says how much of the range of places and sizes is used, around its middle.
+    """
+    random = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32)
+    alone, pairs = _parts()[held_out]
+    one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
+    numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
+    return Drawn(numbers, picture_of(numbers, 0.5 + spread * (random[:, 2:] - 0.5), picture))
+
+
+def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
+    """Pictures of scenes by number; `jitter` [count, 6] in [0, 1) places the things and chooses their radii.
+
+    Two things stand a half of the picture apart along their relation, give or take 1.5 pixels of 32, and up to 5 apart across it;
+    one stands up to 3 pixels beside the middle. They never overlap and none is cut by the frame.
+    """
+    table = _table()
+    scale, rows = picture / 32, table.things[numbers]  # [count, 2]: places in THINGS, -1 where there is none
+    moved = jitter.reshape(-1, 2, 3) * 2 - 1
+    away = table.away[numbers]  # [count, 2 things, (right, down)]: -1, 0, 1
+    spread = np.where(away.any(axis=(1, 2))[:, None, None], np.where(away != 0, 0.75, 2.5), 3.0)
+    centres = (16 + 8 * away + spread * moved[:, :, :2]) * scale
+    low, high = np.moveaxis(table.radii[rows], -1, 0)
+    radii = (low + (high - low) * jitter.reshape(-1, 2, 3)[:, :, 2]) * scale
+    covered = render(
+        table.shapes[rows], centres.astype(np.float32), np.where(rows >= 0, radii, np.nan).astype(np.float32), picture
+    )
+    colours = table.colours[rows].transpose(0, 2, 1)  # [count, 3, 2]
+    # No pixel is covered by both things, so a sum has one term that is not 0: exact in any order.
+    found = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
+    return found.unflatten(2, (picture, picture))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What rendering must know of scenes and things, as arrays by number."""
+
+    things: np.ndarray
+    away: np.ndarray
+    shapes: np.ndarray
+    colours: np.ndarray
+    radii: np.ndarray
+
+
+@lru_cache(maxsize=1)
+def _table() -> _Table:
+    place = {thing: number for number, thing in enumerate(THINGS)}
+    pairs = [[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in scenes()]
+    away = [scene.relation.value if scene.relation else (0, 0) for scene in scenes()]
+    shapes = tuple(Shape)
+    return _Table(
+        things=np.array(pairs),
+        away=np.stack([np.array(away), -np.array(away)], axis=1).astype(np.float32),
+        shapes=np.array([shapes.index(thing.shape) for thing in THINGS]),
+        colours=np.array([thing.colour.value for thing in THINGS], dtype=np.float32),
+        radii=np.array([thing.size.value for thing in THINGS], dtype=np.float32),
+    )
+
+
+@lru_cache(maxsize=1)
+def _parts() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Numbers of the scenes of one thing and of two: those of training, and those held out of it."""
+    out = np.array([scene.is_held_out for scene in scenes()])
+    two = np.array([scene.second is not None for scene in scenes()])
+    return tuple((np.flatnonzero(~two & (out == part)), np.flatnonzero(two & (out == part))) for part in (False, True))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1)
+def tokens() -> Int[Tensor, "scenes length"]:
+    """Tokens of every scene's caption, by number."""
+    return vocabulary().encode(scene.caption for scene in scenes())

@@ -1,0 +1,267 @@
+"""Calls of torch's `scaled_dot_product_attention` under any model, answered by someone else.
+
+Two things are needed to see every call. A `TorchFunctionMode` sees a call by whatever name, and of operators below the function.
+It sees none from inside `nn.MultiheadAttention`, whose own function torch gives to the mode as a whole, and runs without it. So
+the name in `torch.nn.functional` is replaced as well, while anyone intercepts. The fused path that `nn.MultiheadAttention`
+and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
+
+Who answers is known to each thread by itself. Torch computes gradients on threads of its own, on which a checkpointed layer calls
+its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees itself and
+which run without it: for their time such threads, which Python has not started, take the answer of their caller.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from numdev.errors import NumdevError, Unsupported
+from numdev.training.call import Asked
+
+Onward = Callable[[Asked], Tensor]
+
+_SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
+_FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
+_GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
+_PLAIN = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType})
+_COMPILED = "torch.compile must not fuse what numdev computes"
+_WEIGHTS = "nn.MultiheadAttention with need_weights=True"
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """Who answers calls of attention."""
+
+    def answer(self, asked: Asked, onward: Onward) -> Tensor:
+        """O. `onward` asks who would have answered without this one, in the end torch's function."""
+        ...
+
+
+@dataclass
+class Seen:
+    """What became of the calls of attention under a model.
+
+    Attributes:
+        calls: those that were answered.
+        elsewhere: those that ran without being answered, by the name of what ran. Attention that a model computes of matrix
+            products is not seen at all, and neither is an operator that calls none of torch's.
+    """
+
+    calls: int = 0
+    elsewhere: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> int:
+        """How many calls ran without being answered."""
+        return sum(self.elsewhere.values())
+
+    def require(self) -> None:
+        """Raise Unsupported unless there were calls, and each was answered."""
+        if not self.calls:
+            why = "it called torch.nn.functional.scaled_dot_product_attention nowhere"
+            raise Unsupported("model", f"{why}; choose its sdpa implementation (attn_implementation='sdpa', need_weights=False)")
+        if self.missed:
+            told = ", ".join(f"{count} of {name}" for name, count in self.elsewhere.items())
+            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {told}")
+
+    def miss(self, name: str) -> None:
+        self.elsewhere[name] = self.elsewhere.get(name, 0) + 1
+
+
+class Interception:
+    """A context in which calls of attention are answered by someone else; it may be entered again, also within itself."""
+
+    def __init__(self, answer: Answer, seen: Seen) -> None:
+        self._answer = answer
+        self._seen = seen
+
+    def __enter__(self) -> None:
+        _PATCH.install()
+        before = _stack()
+        mode = _Mode((*before, self))
+        _LOCAL.entered = [*getattr(_LOCAL, "entered", ()), (before, mode)]
+        _LOCAL.stack = (*before, self)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        before, mode = _LOCAL.entered.pop()
+        try:
+            mode.__exit__(None, None, None)
+        finally:
+            _LOCAL.stack = before
+            _PATCH.remove()
+
+    def ask(self, asked: Asked, onward: Onward) -> Tensor:
+        self._seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
+        try:
+            return self._answer.answer(asked, onward)
+        except NumdevError:
+            self._seen.calls -= 1
+            raise
+
+    def miss(self, name: str) -> None:
+        self._seen.miss(name)
+
+
+_LOCAL = threading.local()
+
+
+def _stack() -> tuple[Interception, ...]:
+    """Who answers on this thread, the last first asked; none while one computes its answer."""
+    stack: tuple[Interception, ...] | None = getattr(_LOCAL, "stack", None)
+    if stack is None:
+        return _PATCH.of_gradients() if isinstance(threading.current_thread(), threading._DummyThread) else ()
+    return stack
+
+
+@contextmanager
+def _answering(stack: Iterable[Interception]) -> Any:
+    before = getattr(_LOCAL, "stack", None)
+    _LOCAL.stack = tuple(stack)
+    try:
+        yield
+    finally:
+        if before is None:
+            del _LOCAL.stack
+        else:
+            _LOCAL.stack = before
+
+
+def _ask(asked: Asked, stack: tuple[Interception, ...]) -> Tensor:
+    if not stack:
+        place, named = asked.arguments()
+        with _answering(()):
+            return _PATCH.beneath(*place, **named)
+    *others, top = stack
+    with _answering(()):
+        return top.ask(asked, lambda again: _ask(again, tuple(others)))
+
+
+def _uncompiled(asked: Asked, stack: tuple[Interception, ...]) -> Tensor:
+    """`_ask`, which torch.compile takes into no graph: a compiler fuses operations, and loses the roundings between them."""
+    if "torch._dynamo" not in sys.modules:  # nobody compiles, and importing it takes seconds
+        return _ask(asked, stack)
+    if type(asked.query).__module__.startswith("torch._subclasses"):  # of a tracer, which takes the caller into its graph whole
+        raise Unsupported("model", f"{_COMPILED}, and it traces nn.MultiheadAttention as one; run that module uncompiled")
+    if _PATCH.eagerly is None:
+        _PATCH.eagerly = torch.compiler.disable(_ask, reason=_COMPILED)
+    return _PATCH.eagerly(asked, stack)
+
+
+class _Mode(TorchFunctionMode):
+    """What a thread calls of torch, by whatever name."""
+
+    def __init__(self, stack: tuple[Interception, ...]) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _GRADIENTS and _stack() == self._stack:
+            with _PATCH.gradients(self._stack):
+                return func(*args, **kwargs)
+        if not _concerns(func):
+            return func(*args, **kwargs)
+        if hasattr(_LOCAL, "stack"):
+            return self._called(func, args, kwargs)
+        with _answering(self._stack):  # a thread of torch's own, to which the mode came
+            return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        stack = _stack()
+        if not stack or stack[-1] is not self._stack[-1]:
+            return func(*args, **kwargs)
+        if func is _SDPA:
+            return _uncompiled(Asked(*args, **kwargs), stack)
+        if func is functional.multi_head_attention_forward:
+            if kwargs.get("need_weights", True):
+                stack[-1].miss(_WEIGHTS)
+        else:
+            stack[-1].miss(f"torch.{func.__name__}" if func in _FUSED else str(func))
+        return func(*args, **kwargs)
+
+
+def _concerns(func: Any) -> bool:
+    """Whether it computes attention. Every function of torch that a thread calls comes here: almost all are plain."""
+    if type(func) in _PLAIN:
+        return func is _SDPA or func in _FUSED
+    if isinstance(func, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return "attention" in str(func) or "attn" in str(func)
+    return func is functional.multi_head_attention_forward
+
+
+class _Patch:
+    """The replaced name in `torch.nn.functional`, and the fused path switched off, while anyone intercepts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._fused = True
+        self.beneath: Callable[..., Tensor] = _SDPA
+        self.eagerly: Callable[[Asked, tuple[Interception, ...]], Tensor] | None = None  # `_ask`; takes a while to make
+        self._computing: list[tuple[Interception, ...]] = []
+
+    @contextmanager
+    def gradients(self, stack: tuple[Interception, ...]) -> Iterator[None]:
+        """The time in which a thread waits for gradients, and its answers are those of torch's own threads."""
+        with self._lock:
+            self._computing.append(stack)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._computing.remove(stack)
+
+    def of_gradients(self) -> tuple[Interception, ...]:
+        """Who answers on a thread of torch's own.
+
+        Raises:
+            Unsupported: where several threads wait for gradients under different answers, of which one called this.
+        """
+        with self._lock:
+            stacks = set(self._computing)
+        if len(stacks) > 1:
+            raise Unsupported(
+                "model", "threads compute gradients of checkpointed layers under different attentions at once; take turns"
+            )
+        return next(iter(stacks), ())
+
+    def install(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self.beneath = functional.scaled_dot_product_attention
+                self._fused = torch.backends.mha.get_fastpath_enabled()
+                functional.scaled_dot_product_attention = _replacement  # type: ignore[assignment]
+                torch.backends.mha.set_fastpath_enabled(False)
+
+    def remove(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                current: Any = functional.scaled_dot_product_attention
+                if current is _replacement:  # else someone else replaced it meanwhile, and calls ours, which stays good
+                    functional.scaled_dot_product_attention = self.beneath
+                torch.backends.mha.set_fastpath_enabled(self._fused)
+
+
+_PATCH = _Patch()
+
+
+def _replacement(*args: Any, **kwargs: Any) -> Tensor:
+    """Stands for `torch.nn.functional.scaled_dot_product_attention` while anyone intercepts."""
+    stack = _stack()
+    if not stack:
+        return _PATCH.beneath(*args, **kwargs)
+    return _uncompiled(Asked(*args, **kwargs), stack)

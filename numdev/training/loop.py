@@ -1,0 +1,214 @@
+"""The loop over steps, with its snapshots, checkpoints, restart and end."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from numdev.attention.backward.base import Differentiable
+from numdev.errors import Unsupported
+from numdev.training.attend import attend
+from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
+from numdev.training.execution import Execution, Progress, Told
+from numdev.training.interception import Seen
+from numdev.training.prefetch import Prefetch
+from numdev.training.run import Run
+from numdev.training.rung import Restart
+from numdev.training.snapshots import Snapshots, parameters, steps_of
+from numdev.training.state import State, checksum
+from numdev.training.step import Captured, Eager, History, step_of
+from numdev.training.task import Batch
+from numdev.training.trained import Trained
+from numdev.training.watch import Watch, Watched
+from numdev.training.world import World
+
+_READ_EVERY = 25  # steps on a GPU from one read of the losses to the next: each waits for the device
+_REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
+
+
+class Training:
+    """One process's part in a run. `finish` does it; everything else is its parts.
+
+    Losses are read after every step on a CPU, every 25 on a GPU and before every snapshot. A loss that is not finite, or
+    gradients that are not although the loss is not scaled, end the run at the first such step, whenever it is read.
+    """
+
+    def __init__(
+        self, run: Run, folder: Path, device: torch.device, told: Told | None, execution: Execution, world: World, key: str
+    ) -> None:
+        self._run, self._folder, self._device, self._told = run, folder, device, told
+        self._execution, self._world, self._key = execution, world, key
+        self._snapshots = Snapshots(folder, steps_of(run.task.steps), execution.kept)
+        self._notes: list[str] = []
+        self._step: Eager | Captured | None = None
+        self._stopped = ""
+
+    def finish(self) -> Trained:
+        """Do all steps that are left; see `numdev.training.train.train`."""
+        try:
+            return self._attempt()
+        except (RuntimeError, Unsupported) as error:
+            if not any(words in str(error) for words in _REFUSALS):
+                raise
+            reason = str(error).splitlines()[0]
+        self._notes.append(f"no deterministic algorithm, so the same run again may have other bits: {reason}")
+        torch.use_deterministic_algorithms(True, warn_only=True)  # `deterministic`, around this, restores it
+        self._step = None
+        return self._attempt()
+
+    def _attempt(self) -> Trained:
+        self._begin()
+        try:
+            with (
+                attend(self._attention()) as seen,
+                Prefetch(self._run, self._position.done, self._world.rank, pinned=self._device.type == "cuda") as batches,
+            ):
+                while self._position.done < self._run.task.steps and not self._stopped:
+                    self._restart_at_half()
+                    self._advance(next(batches), seen)
+        except KeyboardInterrupt:
+            if self._world.leads and self._state.whole:
+                self._write_checkpoint()
+            raise
+        return self._end()
+
+    def _attention(self) -> Differentiable:
+        attention, watch = self._run.rung.attention, self._history.watch
+        return attention if watch is None else Watched(attention, watch)
+
+    def _begin(self) -> None:
+        """The state of the last checkpoint, or the initial one."""
+        self._state = State(self._run, self._device)
+        watch = Watch(self._device) if self._run.rung.watch else None
+        self._history = History(self._run.task.steps, self._device, watch)
+        self._position = Position()
+        found, notes = Checkpoint.latest(self._folder, self._key)
+        self._notes += notes
+        if found is not None and not self._snapshots.complete(found.position.done):
+            self._notes.append("snapshots before the last checkpoint are missing; the run starts from the first step")
+        elif found is not None:
+            self._state.restore(found.state)
+            self._history.restore(found.history)
+            self._position = found.position
+        if self._world.leads:
+            for torn in self._folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+                torn.unlink(missing_ok=True)
+            self._snapshots.check_room(self._state, self._position.done)
+            if self._position.done == 0:
+                self._snapshots.write(0, self._state)
+        self._stretches: list[float] = []
+        self._start_clock()
+        self._saved_at = time.perf_counter()
+
+    def _restart_at_half(self) -> None:
+        """What the rung asks for after half of the steps: the state through a checkpoint on disk, into a new model."""
+        if self._position.done != self._run.half or self._position.restarted:
+            return
+        if self._world.leads:
+            self._write_checkpoint()
+        self._world.wait()
+        found, _ = Checkpoint.latest(self._folder, self._key)
+        assert found is not None
+        self._world.wait()  # all have read it before it is replaced
+        losing = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}.get(self._run.rung.restart)
+        self._step, self._state = None, State(self._run, self._device)
+        self._state.restore(found.state if losing is None else losing(found.state))
+        self._position = replace(self._position, restarted=True)
+        if self._world.leads:
+            self._write_checkpoint()
+        self._start_clock()
+
+    def _advance(self, batch: Batch, seen: Seen) -> None:
+        """One step, and what is due after it."""
+        if self._step is None:
+            where = self._device, self._world, self._execution.graphs
+            self._step, why = step_of(self._run, self._state, *where, batch, seen, self._history.watch)
+            self._notes += [why] if why else []
+        self._step(self._position.done, batch, self._history)
+        if not seen.calls:
+            why = "it calls torch.nn.functional.scaled_dot_product_attention nowhere, so there is no attention to exchange"
+            raise Unsupported("task.model", why)
+        done = self._position.done + 1
+        self._position = replace(self._position, done=done)
+        self._state.whole = True
+        last, snapshot = done == self._run.task.steps, done in self._snapshots.steps
+        if not (self._device.type == "cpu" or done % _READ_EVERY == 0 or last or snapshot):
+            return
+        self._read()
+        if self._stopped:
+            return
+        if self._world.leads and snapshot:
+            self._snapshots.write(done, self._state)
+        if self._world.leads and not last and time.perf_counter() - self._saved_at >= self._execution.checkpoint_seconds:
+            self._write_checkpoint()
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._clock, self._read_at = time.perf_counter(), self._position.done
+
+    def _read(self) -> None:
+        """Wait for the device, take the time, and look at the losses since the last read."""
+        done, first = self._position.done, self._read_at
+        losses, norms = (x[first:done].cpu() for x in (self._history.losses, self._history.norms))
+        seconds = time.perf_counter() - self._clock
+        self._stretches.append(seconds / (done - first))
+        per_step = statistics.median(self._stretches[1:] or self._stretches)  # the first compiles and captures
+        self._position = replace(self._position, seconds=self._position.seconds + seconds, seconds_per_step=per_step)
+        self._look_for_nonfinite(losses, norms, first)
+        if self._told is not None and self._world.leads:
+            self._told(Progress(self._position.done, self._run.task.steps, float(losses[-1]), 1 / max(per_step, 1e-9)))
+
+    def _look_for_nonfinite(self, losses: Tensor, norms: Tensor, first: int) -> None:
+        good = losses.isfinite() if self._state.scale is not None else losses.isfinite() & norms.isfinite()
+        if bool(good.all()):
+            return
+        place = int(good.logical_not().nonzero()[0])
+        what = "gradients are" if math.isfinite(float(losses[place])) else "loss is"
+        self._position = replace(self._position, done=first + place)
+        self._stopped = f"the {what} not finite at step {first + place}"
+
+    def _write_checkpoint(self) -> None:
+        history = self._history.tensors(self._position.done)
+        Checkpoint(self._key, self._position, self._state.tensors(), history).write(self._folder)
+        self._saved_at = time.perf_counter()
+
+    def _end(self) -> Trained:
+        """What is left, written by the process that leads and read by the others."""
+        if not self._stopped:
+            self._world.agree(self._state.checksum())
+        if self._world.leads:
+            found = self._trained()
+            found.write()
+            Checkpoint.remove(self._folder)
+        self._world.wait()
+        left = Trained.find(self._folder, self._key, self._execution.kept)
+        assert left is not None
+        return left
+
+    def _trained(self) -> Trained:
+        done, history = self._position.done, self._history.tensors(self._position.done + bool(self._stopped))
+        last = self._snapshots.found(self._execution.kept[0], done)
+        return Trained(
+            folder=self._folder,
+            key=self._key,
+            steps=self._run.task.steps,
+            done=done,
+            losses=tuple(history["losses"].tolist()),
+            gradient_norms=tuple(history["norms"].tolist()),
+            watched=tuple(map(tuple, history["watched"].tolist())),
+            checksum=checksum(parameters(last[max(last)])) if self._stopped else self._state.checksum(),
+            seconds=self._position.seconds,
+            seconds_per_step=self._position.seconds_per_step,
+            parameters=sum(x.numel() for x in self._state.parameters.values()),
+            stopped=self._stopped,
+            captured=self._step is not None and self._step.captured,
+            calls=0 if self._step is None else self._step.calls,
+            missed=0 if self._step is None else self._step.missed,
+            notes=tuple(dict.fromkeys(self._notes)),
+        )

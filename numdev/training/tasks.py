@@ -1,0 +1,186 @@
+"""The tasks that ship: text to image, and language."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from numdev.errors import BadInput
+from numdev.settings import setting
+from numdev.training.data.counter import Purpose, generator, stream
+from numdev.training.data.pictures import Captioned, Pictures, Scenes
+from numdev.training.data.text import BYTES, Text
+from numdev.training.data.tokens import NULL
+from numdev.training.models.flow import euler, flow_loss, guided, velocity_of
+from numdev.training.models.language import LanguageModel, next_token_loss
+from numdev.training.models.transformer import DiffusionTransformer
+from numdev.training.task import Batch, Replicated, Samples, at_least_one, check_schedule, seeded
+
+
+@dataclass(frozen=True)
+class TextToImage(Replicated):
+    """A small diffusion transformer that makes pictures of captions by rectified flow.
+
+    The defaults are the small size, for a CPU: 0.95 million parameters. In 400 steps its held-out loss falls from 0.099 to 0.012,
+    and 0.29 of its pictures of held-out captions have all shapes and colours right, of an untrained model's 0.02. `full` is the
+    large size, for a GPU.
+    """
+
+    data: Pictures = field(default_factory=Scenes)
+    steps: int = setting(350, "training steps")
+    batch: int = setting(32, "pictures of a step, over all ranks")
+    learning_rate: float = setting(3e-3, "largest learning rate of AdamW")
+    warmup: int = setting(30, "steps over which the learning rate rises")
+    weight_decay: float = setting(0.01, "of AdamW")
+    clip: float = setting(1.0, "largest norm of the gradient; 0 clips nothing")
+    picture: int = setting(32, "height and width of a picture", "pixels")
+    patch: int = setting(4, "height and width of what becomes one token", "pixels")
+    width: int = setting(96, "of the tokens of the model")
+    depth: int = setting(4, "blocks of the model")
+    heads: int = setting(3, "heads of attention; width / heads is head_dim")
+    qk_norm: bool = setting(True, "normalise q and k of each head by their root mean square")
+    dropped: float = setting(0.1, "share of training captions left out, for guidance")
+    guidance: float = setting(1.0, "weight of the caption when sampling; 1 is none")
+    sampled: int = setting(64, "held-out captions that pictures are made for")
+    euler_steps: int = setting(20, "steps of a sample from noise to picture")
+
+    @classmethod
+    def full(cls) -> TextToImage:
+        """10.0 million parameters, 256 tokens, head_dim 64, for one GPU; scenes use all the room that there is."""
+        large = cls(Scenes(1.0), steps=2000, batch=64, learning_rate=1e-3, warmup=100, patch=2, width=256, depth=7, heads=4)
+        return replace(large, guidance=1.5, sampled=256, euler_steps=40)
+
+    def __post_init__(self) -> None:
+        check_schedule(self)
+        at_least_one(self, "picture", "patch", "width", "depth", "heads", "sampled", "euler_steps")
+        if self.picture % self.patch:
+            raise BadInput("task.patch", self.patch, f"use a divisor of task.picture, {self.picture}")
+        if self.width % self.heads or self.width % 4:
+            raise BadInput("task.width", self.width, f"use a multiple of 4 and of task.heads, {self.heads}")
+        if not 0 <= self.dropped < 1:
+            raise BadInput("task.dropped", self.dropped, "use a share from 0 to below 1")
+        if not math.isfinite(self.guidance):
+            raise BadInput("task.guidance", self.guidance, "use a finite number; 1 is no guidance")
+        self.data.ready(self.picture)
+
+    def model(self, seed: int) -> nn.Module:
+        words = self.data.vocabulary
+        sizes = (self.picture, self.patch, self.width, self.depth, self.heads, words.size, words.length)
+        return seeded(lambda: DiffusionTransformer(*sizes, qk_norm=self.qk_norm), seed)
+
+    def batch_of(self, step: int, seed: int) -> Batch:
+        """Pictures, tokens of captions (a share `dropped` of them all NULL), noise and times."""
+        drawn = self.data.drawn(step, seed, self.batch, self.picture)
+        dropped = stream(Purpose.DROPPED, seed, step).random(self.batch) < self.dropped
+        tokens = torch.where(torch.from_numpy(dropped)[:, None], NULL, drawn.tokens)
+        return self._batch(drawn.pictures, tokens, step, seed)
+
+    def held_out(self) -> Batch:
+        drawn = self._asked()
+        return self._batch(drawn.pictures, drawn.tokens, 0, _HELD_OUT)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        predicted = partial(_predicted, model, batch["tokens"])
+        return flow_loss(predicted, batch["noise"], batch["pictures"], batch["time"])
+
+    def samples(self, model: nn.Module, seed: int) -> Samples:
+        """Pictures for held-out captions by Euler's method, and what the data says of them."""
+        asked = self._asked()
+        device = next(model.parameters()).device
+        noise = _normal(Purpose.SAMPLES, seed, 0, asked.pictures.shape).to(device)
+        tokens = asked.tokens.to(device)
+        conditional, free = partial(_predicted, model, tokens), partial(_predicted, model, torch.full_like(tokens, NULL))
+        predicted = conditional if self.guidance == 1 else guided(conditional, free, self.guidance)
+        with torch.no_grad():
+            made = euler(velocity_of(predicted), noise, self.euler_steps).clamp(-1, 1).float().cpu()
+        figures = self.data.score(made, asked.captions)
+        return Samples(figures[0][1] if figures else math.nan, asked.captions, made, details=figures[1:])
+
+    def _asked(self) -> Captioned:
+        return self.data.held_out(self.sampled, self.picture)
+
+    def _batch(self, pictures: Tensor, tokens: Tensor, step: int, seed: int) -> Batch:
+        time = stream(Purpose.TIMES, seed, step).random(len(pictures), dtype="float32")
+        noise = _normal(Purpose.NOISE, seed, step, pictures.shape)
+        return {"pictures": pictures, "tokens": tokens, "noise": noise, "time": torch.from_numpy(time)}
+
+
+@dataclass(frozen=True)
+class Language(Replicated):
+    """A small causal language model of the bytes of a text."""
+
+    data: Text = field(default_factory=Text)
+    steps: int = setting(300, "training steps")
+    batch: int = setting(16, "sequences of a step, over all ranks")
+    learning_rate: float = setting(3e-3, "largest learning rate of AdamW")
+    warmup: int = setting(30, "steps over which the learning rate rises")
+    weight_decay: float = setting(0.01, "of AdamW")
+    clip: float = setting(1.0, "largest norm of the gradient; 0 clips nothing")
+    length: int = setting(128, "bytes that a sequence predicts from")
+    width: int = setting(128, "of the tokens of the model")
+    depth: int = setting(4, "blocks of the model")
+    heads: int = setting(4, "heads of attention; width / heads is head_dim")
+    qk_norm: bool = setting(True, "normalise q and k of each head by their root mean square")
+    sampled: int = setting(8, "held-out beginnings that the model continues")
+
+    def __post_init__(self) -> None:
+        check_schedule(self)
+        at_least_one(self, "length", "width", "depth", "heads", "sampled")
+        if self.width % self.heads:
+            raise BadInput("task.width", self.width, f"use a multiple of task.heads, {self.heads}")
+        self.data.ready(self.length + 1)
+
+    def model(self, seed: int) -> nn.Module:
+        return seeded(lambda: LanguageModel(BYTES, self.length, self.width, self.depth, self.heads, qk_norm=self.qk_norm), seed)
+
+    def batch_of(self, step: int, seed: int) -> Batch:
+        return {"tokens": self.data.drawn(step, seed, self.batch, self.length + 1)}
+
+    def held_out(self) -> Batch:
+        return {"tokens": self.data.held_out(_WINDOWS, self.length + 1)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        return next_token_loss(model, batch["tokens"])
+
+    def samples(self, model: nn.Module, seed: int) -> Samples:
+        """Continuations of held-out beginnings, a half of `length` long; score: share of held-out bytes that are predicted."""
+        device = next(model.parameters()).device
+        tokens = self.held_out()["tokens"].to(device)
+        given = self.length // 2
+        draws = torch.from_numpy(stream(Purpose.SAMPLES, seed, 0).random((self.length - given, self.sampled)))
+        with torch.no_grad():
+            right = model(tokens[:, :-1]).argmax(dim=-1) == tokens[:, 1:]
+            made = self.data.held_out(self.sampled, self.length).to(device)
+            for place, draw in enumerate(draws.to(device), start=given):
+                made[:, place] = _drawn(model(made)[:, place - 1], draw)
+        texts = [bytes(row).decode("utf-8", errors="replace") for row in made.cpu().tolist()]
+        return Samples(
+            right.double().mean().item(), tuple(text[:given] for text in texts), text=tuple(text[given:] for text in texts)
+        )
+
+
+_WINDOWS = 32  # of held-out text
+
+
+def _drawn(logits: Tensor, draw: Tensor) -> Tensor:
+    """One token for each row of logits: where the distribution function passes a number drawn from [0, 1)."""
+    passed = logits.double().softmax(dim=-1).cumsum(dim=-1) <= draw[:, None]
+    return passed.sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+
+
+_HELD_OUT = 2**31
+"""Seed of what a held-out batch draws; seeds of runs lie below."""
+
+
+def _normal(purpose: Purpose, seed: int, step: int, shape: torch.Size) -> Tensor:
+    return torch.randn(shape, generator=generator(purpose, seed, step))
+
+
+def _predicted(model: nn.Module, tokens: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    return cast("Tensor", model(x, time, tokens))

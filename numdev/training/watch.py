@@ -1,0 +1,231 @@
+"""What attention does in each step of a training run: logits, ties, and how far it strays from exact attention.
+
+Exact means FP64 of the same q, k, v and dO. FP32 is not enough: its scores err by up to `d 2^-24 max |q| |k|`, some 0.04 at
+head_dim 64 and logits of 10^4, such as come before a loss spikes, more than the `u = 2^-9` of BF16 inside; and the bias of
+delta is a mean over all rows, in which errors of BF16 cancel to 10^-5 of |delta|. FP64 has 29 bits more, `2 ((d + 4) A + N +
+2) 2^-53 max |v|` for O (the bound of `numdev.attention.exact`), below 10^-9 there. Sums are in any order, and S and P are
+held whole: four products for each call, and 8 bytes for each entry of P until its gradient has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from numdev.arithmetic.formats import Format
+from numdev.attention.backward.base import Differentiable, Gradients
+from numdev.attention.backward.function import Pair, Paired, applied, uncast
+from numdev.attention.base import Attention, group_heads, softmax_scale
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.steps import Steps
+from numdev.attention.vendor.vanilla import Vanilla
+
+FIGURES = {
+    "largest_logit": ("", "largest |scale q k| of a step, in the format of S"),
+    "tie_rate": ("", "share of rows whose largest score occurs more than once, in the format of S"),
+    "deviation": ("absolute", "largest |O - exact O| of a step"),
+    "relative_deviation": ("relative", "norm of O - exact O over that of exact O, over all calls of a step"),
+    "delta_bias": ("", "sum of delta - exact delta over that of |exact delta|, over all calls; NaN where no delta is returned"),
+    "dq_error": ("relative", "norm of dQ - exact dQ over that of exact dQ, over all calls of a step"),
+}
+"""Unit and meaning of each figure of a step, in the order of `Watch.row`."""
+
+
+class Watch:
+    """The figures of one step, on the device: nothing waits for it, and a CUDA graph can hold it.
+
+    A step begins, the calls of attention add what they find in forward and backward pass, and it ends.
+
+    Attributes:
+        row: the figures of the last step, in the order of `FIGURES`; NaN for one of which there was nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.row: Float[Tensor, " figures"] = torch.full((len(FIGURES),), torch.nan, dtype=torch.float64, device=device)
+        names = ("logit", "tied", "rows", "deviation", "strayed", "out", "biased", "delta", "dq_strayed", "dq")
+        sums = torch.zeros(len(names), dtype=torch.float64, device=device)
+        self._sums, self._of = sums, dict(zip(names, sums.unbind(), strict=True))
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._sums.zero_()
+
+    def end(self) -> None:
+        """Turn sums into figures."""
+        of = self._of
+        relative, bias, dq = of["strayed"] / of["out"], of["biased"] / of["delta"], of["dq_strayed"] / of["dq"]
+        figures = of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()
+        self.row.copy_(torch.stack(figures))
+
+    def largest(self, name: str, x: Tensor) -> None:
+        """Note the largest |x|."""
+        self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
+
+    def add(self, name: str, total: Tensor | float) -> None:
+        """Add to a sum."""
+        self._of[name].add_(total)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An implementation that is watched: its bits are returned, and `watch` learns of each call in which gradients are recorded.
+
+    The gradients have the same bits too, unless q, k and v are one tensor, whose three gradients may be added in another order.
+
+    Attributes:
+        attention: what computes.
+        watch: what keeps the figures.
+    """
+
+    attention: Differentiable
+    watch: Watch
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return self.attention.formats
+
+    @property
+    def format(self) -> Format:
+        return self.attention.format
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.attention.input_key
+
+    @property
+    def primal(self) -> Attention:
+        return self.attention.primal
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.attention.round_inputs(q, k, v, do)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        return self.attention(q, k, v, do, mask, scale)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `numdev.attention.backward.base.Differentiable`."""
+        if not torch.is_grad_enabled():
+            return self.attention.attend(q, k, v, mask, scale)
+        q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
+        with torch.no_grad(), uncast(q):
+            exact = _Exact(self.watch, (q, k, v), mask, softmax_scale(q, scale))
+        if isinstance(self.attention, Paired):
+            out = applied(q, k, v, _Heard(self.attention.pair, exact), mask, scale)
+        else:
+            out = self.attention.attend(q, k, v, mask, scale)
+        with torch.no_grad(), uncast(q):
+            exact.scores(q, k, _policy(self.primal))
+            exact.compare(out)
+        if out.requires_grad:
+            out.register_hook(exact.take)
+        if q.requires_grad:
+            q.register_hook(exact.compare_dq)
+        return out
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """A pair of passes, of whose delta an exact one hears."""
+
+    pair: Pair
+    exact: _Exact
+
+    def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.pair.run(inputs, mask, scale)
+
+    def gradients(
+        self, inputs: tuple[Tensor, ...], do: Tensor, kept: tuple[Tensor, ...], mask: Mask, scale: float | None
+    ) -> Gradients:
+        found = self.pair.gradients(inputs, do, kept, mask, scale)
+        if found.delta is not None:
+            self.exact.compare_delta(found.delta)
+        return found
+
+
+class _Exact:
+    """One call of attention in FP64: `P = softmax(scale Q K^T)`, `O = P V`; then `delta = rowsum(dO * O)` and
+    `dQ = scale (P * (dO V^T - delta)) K`. Heads that share a KV head are grouped.
+    """
+
+    def __init__(self, watch: Watch, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, factor: float) -> None:
+        self._watch, self._factor, self._kv_heads = watch, factor, inputs[1].shape[1]
+        q, k, v = (x.detach().double() for x in inputs)
+        self._k, self._v = (mask.without_padding(x)[:, :, None] for x in (k, v))
+        rows, keys = q.shape[-2], k.shape[-2]
+        seen = mask.visible(rows, keys, (0, rows), (0, keys), q.device)
+        self._hidden = None if seen is None else ~seen[:, :, None]
+        s = (self._grouped(q) @ self._k.mT).mul_(factor)
+        p = self._without(s, float("-inf")).softmax(-1)
+        self._p = p if self._hidden is None else p.masked_fill_(self._hidden, 0.0)  # NaN in rows that see nothing
+        self._out = self._p @ self._v
+        self._dq = self._delta = torch.empty(0)
+
+    def scores(self, q: Tensor, k: Tensor, policy: Precision) -> None:
+        """Note the scores as a policy rounds them."""
+        steps = Steps.of(policy, q.shape[-2])
+        steps.at(0, 0, 0)
+        q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
+        s = steps.scores(q, k.mT, self._factor)
+        self._watch.largest("logit", self._without(s, 0.0))
+        s = self._without(s, float("-inf"))
+        most = s.amax(-1, keepdim=True)
+        tied = ((s == most) & (most > float("-inf"))).sum(-1) > 1
+        self._watch.add("tied", tied.sum())
+        self._watch.add("rows", float(tied.numel()))
+
+    def compare(self, out: Tensor) -> None:
+        """Note how far O strays."""
+        strayed = self._grouped(out.detach().double()).sub(self._out)
+        self._watch.largest("deviation", strayed)
+        self._both("strayed", strayed, "out", self._out)
+
+    @torch.no_grad()
+    def take(self, do: Tensor) -> None:
+        """The gradient of O, of which the others follow."""
+        do = self._grouped(do.double())
+        delta = (do * self._out).sum(-1, keepdim=True)
+        ds = (do @ self._v.mT).sub_(delta).mul_(self._p)
+        self._dq, self._delta = (self._without(ds, 0.0) @ self._k).mul_(self._factor), delta
+        self._p = self._out = torch.empty(0)  # what is held until backward is held no longer
+
+    @torch.no_grad()
+    def compare_delta(self, delta: Tensor) -> None:
+        """Note the bias of delta."""
+        strayed = self._grouped(delta.double()[..., None]).sub(self._delta)
+        self._watch.add("biased", strayed.sum())
+        self._watch.add("delta", self._delta.abs().sum())
+
+    @torch.no_grad()
+    def compare_dq(self, dq: Tensor) -> None:
+        """Note how far dQ strays."""
+        self._both("dq_strayed", self._grouped(dq.double()).sub(self._dq), "dq", self._dq)
+
+    def _both(self, strayed: str, difference: Tensor, exact: str, value: Tensor) -> None:
+        self._watch.add(strayed, difference.square().sum())
+        self._watch.add(exact, value.square().sum())
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        return group_heads(x, self._kv_heads)
+
+    def _without(self, x: Tensor, value: float) -> Tensor:
+        """Entries that no row sees replaced."""
+        return x if self._hidden is None else x.masked_fill(self._hidden, value)
+
+
+@runtime_checkable
+class _UnderPolicy(Protocol):
+    @property
+    def precision(self) -> Precision: ...
+
+
+def _policy(primal: Attention) -> Precision:
+    """How an implementation rounds its scores: by its policy; kernels of others hold them in FP32, and untiled ones in memory."""
+    if isinstance(primal, _UnderPolicy):
+        return primal.precision
+    return Precision.eager(primal.format) if isinstance(primal, Vanilla) else Precision.kernel(primal.format)

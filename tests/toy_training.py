@@ -1,0 +1,232 @@
+"""Records of training runs with known laws of growth, so that the verdict of every claim is known before it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.image import imsave
+
+from numdev.report.reading.typed import flatten
+from numdev.results.columns import Column, Use
+from numdev.results.record import Record, Status
+from numdev.results.scenario import Role, Scenario
+from numdev.results.store import Store
+
+STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+METRICS = ("max_difference", "wasserstein", "relative_frobenius")
+COLUMNS = {
+    "weights": (
+        Column("seed", use=Use.PLACE, meaning="replicate"),
+        Column("step", use=Use.PLACE, meaning="training steps that were done"),
+        Column("tensor", use=Use.PLACE, meaning="`model` for all weights together, else the parameter's name"),
+        Column("max_difference", "absolute", "largest difference of one weight", Use.CHIEF),
+        Column("wasserstein", "absolute", "Wasserstein-1 distance of the distributions of the weights' values", Use.CHIEF),
+        Column("relative_frobenius", "relative", "norm of the difference over that of the reference's weights"),
+        Column("cosine", "", "cosine of the angle between the weights"),
+        Column("change_cosine", "", "cosine of the angle between the changes since the initialisation"),
+    ),
+    "loss": tuple(
+        Column(name, meaning=f"the {name.replace('_', ' ')}")
+        for name in ("seed", "step", "loss", "baseline_loss", "gradient_norm", "baseline_gradient_norm")
+    ),
+    "run": tuple(
+        Column(name, meaning=f"the {name.replace('_', ' ')}")
+        for name in (
+            *("seed", "steps_done", "untrained_loss", "held_out_loss", "baseline_held_out_loss", "score", "baseline_score"),
+            *("seconds_per_step", "baseline_seconds_per_step", "parameters", "checksum", "baseline_checksum", "same_bits"),
+            *("samples", "stopped", "calls", "missed"),
+        )
+    ),
+}
+
+
+_SCENARIO = Scenario("scenes", "text to image, 0.85 million weights", Role.ASSUMED)
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a difference goes: `end (step / last)^power`, by metric `end` times `shape`.
+
+    Attributes:
+        end: the Wasserstein distance at the last step.
+        power: the exponent of the step.
+        start: added at every step, as a difference that was there before training.
+        noise: standard deviation of the logarithm over replicates, and of the exponent.
+        until: the step at which the run stopped.
+    """
+
+    end: float
+    power: float = 0.5
+    start: float = 0.0
+    noise: float = 0.01
+    until: int = STEPS[-1]
+
+    def at(self, step: int, seed: int, label: str) -> float:
+        """The Wasserstein distance of one replicate; replicates of different rungs are independent."""
+        spread, tilt = self.noise * np.random.default_rng([seed, *label.encode()]).standard_normal(2)
+        value = self.start + self.end * (step / STEPS[-1]) ** (self.power + tilt) if step else self.start
+        return float(np.exp(spread) * value)
+
+
+SHAPE = {"max_difference": 50.0, "wasserstein": 1.0, "relative_frobenius": 20.0}
+VANILLA = {"type": "VanillaBackward", "fmt": "bf16"}
+TRITON = {"type": "TritonBackward", "fmt": "bf16"}
+FLASH = {"type": "SdpaBackward", "backend": "flash", "fmt": "bf16"}
+TILED = {"type": "TiledBackward", "precision": {"name": "bf16"}}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A point: the label of its rung, what of the rung differs, its law, the numerics of its reference, and its role."""
+
+    label: str
+    law: Law
+    rung: Mapping[str, Any] = field(default_factory=dict)
+    against: str = "autocast_bf16"
+    role: str = ""
+
+
+def ladder(**laws: Law) -> list[Trained]:
+    """The whole ladder; a law of a name replaces the one that bears the claims of the source out."""
+    usual = {
+        "sham": Law(0.0),
+        "triton": Law(1e-4),
+        "sdpa_flash": Law(0.9e-4),
+        "tiled_bf16": Law(1.5e-4),
+        "one_ulp": Law(1.6e-4),
+        "init_1": Law(8e-4, start=2e-4),
+        "init_2": Law(7e-4, start=2e-4),
+        "order": Law(6e-4),
+        "ranks_2": Law(1.7e-4),
+        "fp16": Law(4.4e-4, 0.6),
+        "exact": Law(0.0),
+        "lossy": Law(5e-4),
+        "bf16_weights": Law(9e-4, 0.7),
+    } | laws
+    rungs: dict[str, Mapping[str, Any]] = {
+        "sham": {"repeat": 1},
+        "triton": {"attention": TRITON},
+        "sdpa_flash": {"attention": FLASH},
+        "tiled_bf16": {"attention": TILED},
+        "one_ulp": {"ulp": 1},
+        "init_1": {"init": 1},
+        "init_2": {"init": 2},
+        "order": {"order": 1},
+        "ranks_2": {"ranks": 2},
+        "fp16": {"numerics": "autocast_fp16"},
+        "exact": {"restart": "exact"},
+        "lossy": {"restart": "lossy"},
+        "bf16_weights": {"numerics": "bf16_weights"},
+    }
+    lower = ("fp16", "bf16_weights")
+    found = [(name, law) for name, law in usual.items() if law is not None]
+    roles = {"sham": "control", "one_ulp": "control"}
+    against = {name: "fp32" if name in lower else "autocast_bf16" for name in rungs}
+    return [Trained(name, law, rungs[name], against[name], roles.get(name, "")) for name, law in found]
+
+
+def stored(
+    path: Path, points: list[Trained], name: str = "fig8", claims: tuple[str, ...] = (), *, seeds: int = 3, pictures: bool = False
+) -> Store:
+    """A store with one study of these points; its report has losses and samples only with `pictures`, which take time to draw."""
+    store = Store(path)
+    listed = []
+    for place, point in enumerate(points):
+        made = record(f"{name}-{place}", point, seeds, _picture(path, point) if pictures else "")
+        store.put(made)
+        roles = {"rung": point.role} if point.role else {}
+        listed.append({"key": made.key, "scenario": "scenes", "labels": {"rung": point.label}, "roles": roles})
+    manifest: dict[str, Any] = {
+        "name": name,
+        "kind": "training",
+        "title": "Weights over training",
+        "command": f"numdev train study={name}",
+    }
+    manifest |= {"overrides": [], "figure": "training_ladder" if name == "fig8" else "training_weights", "claims": list(claims)}
+    manifest |= {
+        "more": ["training_loss", "training_samples"] if pictures else [],
+        "scenarios": [_SCENARIO.stated()],
+        "points": listed,
+    }
+    manifest |= {"settings": {"variant.ulp": ["ulp", "by how many last places one weight is moved before training"]}}
+    store.put_study(name, manifest)
+    return store
+
+
+def rows_of(points: list[Trained], seeds: int = 3) -> pd.DataFrame:
+    """The rows of all weights together that a report reads of `stored` points, without a store."""
+    found = []
+    for place, point in enumerate(points):
+        head = {"study": "fig8", "scenario": "scenes", "key": f"fig8-{place}", "label.rung": point.label}
+        head |= {"scenario.title": _SCENARIO.title, "scenario.role": _SCENARIO.role.value} | flatten(_config(point, seeds))
+        head |= {"role.rung": point.role} if point.role else {}
+        steps = [step for step in STEPS if step <= point.law.until]
+        found += [head | _weights(point, step, seed, "model") for seed in range(seeds) for step in steps]
+    return pd.DataFrame(found).drop(columns="seeds")
+
+
+def _config(point: Trained, seeds: int) -> dict[str, Any]:
+    rung = {"type": "Rung", "attention": VANILLA, "numerics": "autocast_bf16", "init": 0, "order": 0, "ulp": 0, "ranks": 1}
+    rung |= {"restart": "none", "repeat": 0}
+    config = {"problem": {"type": "TextToImage", "steps": STEPS[-1]}, "variant": rung | dict(point.rung), "seeds": seeds}
+    return config | {"baseline": rung | {"numerics": point.against}}
+
+
+def record(key: str, point: Trained, seeds: int, picture: str = "") -> Record:
+    steps = [step for step in STEPS if step <= point.law.until]
+    weights = [_weights(point, step, seed, tensor) for seed in range(seeds) for step in steps for tensor in ("model", "a")]
+    tables = {
+        "weights": weights,
+        "loss": [_loss(point, step, seed) for seed in range(seeds) for step in range(0, point.law.until, 4)],
+        "run": [_run(point, seed, picture) for seed in range(seeds)],
+    }
+    stated = (
+        "training",
+        "training",
+        ("weights",),
+        COLUMNS,
+        _config(point, seeds),
+        {"device": "cpu", "processor": "a CPU", "numdev": "0"},
+    )
+    return Record(key, *stated, Status.OK, "", tables, 12.0)
+
+
+def _weights(point: Trained, step: int, seed: int, tensor: str) -> dict[str, Any]:
+    value = point.law.at(step, seed, point.label)
+    row: dict[str, Any] = {"seed": seed, "step": step, "tensor": tensor} | {name: SHAPE[name] * value for name in METRICS}
+    return row | {"cosine": 1 - value, "change_cosine": 1 - 10 * value}
+
+
+def _loss(point: Trained, step: int, seed: int) -> dict[str, Any]:
+    noise = np.random.default_rng(1000 * seed + step)
+    base = 0.1 + 0.9 * np.exp(-step / 60) * (1 + 0.1 * noise.standard_normal())
+    own = base * (1 + 100 * point.law.at(step, seed, point.label) * noise.standard_normal())
+    return {"seed": seed, "step": step, "loss": own, "baseline_loss": base, "gradient_norm": 1.0, "baseline_gradient_norm": 1.0}
+
+
+def _run(point: Trained, seed: int, picture: str) -> dict[str, Any]:
+    stopped = "" if point.law.until == STEPS[-1] else f"the loss is not finite at step {point.law.until}"
+    row: dict[str, Any] = {
+        "seed": seed,
+        "steps_done": point.law.until,
+        "untrained_loss": 1.02,
+        "held_out_loss": 0.131 + 0.001 * seed,
+    }
+    row |= {"baseline_held_out_loss": 0.13 + 0.001 * seed, "score": 0.8, "baseline_score": 0.81, "seconds_per_step": 0.1}
+    row |= {"baseline_seconds_per_step": 0.1, "parameters": 850_000, "checksum": "a", "baseline_checksum": "b"}
+    same = int(point.law.end == 0)
+    return row | {"same_bits": same, "samples": picture, "stopped": stopped, "calls": 8 * point.law.until, "missed": 0}
+
+
+def _picture(path: Path, point: Trained) -> str:
+    """Four by two pictures of one colour each, as PNG."""
+    folder = path / "runs" / point.label
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = np.random.default_rng(len(point.label)).random((2, 4, 3))
+    imsave(folder / "samples.png", np.kron(cells, np.ones((32, 32, 1))))
+    return f"runs/{point.label}/samples.png"

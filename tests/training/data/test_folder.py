@@ -1,0 +1,144 @@
+"""A user's captioned pictures, and each way in which a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from numdev.errors import BadInput
+from numdev.results.canonical import describe
+from numdev.training.data.folder import Folder
+from numdev.training.tasks import TextToImage
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """24 pictures of one colour each; the caption says how red."""
+    lines = []
+    for number in range(24):
+        Image.new("RGB", (40, 24), (10 * number, 0, 255)).save(tmp_path / f"{number:02}.png")
+        lines.append(json.dumps({"file_name": f"{number:02}.png", "text": f"A picture, number {number}"}))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_pictures_come_with_their_captions(folder: Path) -> None:
+    data = Folder(str(folder), words=8)
+    drawn = data.drawn(0, 0, 20, 16)
+    assert drawn.pictures.shape == (20, 3, 16, 16)
+    for picture, caption in zip(drawn.pictures, drawn.captions, strict=True):
+        wanted = 10 * int(caption.split()[-1]) / 127.5 - 1
+        assert picture[0, 3, 5].item() == pytest.approx(wanted, abs=2**-22)  # two roundings in FP32
+        assert (picture[2] == 1).all()
+
+
+def test_a_pass_shows_each_picture_once_and_never_one_held_out(folder: Path) -> None:
+    data = Folder(str(folder))
+    steps = [data.drawn(step, 4, 11, 8).captions for step in range(4)]
+    shown = [caption for step in steps for caption in step]
+    held_out = set(data.held_out(99, 8).captions)
+    assert len(held_out) == 2
+    assert len(set(shown[:22])) == len(set(shown[22:])) == 22
+    assert shown[:22] != shown[22:]
+    assert not held_out & set(shown)
+    assert data.drawn(2, 4, 11, 8).captions == steps[2]
+
+
+def test_a_task_trains_on_it(folder: Path) -> None:
+    task = TextToImage(Folder(str(folder), words=8), batch=4, picture=8, patch=4, width=16, depth=1, heads=2, euler_steps=2)
+    batch = task.batch_of(3, 0)
+    assert batch["tokens"].shape == (4, 8)
+    samples = task.samples(task.model(0), 0)
+    assert samples.score != samples.score  # there is no measure of what it shows
+    assert len(samples.captions) == 2
+    assert torch.isfinite(task.loss(task.model(0), task.held_out()))
+
+
+def test_other_pictures_under_the_same_name_are_told_apart(folder: Path) -> None:
+    before = describe(Folder(str(folder)))
+    Image.new("RGB", (40, 24), (1, 2, 3)).save(folder / "05.png")
+    after = describe(Folder(str(folder)))
+    assert before["digest"] != after["digest"]
+    assert before["path"] == after["path"]
+
+
+def without_metadata(folder: Path) -> None:
+    (folder / "metadata.jsonl").unlink()
+
+
+def without_images(folder: Path) -> None:
+    for image in folder.glob("*.png"):
+        image.unlink()
+
+
+def uncaptioned(folder: Path) -> None:
+    Image.new("RGB", (8, 8)).save(folder / "extra.png")
+
+
+def missing(folder: Path) -> None:
+    (folder / "03.png").unlink()
+
+
+def truncated(folder: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "03.png")
+    (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:4000])
+
+
+def no_image(folder: Path) -> None:
+    (folder / "03.png").write_text("not an image")
+
+
+def broken_line(folder: Path) -> None:
+    with (folder / "metadata.jsonl").open("a") as file:
+        file.write("{oops\n")
+
+
+def empty_caption(folder: Path) -> None:
+    with (folder / "metadata.jsonl").open("a") as file:
+        file.write('{"file_name": "03.png", "text": " "}\n')
+
+
+def long_caption(folder: Path) -> None:
+    with (folder / "metadata.jsonl").open("a") as file:
+        file.write(json.dumps({"file_name": "03.png", "text": "word " * 40}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without_metadata, "it has no metadata.jsonl"),
+        (without_images, "it holds no image"),
+        (uncaptioned, r"extra.png has no caption \(1 of 25\)"),
+        (missing, "metadata.jsonl names 03.png, and there is no such image"),
+        (truncated, "03.png.*cannot be decoded"),
+        (no_image, "03.png.*cannot be decoded"),
+        (broken_line, "line 25 of metadata.jsonl is no JSON object"),
+        (empty_caption, "line 25 of metadata.jsonl has no caption"),
+        (long_caption, "it has 40 words and a caption may have 32"),
+    ],
+)
+def test_what_is_wrong_is_said_before_training(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(folder)
+    with pytest.raises(BadInput, match=said) as caught:
+        TextToImage(Folder(str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["", "nowhere/to/be/found"])
+def test_no_folder_is_refused(path: str) -> None:
+    with pytest.raises(BadInput, match="name a folder of images"):
+        Folder(path)
+
+
+def test_one_picture_is_too_few(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "one"}')
+    with pytest.raises(BadInput, match="at least 2"):
+        Folder(str(tmp_path))

@@ -1,0 +1,502 @@
+"""Attention exchanged under unmodified models: every call, forward and backward, and what cannot be honoured."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as kept_by_name
+
+import numdev as nd
+from numdev.arithmetic.formats import BF16, FP32, FP64
+from numdev.attention.backward.base import FromSaved
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.function import differentiable
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.backward.vendor import SdpaBackward, VanillaBackward
+from numdev.errors import BadInput, Unsupported
+from numdev.training.attend import Variant
+
+KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
+TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))
+EXACT = ExactBackward()
+TINY = {"embed_dim": 16, "num_heads": 4, "batch_first": True}
+
+
+class Projected(nn.Module):
+    """Attention of learned projections, by any function that is called as torch's."""
+
+    def __init__(self, attention: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.attention = attention
+
+    def forward(self, x: Tensor, **named: Any) -> Tensor:
+        q, k, v = self.project(x).view(*x.shape[:-1], 4, 12).transpose(-3, -2).chunk(3, -1)
+        attention = self.attention or functional.scaled_dot_product_attention
+        return attention(q, k, v, **named).transpose(-3, -2).flatten(-2)
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """Whatever a test does, torch's own function and its fused path are as they were."""
+    yield
+    assert functional.scaled_dot_product_attention is kept_by_name
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model: nn.Module, *inputs: Tensor, **named: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    found = model(*inputs, **named)
+    out: Tensor = found[0] if isinstance(found, tuple) else found
+    out.square().sum().backward()  # type: ignore[no-untyped-call]
+    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def close(model: nn.Module, *inputs: Tensor, calls: int = 1, **named: Any) -> None:
+    """With exact attention a model in FP64 gives what it gives, to the rounding of sums of 100 products of numbers near 1."""
+    model.double()
+    doubled = tuple(each.double() if each.is_floating_point() else each for each in inputs)
+    want, slopes = gradients(model, *doubled, **named)
+    with nd.attend(EXACT) as seen:
+        got, found = gradients(model, *doubled, **named)
+    assert (seen.calls, seen.missed) == (calls, 0)
+    seen.require()
+    assert torch.allclose(got, want, rtol=0, atol=1e-13)
+    for name, slope in slopes.items():
+        assert torch.allclose(found[name], slope, rtol=1e-11, atol=1e-11), name
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("masked", ["", "padding", "causal"])
+def test_multihead_attention(x: Tensor, train: bool, masked: str) -> None:
+    named: dict[str, Any] = {"need_weights": False}
+    if masked == "padding":
+        named["key_padding_mask"] = torch.arange(6) >= torch.tensor([[6], [3]])
+    if masked == "causal":
+        named["attn_mask"] = torch.ones(6, 6).triu(1).bool()
+    close(nn.MultiheadAttention(**TINY).train(train), x, x, x, **named)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformer_encoder(x: Tensor, train: bool, padded: bool) -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
+    padding = torch.arange(6) >= torch.tensor([[6], [4]]) if padded else None
+    close(model.train(train), x, calls=2, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("attention", [None, kept_by_name, torch.ops.aten.scaled_dot_product_attention])
+def test_calls_by_other_names(x: Tensor, attention: Callable[..., Tensor] | None) -> None:
+    """A name bound before is exchanged too; an operator below the function is not, and is counted."""
+    model = Projected(attention)
+    if attention in (None, kept_by_name):
+        close(model, x, is_causal=True)
+        return
+    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
+        model(x)
+    assert seen.elsewhere == {"aten.scaled_dot_product_attention": 1}
+    with pytest.raises(Unsupported, match="^model: it called"):
+        seen.require()
+
+
+def test_weights_that_are_asked_for_are_computed_elsewhere(x: Tensor) -> None:
+    attention, other = nn.MultiheadAttention(**TINY), Projected()
+    with nd.attend(EXACT) as seen:
+        attention(x, x, x)
+        other(x)
+    assert (seen.calls, seen.missed) == (1, 1)
+    with pytest.raises(
+        Unsupported, match="attention ran elsewhere, and was not exchanged: 1 of nn.MultiheadAttention with need_weights"
+    ):
+        seen.require()
+
+
+def test_a_model_without_attention(x: Tensor) -> None:
+    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
+        nn.Linear(16, 4)(x)
+    assert seen.calls == seen.missed == 0
+    with pytest.raises(Unsupported, match="^model: it called torch.nn.functional.scaled_dot_product_attention nowhere"):
+        seen.require()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        TILED,
+        NaiveBackward.eager(BF16),
+        VanillaBackward(BF16),
+        SdpaBackward(nd.Backend.MATH, BF16),
+        SdpaBackward(nd.Backend.FLASH),
+    ],
+    ids=lambda variant: type(variant).__name__,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_implementation_computes_both_passes(x: Tensor, variant: Variant, dtype: torch.dtype) -> None:
+    """Half of BF16's ulp is 2^-9 of a number, and a dozen such roundings lie between q and a weight's gradient.
+
+    SdpaBackward(FLASH) calls torch's function itself, which must not be exchanged for itself.
+    """
+    model = Projected().to(dtype)
+    want, slopes = gradients(model, x.to(dtype), is_causal=True)
+    with nd.attend(variant) as seen:
+        got, found = gradients(model, x.to(dtype), is_causal=True)
+    assert seen.calls == 1
+    assert got.dtype == dtype
+    assert torch.allclose(got, want, rtol=12 * 2**-9, atol=12 * 2**-9)
+    slope = slopes["project.weight"]
+    assert float((found["project.weight"] - slope).norm() / slope.norm()) < 12 * 2**-9
+    if dtype is not torch.bfloat16:
+        assert not torch.equal(got, want), "it is torch's own"
+
+
+def test_it_is_the_function_itself(x: Tensor) -> None:
+    """Bit for bit what `differentiable` computes, which has tests of its own."""
+    q, k, v = (torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3))
+    want = differentiable(q, k, v, KERNEL, TILED, nd.Mask(causal=True), 0.3)
+    slopes = torch.autograd.grad(want, (q, k, v), torch.ones_like(want))
+    with nd.attend(TILED):
+        got = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+        found = torch.autograd.grad(got, (q, k, v), torch.ones_like(got))
+    assert torch.equal(got, want)
+    assert all(torch.equal(a, b) for a, b in zip(found, slopes, strict=True))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [5, 9])
+def test_arguments_of_the_function(leading: tuple[int, ...], causal: bool, keys: int) -> None:
+    """Any number of dimensions, another scale, another dimension of v; torch's causal limit is aligned top left."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((5, 4), (keys, 4), (keys, 3))
+    q, k, v = (torch.randn(*leading, *size, generator=generator, dtype=torch.float64) for size in sizes)
+    want = kept_by_name(q, k, v, is_causal=causal, scale=0.7)
+    with nd.attend(nd.Exact()):
+        got = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.7)
+    assert got.shape == want.shape
+    assert torch.allclose(got, want, rtol=0, atol=1e-14)
+
+
+def test_heads_that_share_kv_heads() -> None:
+    q, kv = torch.randn(2, 6, 5, 4).double(), torch.randn(2, 2, 5, 4).double()
+    want = kept_by_name(q, kv, kv, enable_gqa=True)
+    with nd.attend(EXACT):
+        assert torch.allclose(functional.scaled_dot_product_attention(q, kv, kv, enable_gqa=True), want, rtol=0, atol=1e-14)
+        with pytest.raises(BadInput, match="^enable_gqa: False"):
+            functional.scaled_dot_product_attention(q, kv, kv)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_what_attention_takes(x: Tensor, dtype: torch.dtype) -> None:
+    """O has autocast's dtype; FP64 is left alone; and the steps of the implementation are not cast."""
+    model, given = Projected(), torch.randn(1, 2, 5, 4)
+    fp32 = NaiveBackward.eager(FP32)
+    with torch.autocast("cpu", dtype):
+        want = model(x)
+        with nd.attend(EXACT):
+            got = model(x)
+            assert functional.scaled_dot_product_attention(given.double(), given.double(), given.double()).dtype == torch.float64
+        with nd.attend(fp32):
+            rounded = functional.scaled_dot_product_attention(given, given, given)
+            got.square().sum().backward()
+    assert got.dtype == want.dtype == dtype
+    assert torch.allclose(got, want, rtol=0.02, atol=0.02)
+    cast = given.to(dtype)
+    assert torch.equal(
+        rounded, nd.Naive(nd.Precision.eager(FP32))(cast.float(), cast.float(), cast.float(), nd.Mask()).out.to(dtype)
+    )
+
+
+def test_what_is_not_there_is_refused(x: Tensor) -> None:
+    q = torch.randn(1, 2, 5, 4)
+
+    def refused(**named: Any) -> pytest.ExceptionInfo[Unsupported]:
+        with pytest.raises(Unsupported) as caught, nd.attend(EXACT):
+            functional.scaled_dot_product_attention(q, q, q, **named)
+        return caught
+
+    assert "dropout_p: 0.1: no implementation here drops" in str(refused(dropout_p=0.1).value)
+    assert "attn_mask: it adds to the scores" in str(refused(attn_mask=torch.randn(5, 5)).value)
+    assert "attn_mask: it is learned" in str(refused(attn_mask=torch.zeros(5, 5, requires_grad=True)).value)
+    with pytest.raises(Unsupported, match="^is_causal: torch aligns it top left"), nd.attend(EXACT):
+        functional.scaled_dot_product_attention(q, q[..., :3, :], q[..., :3, :], is_causal=True)
+    with pytest.raises(Unsupported, match="^dropout_p"), nd.attend(EXACT):
+        nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)(x)
+
+
+def test_a_forward_pass_alone_trains_nothing(x: Tensor) -> None:
+    model = Projected()
+    with nd.attend(KERNEL) as seen:
+        with torch.no_grad():
+            model(x)
+        with pytest.raises(Unsupported, match=r"^variant: Tiled has no backward pass; .*torch.no_grad"):
+            model(x)
+    assert seen.calls == 1
+
+
+def test_contexts_nest_and_end_with_an_exception(x: Tensor) -> None:
+    model = Projected()
+    with nd.attend(EXACT) as outer:
+        want = model(x)
+        with nd.attend(TILED) as inner:
+            assert not torch.equal(model(x), want)
+        assert torch.equal(model(x), want)
+        with pytest.raises(RuntimeError, match="invalid for input"), nd.attend(TILED) as lost:
+            model(x).view(7)
+        assert torch.equal(model(x), want)
+    assert (outer.calls, inner.calls, lost.calls) == (3, 1, 1)
+    assert (outer.missed, inner.missed) == (0, 0)
+
+
+def test_another_thread_is_left_alone(x: Tensor) -> None:
+    model, found = Projected(), []
+    want = model(x)
+    with nd.attend(TILED) as seen:
+        thread = threading.Thread(target=lambda: found.append(model(x)))
+        thread.start()
+        thread.join()
+        model(x)
+    assert torch.equal(found[0], want)
+    assert seen.calls == 1
+
+
+def test_two_threads_each_have_their_own(x: Tensor) -> None:
+    model, results = Projected(), dict[str, Tensor]()
+    barrier = threading.Barrier(2)
+
+    def work(name: str, variant: Variant) -> None:
+        with nd.attend(variant):
+            barrier.wait()
+            results[name] = model(x).detach()
+            barrier.wait()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in (("exact", EXACT), ("tiled", TILED))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, variant in (("exact", EXACT), ("tiled", TILED)):
+        with nd.attend(variant):
+            assert torch.equal(results[name], model(x))
+
+
+def test_who_replaced_the_function_before_keeps_it(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package's replacement is put back, and answers threads that do not take part."""
+
+    def theirs(*args: object, **named: Any) -> Tensor:
+        raise RuntimeError("theirs")
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", theirs)
+    with nd.attend(EXACT) as seen:
+        Projected()(x)
+    assert seen.calls == 1
+    assert functional.scaled_dot_product_attention is theirs
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_compute_again_with_the_same(x: Tensor, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = Projected().double()
+    given = x.double().requires_grad_()
+    with nd.attend(TILED) as seen:
+        _, want = gradients(model, given)
+        model.zero_grad()
+        checkpoint(model, given, use_reentrant=reentrant).square().sum().backward()
+    assert seen.calls == 3
+    assert torch.equal(model.project.weight.grad, want["project.weight"])  # type: ignore[arg-type]
+
+
+class AgainElsewhere(torch.autograd.Function):
+    """Calls attention again in its backward pass, on a thread that Python has not started: as torch's own for a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    @staticmethod
+    def backward(ctx: Any, *slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found: list[object] = []
+        done = threading.Event()
+
+        def again() -> None:
+            try:
+                with torch.enable_grad():
+                    leaf = x.detach().requires_grad_()
+                    found.append(torch.autograd.grad(functional.scaled_dot_product_attention(leaf, leaf, leaf), leaf, slope)[0])
+            except Exception as error:
+                found.append(error)
+            done.set()
+
+        _thread.start_new_thread(again, ())
+        assert done.wait(30)
+        assert isinstance(found[0], Tensor), found
+        return found[0]
+
+
+@pytest.mark.parametrize("call", ["Tensor.backward", "autograd.grad"])
+def test_torchs_own_threads_answer_as_their_caller_does(x: Tensor, call: str) -> None:
+    given = x.double()[:, None].requires_grad_()
+    with nd.attend(TILED) as seen:
+        want = torch.autograd.grad(functional.scaled_dot_product_attention(given, given, given).square().sum(), given)[0]
+        out = AgainElsewhere.apply(given).square().sum()  # type: ignore[no-untyped-call]
+        if call == "autograd.grad":
+            given.grad = torch.autograd.grad(out, given)[0]
+        else:
+            out.backward()
+    assert seen.calls == 3
+    assert given.grad is not None
+    assert torch.equal(given.grad, want)
+
+
+def test_nothing_is_warned_of_where_calls_were_made(x: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with nd.attend(EXACT):
+            Projected()(x)
+
+
+_COMPILED = """
+import torch, warnings
+from torch import nn
+import numdev as nd
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.backward.vendor import VanillaBackward
+
+variant, x = VanillaBackward(nd.Format.parse("bf16")), torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(0))
+
+def model(x):
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x).relu()
+
+want, compiled = model(x), torch.compile(model, backend="eager")
+assert torch.equal(compiled(x), want)
+with nd.attend(variant) as seen:
+    got, expected = compiled(x), model(x)
+assert seen.calls == 2, seen
+assert torch.equal(got, expected) and not torch.equal(got, want)
+assert torch.equal(compiled(x), want)
+inside = torch.compile(nn.MultiheadAttention(16, 4, batch_first=True), backend="eager")
+try:
+    with nd.attend(variant):
+        inside(*(x[:, 0].repeat(1, 1, 4),) * 3, need_weights=False)
+except Exception as error:
+    print(error)
+"""
+
+
+def test_compiled_models() -> None:
+    """A graph breaks at attention, also one that was compiled before; inside of nn.MultiheadAttention it is refused.
+
+    In a process of its own, in which nothing but the model is compiled: here a type checker surrounds every function.
+    """
+    done = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "model: torch.compile must not fuse what numdev computes, and it traces nn.MultiheadAttention" in done.stdout
+
+
+def test_backward_after_the_context(x: Tensor) -> None:
+    """The gradients are the variant's wherever they are asked for."""
+    model = Projected()
+    with nd.attend(TILED):
+        _, want = gradients(model, x)
+        model.zero_grad()
+        out = model(x)
+    out.square().sum().backward()
+    assert torch.equal(model.project.weight.grad, want["project.weight"])  # type: ignore[arg-type]
+
+
+def test_implementations_are_differentiable() -> None:
+    assert isinstance(TILED, FromSaved)
+    with pytest.raises(BadInput, match="^q: 'torch.int64'"), nd.attend(VanillaBackward(FP64)):
+        functional.scaled_dot_product_attention(*(torch.ones(1, 1, 2, 2).long(),) * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnAGpu:
+    """No call waits for the device, a step can be captured, and torch's own threads compute what was asked for."""
+
+    @staticmethod
+    def variant() -> TritonBackward:
+        return TritonBackward(nd.Triton(BF16), BF16)
+
+    @staticmethod
+    def step(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            out = model(x)
+        out.float().square().mean().backward()  # type: ignore[no-untyped-call]
+        return out
+
+    @staticmethod
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+
+    def test_nothing_waits_and_a_step_is_captured(self) -> None:
+        model, x = self.model(), torch.randn(4, 128, 256, device="cuda")
+        with nd.attend(self.variant()) as seen:
+            for _ in range(3):  # compiles, and warms up as torch's documentation has it
+                model.zero_grad(set_to_none=True)
+                self.step(model, x)
+            want = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self.step(model, x)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            graph = torch.cuda.CUDAGraph()
+            model.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph):
+                self.step(model, x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert seen.calls == 10
+        assert seen.missed == 0
+        for p, slope in zip(model.parameters(), want, strict=True):
+            assert torch.equal(p.grad, slope)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_checkpointed_layers_compute_again_on_torchs_threads(self, reentrant: bool) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        model, x = self.model(), torch.randn(4, 128, 256, device="cuda", requires_grad=True)
+        with nd.attend(self.variant()) as seen:
+            self.step(model, x)
+            want = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            model.zero_grad()
+            self.step(lambda given: checkpoint(model, given, use_reentrant=reentrant), x)
+        assert (seen.calls, seen.missed) == (6, 0)
+        for p, slope in zip(model.parameters(), want, strict=True):
+            assert torch.equal(p.grad, slope)  # type: ignore[arg-type]
+
+    def test_a_mask_is_read_only_where_that_is_asked_for(self) -> None:
+        q, mask = torch.randn(2, 2, 64, 64, device="cuda").bfloat16(), torch.ones(2, 1, 1, 64, dtype=torch.bool, device="cuda")
+        mask[1, ..., 40:] = False
+        want = kept_by_name(q, q, q, attn_mask=mask)
+        with pytest.raises(Unsupported, match="^attn_mask: it lies on cuda"), nd.attend(self.variant()):
+            functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        with nd.attend(self.variant(), read_masks=True):
+            got = functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        assert torch.allclose(got.float(), want.float(), rtol=2**-7, atol=2**-7)

@@ -1,0 +1,154 @@
+"""Kill and resume: the same bits, whatever happens to a process or a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from numdev.errors import BadInput
+from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
+from numdev.training.execution import Execution
+from numdev.training.numerics import Numerics
+from numdev.training.run import Run
+from numdev.training.rung import Restart
+from numdev.training.sealed import Damaged, Sealed
+from numdev.training.train import train
+from numdev.training.trained import Trained
+from tests.training.toy import CPU, interrupted_at, toy, trained
+
+
+def stopped(run: Run, folder: Path, step: int, seconds: float = 0.0) -> None:
+    """Train until a step, at which Ctrl-C is pressed."""
+    with interrupted_at(step) as told, pytest.raises(KeyboardInterrupt):
+        train(run, folder, CPU, told, Execution(checkpoint_seconds=seconds))
+
+
+def checkpoints(folder: Path) -> list[Sealed]:
+    return Sealed.all(folder, "checkpoint")
+
+
+def same(found: Trained, whole: Trained) -> bool:
+    return (found.checksum, found.losses, found.gradient_norms) == (whole.checksum, whole.losses, whole.gradient_norms)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return trained(toy(), tmp_path_factory.mktemp("whole"))
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("numerics", "restart"),
+        [(Numerics.FP32, Restart.NONE), (Numerics.FP16, Restart.LOSSY), (Numerics.BF16_WEIGHTS, Restart.WEIGHTS_ONLY)],
+    )
+    def test_at_any_step_it_ends_with_the_same_bits(self, tmp_path: Path, numerics: Numerics, restart: Restart) -> None:
+        run = toy(numerics=numerics, restart=restart)
+        for step in (1, 6, 7, 11):
+            stopped(run, tmp_path / "parts", step)
+            assert checkpoints(tmp_path / "parts")[-1].step == step
+        assert same(trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole"))
+        assert not checkpoints(tmp_path / "parts")
+
+    def test_ctrl_c_keeps_what_was_done(self, tmp_path: Path, whole: Trained) -> None:
+        stopped(toy(), tmp_path, 7, seconds=3600.0)
+        assert [found.step for found in checkpoints(tmp_path)] == [7]
+        assert same(trained(toy(), tmp_path), whole)
+
+    def test_the_last_two_are_kept(self, tmp_path: Path) -> None:
+        stopped(toy(), tmp_path, 9)
+        assert [found.step for found in checkpoints(tmp_path)] == [8, 9]
+
+
+class TestDamage:
+    @pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
+    def test_a_damaged_checkpoint_is_passed_over(self, tmp_path: Path, whole: Trained, how: str) -> None:
+        stopped(toy(), tmp_path, 9)
+        path = checkpoints(tmp_path)[-1].path
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes({"truncated": data[: len(data) // 2], "flipped": data, "empty": bytearray()}[how]))
+        found = trained(toy(), tmp_path)
+        assert same(found, whole)
+        assert len(found.notes) == 1
+        assert f"{path} is damaged" in found.notes[0]
+
+    def test_so_is_the_other_one(self, tmp_path: Path, whole: Trained) -> None:
+        stopped(toy(), tmp_path, 9)
+        for each in checkpoints(tmp_path):
+            each.path.write_bytes(b"")
+        found = trained(toy(), tmp_path)
+        assert same(found, whole)
+        assert len(found.notes) == 2
+
+    def test_a_lost_snapshot_starts_the_run_anew(self, tmp_path: Path, whole: Trained) -> None:
+        stopped(toy(), tmp_path, 9)
+        next(tmp_path.glob("weights-00000004-*")).unlink()
+        found = trained(toy(), tmp_path)
+        assert same(found, whole)
+        assert list(found.snapshots) == list(whole.snapshots)
+        assert "snapshots before the last checkpoint are missing" in found.notes[0]
+
+    def test_a_damaged_snapshot_is_told_where_it_is_read(self, tmp_path: Path) -> None:
+        found = trained(toy(), tmp_path)
+        found.snapshots[8].write_bytes(b"x" * 100)
+        with pytest.raises(Damaged, match="SHA-256"):
+            found.weights(8)
+
+    def test_one_of_another_configuration_is_refused_and_stays(self, tmp_path: Path) -> None:
+        stopped(toy(), tmp_path, 9)
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(BadInput, match="checkpoint of another configuration"):
+            trained(toy(init=1), tmp_path)
+        assert sorted(tmp_path.iterdir()) == before
+
+    def test_half_a_file_of_a_killed_process_is_removed(self, tmp_path: Path) -> None:
+        (tmp_path / ".checkpoint-00000001.safetensors.x.tmp").write_bytes(b"half")
+        trained(toy(1), tmp_path)
+        assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_it_returns_what_was_written(tmp_path: Path) -> None:
+    state, history = {"weight/a": torch.randn(3), "mean/a": torch.zeros(3).bfloat16()}, {"losses": torch.randn(2)}
+    Checkpoint("key", Position(2, True, 1.5, 0.25), state, history).write(tmp_path)
+    found, notes = Checkpoint.latest(tmp_path, "key")
+    assert found is not None
+    assert (found.position, notes) == (Position(2, True, 1.5, 0.25), ())
+    assert torch.equal(found.state["weight/a"], state["weight/a"])
+    assert found.state["mean/a"].dtype == torch.bfloat16
+    assert torch.equal(found.history["losses"], history["losses"])
+
+
+def test_what_a_restart_loses() -> None:
+    x = torch.tensor([1.0 + 2**-20])
+    state = {"weight/a": x, "mean/a": x, "updates/a": torch.tensor(7.0), "loss/scale": x}
+    lossy, bare = rounded(state), without_moments(state)
+    assert {name: float(value) for name, value in lossy.items()} == {
+        "weight/a": 1.0,
+        "mean/a": 1.0,
+        "updates/a": 7.0,
+        "loss/scale": float(x),
+    }
+    assert {name: float(value) for name, value in bare.items()} == {
+        "weight/a": float(x),
+        "mean/a": 0.0,
+        "updates/a": 0.0,
+        "loss/scale": float(x),
+    }
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_sigkill_at_any_moment_and_resume_end_with_the_same_bits(tmp_path: Path) -> None:
+    run, folder = toy(40, numerics=Numerics.FP16), tmp_path / "killed"
+    told = subprocess.run([sys.executable, "-m", "tests.training.killed", str(folder)], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    killed = [int(word) for word in told.stdout.split()]
+    assert len(killed) >= 2, "the process was to be killed some times before it ended"
+    assert killed == sorted(killed)
+    found = trained(run, folder)
+    assert found.done == 40
+    assert same(found, trained(run, tmp_path / "whole"))

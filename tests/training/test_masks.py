@@ -1,0 +1,98 @@
+"""The mask tensor of a model as a Mask: what it says, read once for all layers, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+from numdev.attention.mask import Mask
+from numdev.errors import BadInput, Unsupported
+from numdev.training.masks import MaskReader
+
+SHAPE = (2, 3, 5, 7)
+STATED = [
+    Mask(),
+    Mask(causal=True),
+    Mask(key_lengths=(7, 4)),
+    Mask(causal=True, key_lengths=(7, 4)),
+    Mask(causal=True, window=2),
+    Mask(window=2),
+    Mask(key_lengths=(5, 0)),
+]
+
+
+def dense(mask: Mask, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    queries, keys = shape[-2:]
+    seen = mask.visible(queries, keys, (0, queries), (0, keys), torch.device("cpu"))
+    return torch.ones(1, 1, queries, keys, dtype=torch.bool) if seen is None else seen
+
+
+@pytest.mark.parametrize("mask", STATED, ids=str)
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_what_a_mask_states_is_read(mask: Mask, additive: bool, expanded: bool) -> None:
+    tensor = dense(mask)
+    if expanded:
+        tensor = tensor.expand(SHAPE).contiguous()
+    if additive:
+        tensor = torch.zeros(tensor.shape).masked_fill_(~tensor, float("-inf"))
+    read = MaskReader().read(tensor, SHAPE)
+    assert torch.equal(dense(read).expand(SHAPE), dense(mask).expand(SHAPE))
+    read.check(2, 7)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5, 7), (2, 2, 3, 5, 7), (5, 7)])
+def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
+    if len(shape) < 2:
+        with pytest.raises(BadInput, match="^attn_mask"):
+            MaskReader().read(torch.ones(shape, dtype=torch.bool), SHAPE)
+        return
+    causal = dense(Mask(causal=True))[0, 0]
+    assert MaskReader().read(causal.expand(shape), shape) == Mask(causal=True)
+    assert MaskReader().read(causal, shape) == Mask(causal=True)
+
+
+def test_padding_without_heads() -> None:
+    """q is [batch, tokens, dim]: the scores have one head each."""
+    padded = torch.arange(7) < torch.tensor([[7], [3]])
+    assert MaskReader().read(padded[:, None, :], (2, 5, 7)) == Mask(key_lengths=(7, 3))
+
+
+def test_it_is_read_once_for_all_layers_and_again_when_it_changes() -> None:
+    """Views of one tensor are the same mask until it is written to."""
+    reader, tensor = MaskReader(), dense(Mask(key_lengths=(7, 4))).expand(2, 1, 5, 7).clone()
+    first = reader.read(tensor.view(2, 1, 5, 7), SHAPE)
+    assert reader.read(tensor.view(2, 1, 5, 7), SHAPE) is first
+    tensor[1, ..., 3] = False
+    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 3))
+    with torch.inference_mode():
+        other = dense(Mask(causal=True)).clone()
+        assert reader.read(other, SHAPE) == Mask(causal=True)
+        other.fill_(True)
+        assert reader.read(other, SHAPE) == Mask()
+
+
+def test_biases_of_torch() -> None:
+    assert MaskReader().read(causal_lower_right(5, 7), SHAPE) == Mask(causal=True)
+    assert MaskReader().read(causal_upper_left(5, 5), (2, 3, 5, 5)) == Mask(causal=True)
+    with pytest.raises(Unsupported, match="^attn_mask: it is aligned top left"):
+        MaskReader().read(causal_upper_left(5, 7), SHAPE)
+
+
+def test_what_no_mask_states_is_refused() -> None:
+    before = torch.arange(7) >= torch.tensor([[0], [3]])
+    with pytest.raises(Unsupported, match="^attn_mask: no Mask states it.*pad behind"):
+        MaskReader().read(before[:, None, None, :], SHAPE)
+    heads = torch.ones(SHAPE, dtype=torch.bool)
+    heads[0, 1, 0, 0] = False
+    with pytest.raises(Unsupported, match="differs between heads"):
+        MaskReader().read(heads, SHAPE)
+    with pytest.raises(BadInput, match=r"^attn_mask: \(5, 6\)"):
+        MaskReader().read(torch.ones(5, 6, dtype=torch.bool), SHAPE)
+
+
+def test_the_host_waits_for_no_device_unless_told() -> None:
+    with pytest.raises(Unsupported, match=r"^attn_mask: it lies on meta.*read_masks=True"):
+        MaskReader().read(torch.ones(5, 7, dtype=torch.bool, device="meta"), SHAPE)

@@ -1,0 +1,111 @@
+"""Attention exchanged under models of other libraries, with random weights; skipped where a library is not installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import numdev as nd
+from numdev.arithmetic.formats import BF16
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.errors import BadInput, Unsupported
+from numdev.training.huggingface import register
+
+EXACT, EAGER = ExactBackward(), NaiveBackward.eager(BF16)
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8], [9, 10, 11, 0, 0, 0]])
+PADDING = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+
+
+def transformers() -> Any:
+    return pytest.importorskip("transformers", minversion="4.56")
+
+
+def bert(attention: str = "sdpa") -> Any:
+    config = transformers().BertConfig(vocab_size=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL)
+    torch.manual_seed(0)
+    return transformers().AutoModel.from_config(config, attn_implementation=attention).double()
+
+
+def llama(attention: str = "sdpa") -> Any:
+    config = transformers().LlamaConfig(vocab_size=32, num_key_value_heads=2, **SMALL)
+    torch.manual_seed(0)
+    return transformers().AutoModelForCausalLM.from_config(config, attn_implementation=attention).double()
+
+
+def trained(model: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
+    """What the model makes of the tokens that there are, and the gradients of its weights."""
+    model.zero_grad()
+    found = model(input_ids=TOKENS, **named)[0][PADDING.bool()]
+    found.square().sum().backward()
+    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def same(got: tuple[Tensor, list[Tensor]], want: tuple[Tensor, list[Tensor]]) -> None:
+    """In FP64, with numbers near 1 and a few hundred of them in a sum."""
+    assert torch.allclose(got[0], want[0], rtol=1e-11, atol=1e-12)
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-11) for a, b in zip(got[1], want[1], strict=True))
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformers(make: Any, padded: bool) -> None:
+    """sdpa, which models take unless told otherwise, and a registered name; with padding and without."""
+    named = {"attention_mask": PADDING} if padded else {}
+    want = trained(make(), **named)
+    with nd.attend(EXACT) as seen:
+        same(trained(make(), **named), want)
+    assert (seen.calls, seen.missed) == (2, 0)
+    counted = register("numdev_exact", EXACT)
+    same(trained(make("numdev_exact"), **named), want)
+    assert counted.calls == 2
+    with nd.attend(EAGER):
+        assert not torch.allclose(trained(make(), **named)[0], want[0], rtol=1e-5, atol=1e-5)
+    if padded and make is bert:  # under a causal limit no token sees the padding behind it
+        assert not torch.allclose(trained(make())[0], want[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
+
+
+def test_an_eager_model_is_told_apart() -> None:
+    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
+        trained(bert("eager"))
+    with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
+        seen.require()
+
+
+def test_what_transformers_can_and_we_cannot_is_refused() -> None:
+    transformers()
+    with pytest.raises(BadInput, match="^name: 'sdpa'"):
+        register("sdpa", EXACT)
+    register("numdev_exact", EXACT)
+    from transformers import AttentionInterface
+
+    forward = AttentionInterface()["numdev_exact"]
+    q = torch.randn(1, 2, 4, 4)
+    with pytest.raises(Unsupported, match="^softcap: it caps the scores"):
+        forward(torch.nn.Identity(), q, q, q, None, softcap=30.0)
+    model, left = llama("numdev_exact"), torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+    with pytest.raises(Unsupported, match="^attn_mask: no Mask states it"):
+        model(input_ids=TOKENS, attention_mask=left)
+
+
+def test_diffusers() -> None:
+    """A transformer block of a diffusion model: self-attention over patches, cross-attention to a caption."""
+    attention = pytest.importorskip("diffusers.models.attention")
+    torch.manual_seed(0)
+    block = attention.BasicTransformerBlock(16, 4, 4, cross_attention_dim=8).double().eval()
+    patches, caption = torch.randn(2, 6, 16).double(), torch.randn(2, 5, 8).double()
+
+    def run() -> tuple[Tensor, list[Tensor]]:
+        block.zero_grad()
+        out = block(patches, encoder_hidden_states=caption)
+        out.square().sum().backward()
+        return out.detach(), [p.grad.clone() for p in block.parameters() if p.grad is not None]
+
+    want = run()
+    with nd.attend(EXACT) as seen:
+        same(run(), want)
+    assert (seen.calls, seen.missed) == (2, 0)

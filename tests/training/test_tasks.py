@@ -1,0 +1,136 @@
+"""Text to image and language: what each promises to a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from numdev.results.canonical import describe
+from numdev.training.data.text import Text
+from numdev.training.data.tokens import NULL
+from numdev.training.task import Task, rate_at
+from numdev.training.tasks import Language, TextToImage
+
+PICTURES = TextToImage(steps=60, warmup=5, batch=8, width=64, depth=1, heads=1, learning_rate=4e-3, sampled=8, euler_steps=2)
+WORDS = Language(steps=30, warmup=5, batch=8, length=32, width=32, depth=1, heads=2, sampled=2)
+TASKS = [pytest.param(PICTURES, id="text to image"), pytest.param(WORDS, id="language")]
+
+
+def loss_of(task: Task, model: nn.Module) -> float:
+    with torch.no_grad():
+        return task.loss(model, task.held_out()).item()
+
+
+def trained(task: Task) -> nn.Module:
+    model = task.model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99))
+    for step in range(task.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(task, step)
+        optimizer.zero_grad()
+        task.loss(model, task.batch_of(step, 0)).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_follows_the_protocol_and_has_a_key(task: Task) -> None:
+    assert isinstance(task, Task)
+    assert json.loads(json.dumps(describe(task))) == describe(task)
+    assert describe(task)["data"]["type"] in ("Scenes", "Text")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_batches_are_the_same_bits_in_any_order_of_calls(task: Task) -> None:
+    first = [task.batch_of(step, 1) for step in (0, 1)]
+    again = [task.batch_of(step, 1) for step in (1, 0)][::-1]
+    for one, other in zip(first, again, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for name, tensor in first[0].items():
+        assert len(tensor) == task.batch
+        assert tensor.dtype in (torch.float32, torch.int64)
+        assert not torch.equal(tensor, first[1][name])
+        assert not torch.equal(tensor, task.batch_of(0, 2)[name])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_loss_of_a_batch_is_the_mean_over_equal_slices(task: Task) -> None:
+    model, batch = trained(replace(task, steps=8, warmup=2)), task.batch_of(0, 0)  # type: ignore[type-var]
+    half = task.batch // 2
+    parts = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(half), slice(half, None))]
+    whole = task.loss(model, batch).item()
+    assert sum(task.loss(model, part).item() for part in parts) / 2 == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_seed_makes_another_model(task: Task) -> None:
+    one, again, other = (task.model(seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_pictures_are_learned() -> None:
+    untrained, after = loss_of(PICTURES, PICTURES.model(0)), loss_of(PICTURES, trained(PICTURES))
+    assert untrained == PICTURES.held_out()["pictures"].square().mean()  # the model starts at grey pictures
+    assert after < 0.6 * untrained
+
+
+def test_language_is_learned() -> None:
+    untrained, after = loss_of(WORDS, WORDS.model(0)), loss_of(WORDS, trained(WORDS))
+    assert untrained == pytest.approx(math.log(256), rel=1e-5)
+    assert after < 0.75 * untrained
+
+
+def test_a_tenth_of_the_captions_is_dropped() -> None:
+    batch = replace(PICTURES, batch=2000).batch_of(0, 0)
+    empty = (batch["tokens"] == NULL).all(dim=1).double().mean().item()
+    assert empty == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / 2000))
+    assert not (PICTURES.held_out()["tokens"] == NULL).all(dim=1).any()
+
+
+def test_samples_of_an_untrained_model_do_not_score() -> None:
+    samples = PICTURES.samples(PICTURES.model(0), 0)
+    assert samples.score < 0.2
+    assert samples.pictures is not None
+    assert samples.pictures.shape == (8, 3, 32, 32)
+    assert dict(samples.details)["rendered"] == 1
+    again = PICTURES.samples(PICTURES.model(0), 0).pictures
+    assert again is not None
+    assert torch.equal(samples.pictures, again)
+
+
+def test_a_language_model_continues_held_out_text() -> None:
+    model = WORDS.model(0)
+    samples = WORDS.samples(model, 0)
+    text = bytes(Text().held_out(2, 32)[1].tolist()).decode()
+    assert samples.captions[1] == text[:16]
+    assert len(samples.text) == 2
+    assert samples.text == WORDS.samples(model, 0).text != WORDS.samples(model, 1).text
+    assert 0 <= samples.score <= 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_of_bf16_and_autocast_give_a_loss_in_fp32(task: Task) -> None:
+    model, batch = trained(replace(task, steps=8, warmup=2)), task.batch_of(0, 0)  # type: ignore[type-var]
+    wanted = task.loss(model, batch).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = task.loss(model, batch)
+    narrow = task.loss(model.to(torch.bfloat16), batch)
+    for found in (cast, narrow):
+        assert found.dtype == torch.float32
+        assert found.item() == pytest.approx(wanted, rel=0.02)  # a handful of u = 2^-9
+
+
+def test_the_sizes_are_as_stated() -> None:
+    count = {name: sum(p.numel() for p in task.model(0).parameters()) for name, task in SIZES.items()}
+    assert 0.7e6 < count["small"] < 1.1e6
+    assert 9e6 < count["full"] < 12e6
+    assert SIZES["full"].width // SIZES["full"].heads == 64
+
+
+SIZES = {"small": TextToImage(), "full": TextToImage.full()}

@@ -1,0 +1,191 @@
+"""Watched attention: the same bits, and figures that agree with golden."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP32
+from numdev.attention.backward.base import Differentiable
+from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.vendor import VanillaBackward
+from numdev.attention.exact import Exact
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput
+from numdev.training.execution import Execution, Graphs
+from numdev.training.numerics import Numerics
+from numdev.training.run import Run
+from numdev.training.rung import Restart, Rung
+from numdev.training.train import train
+from numdev.training.watch import FIGURES, Watch, Watched
+from tests.training.toy import CPU, Toy, interrupted_at, trained
+
+TILES = Tiling(br=8, bc=2)
+INSIDE = TiledBackward(Tiled(Precision.uniform(BF16), TILES), BackwardPrecision.uniform(BF16), TILES)
+KERNEL = TiledBackward(Tiled(Precision.kernel(BF16), TILES), BackwardPrecision.kernel(BF16), TILES)
+EVERY: dict[str, Differentiable] = {
+    "inside": INSIDE,
+    "kernel": KERNEL,
+    "naive": NaiveBackward.eager(BF16),
+    "vanilla": VanillaBackward(BF16),
+}
+
+
+ALL = Mask()
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def figures(variant: Any, inputs: Inputs, mask: Mask = ALL, scale: float | None = None) -> Any:
+    """Those of one call, with O and the gradients."""
+    watch, do = Watch(CPU), inputs[3]
+    q, k, v, _ = leaves = [x.clone().requires_grad_() for x in inputs]
+    watch.begin()
+    out = Watched(variant, watch).attend(q, k, v, mask, scale)
+    out.backward(do)
+    watch.end()
+    return dict(zip(FIGURES, watch.row.tolist(), strict=True)), out.detach(), [x.grad for x in leaves[:3]]
+
+
+def drawn(shape: tuple[int, ...] = (2, 4, 6, 8), kv_heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> Inputs:
+    generator = torch.Generator().manual_seed(1)
+    kv = (shape[0], kv_heads, *shape[2:])
+    q, k, v, do = (torch.randn(size, generator=generator).to(dtype) for size in (shape, kv, kv, shape))
+    return q, k, v, do
+
+
+class TestBits:
+    @pytest.mark.parametrize("variant", EVERY.values(), ids=EVERY)
+    def test_o_and_gradients_are_those_of_what_is_watched(self, variant: Any) -> None:
+        q, k, v, do = drawn()
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = variant.attend(*leaves, Mask(), None)
+        out.backward(do)
+        _, ours, gradients = figures(variant, (q, k, v, do))
+        assert torch.equal(ours, out)
+        assert all(b.grad is not None and torch.equal(a, b.grad) for a, b in zip(gradients, leaves, strict=True))
+
+    @pytest.mark.parametrize("variant", [EVERY["inside"], EVERY["vanilla"]], ids=["inside", "vanilla"])
+    def test_a_watched_run_has_the_weights_of_an_unwatched_one(self, tmp_path: Path, variant: Any) -> None:
+        plain, watched = (
+            trained(Run(Toy(2, batch=2), Rung(variant, Numerics.BF16, watch=watch)), tmp_path / str(watch))
+            for watch in (False, True)
+        )
+        assert plain.checksum == watched.checksum
+        assert plain.losses == watched.losses
+        assert plain.key != watched.key
+        assert plain.watched == ()
+        assert len(watched.watched) == 2
+        for row in watched.watched:
+            bias = dict(zip(FIGURES, row, strict=True))["delta_bias"]
+            assert math.isnan(bias) == (variant is EVERY["vanilla"])
+            assert all(map(math.isfinite, (x for x in row if x is not bias)))
+
+    @pytest.mark.parametrize("restart", [Restart.NONE, Restart.EXACT])
+    def test_a_run_that_was_stopped_resumes_to_the_same_rows(self, tmp_path: Path, restart: Restart) -> None:
+        run = Run(Toy(4, batch=2), Rung(EVERY["naive"], Numerics.BF16, watch=True, restart=restart))
+        whole = trained(replace(run, rung=replace(run.rung, restart=Restart.NONE)), tmp_path / "whole")
+        with interrupted_at(3) as told, pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path / "stopped", CPU, told, Execution(checkpoint_seconds=0.0))
+        again = trained(run, tmp_path / "stopped")
+        assert again.watched == whole.watched
+        assert trained(run, tmp_path / "stopped").watched == whole.watched  # of what is finished
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_a_captured_run_has_the_rows_of_an_eager_one(self, tmp_path: Path) -> None:
+        run, cuda = Run(Toy(4), Rung(EVERY["vanilla"], Numerics.BF16, watch=True)), torch.device("cuda")
+        eager, captured = (
+            train(run, tmp_path / graphs.value, cuda, None, Execution(graphs)) for graphs in (Graphs.OFF, Graphs.ON)
+        )
+        assert captured.captured
+        assert captured.checksum == eager.checksum
+        assert repr(captured.watched) == repr(eager.watched)  # NaN is no number, and equal to none
+
+    def test_without_gradients_nothing_is_noted(self) -> None:
+        watch = Watch(CPU)
+        with torch.no_grad():
+            q, k, v, _ = drawn()
+            Watched(KERNEL, watch).attend(q, k, v, Mask())
+        watch.end()
+        assert watch.row[0] == 0
+        assert watch.row[1].isnan()
+
+    def test_a_rung_of_several_processes_is_refused(self) -> None:
+        with pytest.raises(BadInput, match=r"^rung\.watch"):
+            Rung(KERNEL, ranks=2, watch=True)
+
+
+class TestFigures:
+    @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True)], ids=["all", "causal"])
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    def test_they_are_distances_from_golden(self, mask: Mask, kv_heads: int) -> None:
+        q, k, v, do = drawn(kv_heads=kv_heads)
+        found, out, (dq, *_) = figures(INSIDE, (q, k, v, do), mask, 0.4)
+        want, golden = Exact()(q, k, v, mask, 0.4).out, ExactBackward()(q, k, v, do, mask, 0.4)
+        ours = INSIDE(*INSIDE.round_inputs(q, k, v, do), mask, 0.4)
+        assert ours.delta is not None
+        assert golden.delta is not None
+        # Both goldens are within 1e-13 of the exact figure; a difference of 1e-3 then has 1e-10 of relative error
+        assert found["deviation"] == pytest.approx(float((out - want).abs().max()), rel=1e-9)
+        assert found["relative_deviation"] == pytest.approx(float((out - want).norm() / want.norm()), rel=1e-9)
+        assert found["dq_error"] == pytest.approx(float((dq - golden.dq).norm() / golden.dq.norm()), rel=1e-9)
+        bias = (ours.delta - golden.delta).sum() / golden.delta.abs().sum()
+        assert found["delta_bias"] == pytest.approx(float(bias), rel=1e-9)
+
+    def test_exact_attention_strays_by_rounding_alone(self) -> None:
+        found, *_ = figures(ExactBackward(), drawn(dtype=torch.float64))
+        assert max(found[name] for name in ("deviation", "relative_deviation", "dq_error")) < 1e-13
+        assert abs(found["delta_bias"]) < 1e-13
+
+    def test_the_largest_logit_is_scaled_and_seen(self) -> None:
+        q, k, v, do = drawn(kv_heads=2)
+        s = 0.3 * (q.double().unflatten(1, (2, 2)) @ k.double()[:, :, None].mT)
+        hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        for mask, most in ((Mask(), s.abs().max()), (Mask(causal=True), s.masked_fill(hidden, 0).abs().max())):
+            found, *_ = figures(KERNEL, (q, k, v, do), mask, 0.3)
+            assert found["largest_logit"] == pytest.approx(float(most), rel=1e-5)  # S in FP32: d u = 8 * 2^-24
+
+    def test_ties_are_counted_in_the_format_of_s(self) -> None:
+        q = torch.tensor([[1.0], [-1.0]])[None, None].expand(1, 1, 2, 1).contiguous()
+        k = torch.tensor([1.0, 1 + 2**-9, 0.5])[None, None, :, None]  # the first two are one number of BF16
+        do = torch.ones(1, 1, 2, 1)
+        exact = NaiveBackward(BackwardPrecision.uniform(FP32), Precision.kernel(FP32))
+        inside = NaiveBackward(BackwardPrecision.uniform(FP32), Precision.kernel(FP32).with_step(scores=BF16))
+        assert figures(exact, (q, k, k, do), scale=1.0)[0]["tie_rate"] == 0
+        assert figures(inside, (q, k, k, do), scale=1.0)[0]["tie_rate"] == 0.5  # of the row whose largest score they are
+        assert figures(VanillaBackward(FP32), (q, k, k, do), scale=1.0)[0]["tie_rate"] == 0
+        halves = q.bfloat16(), k.bfloat16(), k.bfloat16(), do.bfloat16()
+        assert figures(VanillaBackward(BF16), halves, scale=1.0)[0]["tie_rate"] == 0.5
+
+    def test_a_step_sums_its_calls_and_forgets_the_last(self) -> None:
+        q, k, v, do = drawn()
+        watch, one = Watch(CPU), figures(INSIDE, (q, k, v, do))[0]
+        for _ in range(2):
+            watch.begin()
+            for factor in (1.0, 2.0):
+                x = q.clone().requires_grad_()
+                Watched(INSIDE, watch).attend(x, factor * k, v, Mask()).backward(do)
+            watch.end()
+        both = dict(zip(FIGURES, watch.row.tolist(), strict=True))
+        assert both["largest_logit"] == 2 * one["largest_logit"]
+        assert both["deviation"] >= one["deviation"]
+        assert 0 < both["relative_deviation"] < 1
+
+    def test_nan_is_told(self) -> None:
+        q, k, v, do = drawn(dtype=torch.float32)
+        q[0, 0, 0, 0] = math.nan
+        found, *_ = figures(VanillaBackward(FP32), (q, k, v, do))
+        assert math.isnan(found["largest_logit"])
+        assert math.isnan(found["deviation"])

@@ -1,0 +1,106 @@
+"""A task so small that a step takes a millisecond: attention and two linear maps on random data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from numdev.arithmetic.formats import FP32
+from numdev.attention.backward.vendor import VanillaBackward
+from numdev.training.execution import Execution
+from numdev.training.numerics import Numerics
+from numdev.training.run import Run
+from numdev.training.rung import Rung
+from numdev.training.task import Batch, Samples
+from numdev.training.train import train
+from numdev.training.trained import Trained
+
+CPU = torch.device("cpu")
+VANILLA = VanillaBackward(FP32)
+
+
+class Model(nn.Module):
+    """One block with attention over four tokens."""
+
+    shift: Tensor
+
+    def __init__(self, width: int, dropout: float, *, attends: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.drop = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(dropout)
+        self.register_buffer("shift", torch.full((width,), 0.5))
+        self.attends = attends
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x + self.shift).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(q, k, v) if self.attends else v
+        found: Tensor = self.out(self.drop(seen.transpose(1, 2).flatten(-2)))
+        return found
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Follows the protocol `Task`.
+
+    Attributes:
+        poison: the step whose batch holds Inf.
+        torn: the step whose batch cannot be read.
+    """
+
+    steps: int = 12
+    batch: int = 8
+    learning_rate: float = 1e-2
+    warmup: int = 2
+    weight_decay: float = 0.1
+    clip: float = 0.1
+    width: int = 8
+    poison: int = -1
+    torn: int = -1
+    dropout: float = 0.0
+    attends: bool = True
+
+    def model(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Model(self.width, self.dropout, attends=self.attends)
+
+    def batch_of(self, step: int, seed: int) -> Batch:
+        if step == self.torn:
+            raise OSError("no such picture")
+        x = torch.randn(self.batch, 4, self.width, generator=torch.Generator().manual_seed(1000 * seed + step))
+        return {"x": x / 0 if step == self.poison else x}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        found: Tensor = (model(batch["x"]).float() - batch["x"].flip(1)).square().mean()
+        return found
+
+    def held_out(self) -> Batch:
+        return self.batch_of(10**6, 0)
+
+    def samples(self, model: nn.Module, seed: int) -> Samples:
+        return Samples(0.0, (), None, ())
+
+
+def toy(steps: int = 12, numerics: Numerics = Numerics.FP32, **rung: Any) -> Run:
+    return Run(Toy(steps), Rung(VANILLA, numerics, **rung))
+
+
+def trained(run: Run, folder: Path, **execution: Any) -> Trained:
+    return train(run, folder, CPU, None, Execution(**execution))
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[Any]:
+    """A function that hears of progress and presses Ctrl-C after a step."""
+
+    def told(at: Any) -> None:
+        if at.step == step:
+            raise KeyboardInterrupt
+
+    yield told

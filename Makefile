@@ -1,4 +1,4 @@
-# `make paper` runs the main job, `make test` passes the tests; both set up .venv first.
+# `make paper` and `make training` run the main jobs, `make test` passes the tests; all set up .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ NUMERICS := tests/arithmetic/test_elementary.py tests/arithmetic/test_rounded_on
 	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py \
 	tests/attention/backward/test_exact.py tests/attention/backward/test_naive.py tests/attention/backward/test_tiled.py
 
-.PHONY: help setup paper test numerics lint types check bench faults kill docs docs-serve clean
+.PHONY: help setup paper training test numerics lint types check bench faults kill docs docs-serve clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,12 +26,15 @@ $(READY): pyproject.toml
 paper: $(READY) ## measure Figures 3 to 6 of the paper and write reports/paper
 	$(BIN)/numdev paper $(ARGS)
 
+training: $(READY) ## train the rungs of Figures 7 and 8 of the paper, small, and write reports/training
+	OMP_NUM_THREADS=1 $(BIN)/numdev train -m study=fig8 shard=0,1 shards=2 hydra/launcher=joblib hydra.launcher.n_jobs=2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/numdev train study=fig7 $(ARGS)
+
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 numerics: $(READY) ## run the tests of the arithmetic on other paths of the mathematics libraries
-	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 $(NUMERICS)
-	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 $(NUMERICS)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 $(NUMERICS)
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=AVX2 $(BIN)/python -m pytest -n 2 $(NUMERICS)
 	$(BIN)/python -m pytest --threads 2 $(NUMERICS)
 

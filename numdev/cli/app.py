@@ -1,4 +1,4 @@
-"""What `numdev measure`, `speed`, `paper` and `report` do with a composed configuration."""
+"""What `numdev measure`, `speed`, `train`, `paper` and `report` do with a composed configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli.library import Library, config_folder, study_fields
+from numdev.cli.library import OPERATION, Library, config_folder, study_fields
 from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
 from numdev.nearest import one_of
@@ -40,6 +40,29 @@ def speed(cfg: DictConfig) -> Ended:
 
     make_speed_report(Path(cfg.results), Path(cfg.out), output())
     return ended
+
+
+def train(cfg: DictConfig) -> Ended:
+    """One rung trained beside its reference, or the rungs of one study and their report."""
+    from numdev.cli import show_training
+
+    _refuse_of_training(cfg)
+    if cfg.study is None:
+        return _measure_point(cfg, show_training, "train")
+    ended = _measure_study(cfg, "train")
+    _make_report(Path(cfg.results), Path(cfg.out), None, "csv")
+    return ended
+
+
+def _refuse_of_training(cfg: DictConfig) -> None:
+    """Raise BadInput for what is stated and means nothing here."""
+    if cfg.objective is not None:
+        raise BadInput("objective", cfg.objective, "numdev train has no figure for a sweeper; leave it out")
+    if cfg.fresh:
+        runs = Path(cfg.results) / "runs"
+        raise BadInput("fresh", True, f"runs are shared by points and kept; remove {runs} to train them again")
+    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
+        raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
 
 
 def paper(cfg: DictConfig) -> Ended:
@@ -100,8 +123,12 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     fields = study_fields(name, _plain(cfg.study))
-    study = studies.expander(hydra, cfg, program).study(name, fields)
-    work = [(study, runner(program, cfg))]
+    expander = studies.expander(hydra, cfg, program)
+    own = expander.of(name)
+    bench = runner(program, cfg, own.composer.of)
+    if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
+        raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
+    work = [(own.study(name, fields), bench)]
     return studies.run(work, cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
 
 
@@ -116,6 +143,7 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     from numdev.cli.runners import runner
     from numdev.results.store import Store
     from numdev.results.study import DONE
+    from numdev.results.where import Where
 
     for name, whole in (("shard", 0), ("shards", 1)):
         if cfg[name] != whole:
@@ -133,7 +161,9 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     if found is None or not already:
         parts = point.problem, point.variant, point.baseline, point.seeds
         with Progress(point.seeds, ERRORS, live=_has_own_terminal(), unit="replicates") as progress:
-            found = bench.measure(*parts, folder=store.work(key), told=progress.replicates)
+            where: Where = {"folder": store.work(key), "shared": store.shared}
+            where |= {"told": progress.replicates, "within": progress.within}
+            found = bench.measure(*parts, **where)
         store.put(found)
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)

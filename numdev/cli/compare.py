@@ -87,10 +87,16 @@ def tolerance(text: str) -> float:
 def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     """One side's `Results`; what is wrong with them is said of A or B."""
     from numdev.report.reading.frames import load
+    from numdev.report.reading.training import KIND
     from numdev.results.store import Store
 
     try:
-        return load(Store(Path(folder)), studies)
+        found = load(Store(Path(folder)), studies)
+        trained = [name for name, manifest in found.manifests.items() if manifest["kind"] == KIND]
+        if trained:
+            mend = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
+            raise BadInput(side, folder, mend)
+        return found
     except BadInput as error:
         if error.field == "studies":
             raise BadInput("study", error.value, error.mend) from None

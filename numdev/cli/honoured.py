@@ -7,6 +7,7 @@ arguments of its own node, and what they refer to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +33,8 @@ def check(request: Request) -> None:
     variant = nodes.place(request.config, "variant")
     read = _read(request.structure, variant)
     if ignored := [name for name in said if name not in read]:
-        raise _refusal(ignored[0], said, _why(ignored, request, variant, honours_of(request.raw, variant)))
+        one = _implementation(request.structure, variant)
+        raise _refusal(ignored[0], said, _why(ignored, request, one, honours_of(request.raw, one)))
     for name, one in _overruled():
         if _is_stated(said, name) and all(
             _is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by
@@ -47,17 +49,19 @@ def check_built(request: Request, variant: Any) -> None:
     Raises:
         NotHonoured: naming the setting, and the one under which it is read.
     """
-    if not nodes.satisfies(variant, Honouring):
-        return
-    for name, reader in variant.idle.items():
-        if name in request.said:
-            reads = f"{kind_of(request)} reads {_called(name, request.said)} with {reader} alone"
-            raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
+    parts = [variant]
+    if not nodes.satisfies(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
+        parts = [getattr(variant, field.name) for field in fields(variant)]
+    for part in parts:
+        for name, reader in part.idle.items() if nodes.satisfies(part, Honouring) else ():
+            if name in request.said:
+                reads = f"{kind_of(request)} reads {_called(name, request.said)} with {reader} alone"
+                raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
 
 
 def kind_of(request: Request) -> str:
     """The option that is measured, as `attention=sdpa`; of a variant that is no option of a group, the name of its class."""
-    place = nodes.place(request.config, "variant")
+    place = _implementation(request.structure, nodes.place(request.config, "variant"))
     if place in request.options:
         return f"{place}={request.options[place]}"
     return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
@@ -81,6 +85,9 @@ def _under(structure: Structure, path: str) -> frozenset[str]:
     waiting = [path]
     while waiting:
         prefix = waiting.pop()
+        if prefix != path and (own := _declared_by(structure, prefix)) is not None:
+            found |= {prefix, *own.settings}
+            continue
         for name, value in structure:
             if name != prefix and not name.startswith(f"{prefix}."):
                 continue
@@ -91,6 +98,22 @@ def _under(structure: Structure, path: str) -> frozenset[str]:
             if target is not None:
                 waiting.append(target)
     return frozenset(found)
+
+
+def _declared_by(structure: Structure, path: str) -> Honours | None:
+    """What the class that a node makes declares; None where it is no node, or its class declares nothing."""
+    name = next((value for key, value in structure if key == f"{path}.{TARGET}"), None)
+    declared = getattr(nodes.made_by(name) if name else None, "honours", None)
+    return declared if isinstance(declared, Honours) else None
+
+
+def _implementation(structure: Structure, variant: str) -> str:
+    """The node that says what it honours, of which the variant is made; else that of the variant."""
+    for name, value in structure:
+        target = reference(value, name) if value and name.startswith(f"{variant}.") and "${" in value else None
+        if target is not None and _declared_by(structure, target) is not None:
+            return target
+    return variant
 
 
 @lru_cache(maxsize=256)

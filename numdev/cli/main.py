@@ -18,6 +18,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
   numdev compare A B [tolerance=1.1 ...]   two folders of results: what changed, how surely; for a kernel's own CI
   numdev speed   [study=NAME ...]          time, memory and traffic of attentions, and the deviation beside them
+  numdev train   [study=fig7 ...]          models trained with fast and with plain attention: how far their weights come apart
   numdev studies                           the studies there are
   numdev tune    [formats=bf16 ...]        pin the launch settings of the Triton kernel for this GPU
 
@@ -35,7 +36,7 @@ Exit code:
   130  Ctrl-C, after which the same command goes on where it stopped
 A sweep ends with the gravest of its jobs' codes: 2, 1, 3, 0."""
 
-COMMANDS = ("compare", "measure", "paper", "report", "speed", "studies", "tune")
+COMMANDS = ("compare", "measure", "paper", "report", "speed", "studies", "train", "tune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

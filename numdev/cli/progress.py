@@ -21,6 +21,8 @@ _SECONDS = 60.0  # ... unless one of them would take longer than this
 class Progress:
     """Points done of all points, elapsed time, time left, and what comes next; or replicates done of one point.
 
+    A replicate that takes long has a bar of its own below, of its steps.
+
     Attributes:
         done: points that are in the store, of all studies so far; or replicates of the one point.
     """
@@ -33,6 +35,7 @@ class Progress:
         self._last_line = -1 if self._of_studies else 0  # one point is soon done: it gets a line only where it takes long
         self._bar: RichProgress | None = None
         self._task: Any = None
+        self._steps: Any = None
         if console.is_terminal if live is None else live:
             point = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
             columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), point)
@@ -60,6 +63,17 @@ class Progress:
             self.done, self._total = done, total
             self._show("")
 
+    def within(self, done: int, total: int, text: str) -> None:
+        """So many steps of the replicate at hand are done; `text` says of what, and how it goes."""
+        if self._bar is None:
+            self._tell(f"{self._text}; {text}, step {done} of {total}".removeprefix("; "), at_once=done == 0)
+            return
+        if self._steps is None:
+            self._steps = self._bar.add_task("", total=total)
+        elif done < self._bar.tasks[-1].completed:  # of the next one: its time is counted from now on
+            self._bar.reset(self._steps)
+        self._bar.update(self._steps, completed=done, total=total, description=text)
+
     def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
         """The callback of one study, whose points come after those that are done."""
         before = self.done
@@ -82,9 +96,13 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done + part, total=self._total, description=text)
             return
+        self._tell(text)
+
+    def _tell(self, text: str, *, at_once: bool = False) -> None:
+        """A line; unless at once, not before the last one is long ago."""
         now = time.monotonic()
         line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
-        if line == self._last_line and now - self._last_time < _SECONDS:
+        if line == self._last_line and now - self._last_time < _SECONDS and not at_once:
             return
         self._last_line, self._last_time = line, now
         elapsed = now - self._start

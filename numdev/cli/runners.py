@@ -26,14 +26,14 @@ def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None)
     """What measures for a command, on the device of the configuration.
 
     Args:
-        command: `speed` times; every other one measures deviations.
+        command: `speed` times, `train` trains; every other one measures deviations.
         cfg: the composed configuration.
         node: that of the operation, where it is another than the configuration's.
 
     Raises:
-        BadInput: for a device that is not there, and for an operation that is none.
+        BadInput: for a device that is not there, for an operation that is none, and for one that another command measures.
     """
-    if command != "speed":
+    if command not in ("speed", "train"):
         return _deviations(json.dumps(_node(cfg) if node is None else node), cfg.device)
     return Runner(kind(command, cfg, node), cfg.device)
 
@@ -41,6 +41,9 @@ def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None)
 def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> MeasurementKind:
     """The kind of measurement of a command; arguments and errors as those of `runner`."""
     operation = _operation(_node(cfg) if node is None else node)
+    if command == "train":
+        return _training(operation)
+    _refuse_without_golden(operation)
     if command != "speed":
         return Deviations(operation)
     budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
@@ -50,7 +53,24 @@ def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -
 @lru_cache(maxsize=2)
 def _deviations(node: str, device: str) -> Runner:
     """Kept so that golden results serve the next job of a sweep too."""
-    return Runner(Deviations(_operation(json.loads(node))), device)
+    operation = _operation(json.loads(node))
+    _refuse_without_golden(operation)
+    return Runner(Deviations(operation), device)
+
+
+def _training(operation: Operation) -> MeasurementKind:
+    from numdev.training.measurement import WeightsOverTraining  # late: it imports every attention and every model
+
+    if operation.golden is not None:
+        mend = f"numdev train compares runs of training; numdev measure measures {operation.name}"
+        raise BadInput(OPERATION, operation.name, mend)
+    return WeightsOverTraining(operation)
+
+
+def _refuse_without_golden(operation: Operation) -> None:
+    if operation.golden is None:
+        mend = "it has no exact result to stray from, and its runs are compared with one another; use numdev train"
+        raise BadInput(OPERATION, operation.name, mend)
 
 
 def _node(cfg: DictConfig) -> Any:

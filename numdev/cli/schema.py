@@ -1,4 +1,4 @@
-"""Hydra's schemas, derived from where each setting is declared: of attention in `numdev.attention.settings`, of the run here."""
+"""Hydra's schemas, derived from where each setting is declared: of operations in their packages' `settings`, of the run here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from omegaconf import MISSING, OmegaConf
 from numdev.attention.settings import BACKWARD_GROUPS
 from numdev.attention.settings import GROUPS as TYPED
 from numdev.settings import Setting, declared, setting
+from numdev.training.settings import GROUPS as TRAINING_GROUPS
+from numdev.training.settings import Reference
 
-_BACKWARD = "attention_backward"
+_OPERATIONS: dict[str, dict[str, type]] = {
+    "attention": TYPED,
+    "attention_backward": BACKWARD_GROUPS,
+    "training": TRAINING_GROUPS,
+}
+"""The groups and nodes of each operation that have a schema."""
 
 
 @dataclass
@@ -69,6 +76,13 @@ class TimedConfig:
 
 
 @dataclass
+class TrainedConfig:
+    """What `numdev train` adds."""
+
+    out: str = setting("reports/training", "folder of the report")
+
+
+@dataclass
 class StudiesConfig:
     """What `numdev paper` adds."""
 
@@ -102,39 +116,48 @@ class SpeedConfig(TimedConfig, PointConfig):
 
 
 @dataclass
+class TrainConfig(TrainedConfig, PointConfig):
+    """`numdev train`."""
+
+
+@dataclass
 class PaperConfig(StudiesConfig, PointConfig):
     """`numdev paper`."""
 
 
 def _schemas() -> Iterator[tuple[str, Any]]:
-    """The schema of each command, which leaves room for an operation's groups, and those of the groups of attention."""
-    for name, kind in (("measure", PointConfig), ("paper", PaperConfig), ("speed", SpeedConfig)):
+    """The schema of each command, which leaves room for an operation's groups, and those of the groups of each operation."""
+    for name, kind in (("measure", PointConfig), ("paper", PaperConfig), ("speed", SpeedConfig), ("train", TrainConfig)):
         yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
-    yield "attention", dict(TYPED)
-    yield _BACKWARD, dict(BACKWARD_GROUPS)
+    for name, groups in _OPERATIONS.items():
+        yield name, dict(groups)
+
+
+_NODES = {"reference": "baseline"}
+"""Where an option with settings of its own stands that is explained like a group."""
 
 
 @cache
 def settings() -> dict[str, Setting]:
     """Every declared setting of the groups that have a schema, by its dotted name."""
-    groups = (*BACKWARD_GROUPS.items(), *TYPED.items())  # a setting of both passes is explained as that of the forward pass
+    groups = [item for own in reversed(_OPERATIONS.values()) for item in own.items()]  # what several have is as in attention
     return {f"{group}.{one.name}": one for group, kind in groups for one in declared(kind)}
 
 
 def explained(group: str, *names: str) -> str:
     """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
 
-    A group of the backward pass has `attention_backward/` in front of its name. Some settings where these are named, as a command
-    states those whose defaults are its own.
+    A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
+    these are named, as a command states those whose defaults are its own.
     """
     lines = []
     operation, _, group = group.rpartition("/")
-    kinds = BACKWARD_GROUPS if operation == _BACKWARD else TYPED
-    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig}[group]):
+    kinds = _OPERATIONS[operation or "attention"]
+    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig, "reference": Reference}[group]):
         if names and one.name not in names:
             continue
-        name = f"{group}.{one.name}" if group in kinds else one.name
+        name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
         default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
         stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
         lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")

@@ -22,6 +22,7 @@ from numdev.cli.sources import SCHEME
 from numdev.results.store import Store
 from numdev.results.study import Measures, Outcome, Shard, Study, keys_of, replaced
 from numdev.results.study import run as run_study
+from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
 _RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective")  # of the run, which no point has
@@ -85,9 +86,11 @@ def run(work: Sequence[tuple[Study, Measures]], cfg: DictConfig, *, live: bool |
     with Progress(sum(expected), ERRORS, live=live) as progress:
         try:
             for (study, bench), own, count in zip(work, keys, expected, strict=True):
-                callback, told = progress.of(study.name, count), progress.replicates
-                done = run_study(study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, told=told, keys=own)
-                outcomes[study.name] = done
+                listeners: Where = {"told": progress.replicates, "within": progress.within}
+                callback = progress.of(study.name, count)
+                outcomes[study.name] = run_study(
+                    study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, keys=own, **listeners
+                )
                 progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
+from numdev.errors import Unsupported
 from numdev.measurement.workload import Workload
 from numdev.results.columns import Column
 
@@ -125,7 +126,7 @@ class Operation:
 
     Attributes:
         name: of the operation, as records state it.
-        golden: the exact implementation.
+        golden: the exact implementation; None where there is none, as of training, whose runs are compared with one another.
         inputs: named inputs, with the rules that draw them.
         outputs: named outputs, the primary one first; a variant gives each a format of its own.
         steps: the names of the steps of its precision policy, in the order of execution.
@@ -138,7 +139,7 @@ class Operation:
     """
 
     name: str
-    golden: Measurable
+    golden: Measurable | None
     inputs: tuple[Inputs, ...]
     outputs: tuple[Output, ...]
     steps: tuple[str, ...] = ()
@@ -147,6 +148,17 @@ class Operation:
     environment: Callable[[torch.device], dict[str, str]] = _nothing
     workload: Workload = field(default_factory=Workload)
     smaller: str = "a smaller problem"
+
+    @property
+    def exact(self) -> Measurable:
+        """`golden`.
+
+        Raises:
+            Unsupported: where there is none.
+        """
+        if self.golden is None:
+            raise Unsupported("operation", f"{self.name} has no exact result from which a deviation could be measured")
+        return self.golden
 
     @property
     def output_names(self) -> tuple[str, ...]:

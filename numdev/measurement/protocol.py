@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +12,7 @@ import torch
 from numdev.cache import LeastRecentlyUsed
 from numdev.measurement.operation import Operation
 from numdev.results.columns import Column
-
-Told = Callable[[int, int], None]  # replicates done, replicates in all
+from numdev.results.where import Told, Within
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,9 @@ class Context:
         folder: the measurement's own, in which it may keep what an interruption would lose; it stays until the record is stored.
             The measurement makes it. None where nothing is stored.
         told: learns how many replicates are done.
+        within: learns how far a replicate is that takes long.
+        shared: a folder that stays, for what several points have in common and takes long, such as a training run: the
+            measurement makes it, and takes care that two processes do not write the same. None where nothing is stored.
     """
 
     device: torch.device
@@ -49,6 +51,8 @@ class Context:
     kept: LeastRecentlyUsed
     folder: Path | None = None
     told: Told | None = None
+    within: Within | None = None
+    shared: Path | None = None
 
     def replicates(self) -> Iterator[int]:
         """The seeds, each told when it is done."""

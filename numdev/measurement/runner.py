@@ -6,18 +6,18 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind, Told
+from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind
 from numdev.results.canonical import key_of
 from numdev.results.columns import Column
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Record, Status
+from numdev.results.where import Where
 
 CACHE_BYTES = 2 << 30
 
@@ -75,25 +75,23 @@ class Runner:
         variant: Any,
         baseline: Any = None,
         seeds: int | None = None,
-        *,
-        folder: Path | None = None,
-        told: Told | None = None,
+        **where: Unpack[Where],
     ) -> Record:
-        """Measure a point; see `Record` for what comes back, `Context` for `folder` and `told`.
+        """Measure a point; see `Record` for what comes back, `Context` for `folder`, `shared`, `told` and `within`.
 
         Raises:
             BadInput: for a request that cannot be measured at all. Every other failure is a status of the record.
         """
-        return self.run(self._of(problem, variant, baseline, seeds), folder, told)
+        return self.run(self._of(problem, variant, baseline, seeds), **where)
 
-    def run(self, measurement: Measurement, folder: Path | None = None, told: Told | None = None) -> Record:
+    def run(self, measurement: Measurement, **where: Unpack[Where]) -> Record:
         """The same of a measurement that is at hand."""
         if measurement.seeds < 1:
             raise BadInput("seeds", measurement.seeds, "give the number of replicates, at least 1")
         unmeasured, start = self._unmeasured(measurement), time.perf_counter()
         tables, kernel, reason = unmeasured.tables, "", ""
         try:
-            found = measurement.run(Context(self.device, measurement.seeds, self._kept, folder, told))
+            found = measurement.run(Context(self.device, measurement.seeds, self._kept, **where))
             tables, kernel, reason = found.tables, found.kernel, found.nonfinite
             status = Status.NONFINITE if reason else Status.OK
         except Unsupported as error:

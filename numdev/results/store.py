@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numdev.errors import NumdevError
+from numdev.results.files import StoreError, write_atomically
 from numdev.results.record import OldResults, Record
 from numdev.results.tables import LONG, pack, unpack
 
-
-class StoreError(NumdevError):
-    """Results could not be written; what was there before is untouched."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write all of `data` to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
-
-    Two writers of one path each leave a whole file; the last rename stands.
-
-    Raises:
-        StoreError: if the disk is full or the folder cannot be written; the temporary file is removed.
-    """
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-        temporary = None
-        _sync_folder(path.parent)
-    except OSError as error:
-        mend = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
-        raise StoreError(f"results: {path} could not be written ({error.strerror}); {mend}, then run again") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; not every file system lets a folder be opened."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+__all__ = ["Store", "StoreError", "write_atomically"]
 
 
 @dataclass
@@ -72,7 +21,7 @@ class Store:
     """A folder of results.
 
     `records/<key>.json` is a point, `records/<key>/<table>.*.parquet` a long table of it, `studies/<name>.json` says which points
-    belong to a study, and `work/<key>/` is what a measurement keeps until its record is stored.
+    belong to a study, `work/<key>/` is what a measurement keeps until its record is stored, and `runs/` what points share.
 
     Attributes:
         path: the folder; it is made when something is written.
@@ -115,6 +64,11 @@ class Store:
     def work(self, key: str) -> Path:
         """The folder of a measurement's own, for what it would lose if it were interrupted; the measurement makes it."""
         return self.path / "work" / key
+
+    @property
+    def shared(self) -> Path:
+        """The folder of what several points share, such as training runs, each under a key of its own; it stays."""
+        return self.path / "runs"
 
     def _table(self, stated: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of a long table; ValueError where they are not those that were stored."""

@@ -6,8 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, Unpack, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.results.canonical import describe
@@ -15,6 +14,7 @@ from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.scenario import EntryRole, Scenario, is_old
 from numdev.results.store import Store
+from numdev.results.where import Where
 
 DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
 
@@ -144,9 +144,6 @@ class Outcome:
         return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
-Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
-
-
 @runtime_checkable
 class Measures(Protocol):
     """What measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
@@ -157,9 +154,7 @@ class Measures(Protocol):
     def settings(self) -> tuple[Column, ...]: ...
     def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
-    def measure(
-        self, problem: Any, variant: Any, baseline: Any, seeds: int, *, folder: Path | None = None, told: Told | None = None
-    ) -> Record: ...
+    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, **where: Unpack[Where]) -> Record: ...
     def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         """Problem and variant of what will be measured, in this order."""
@@ -182,10 +177,10 @@ def run(
     fresh: bool = False,
     shard: Shard | None = None,
     progress: Progress | None = None,
-    told: Told | None = None,
     keys: Sequence[str] | None = None,
+    **where: Unpack[Where],
 ) -> Outcome:
-    """Measure the points of a study that the store does not have yet; `told` learns how far the point at hand is.
+    """Measure the points of a study that the store does not have yet; of `where` the caller may give `told` and `within`.
 
     Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
@@ -204,7 +199,7 @@ def run(
         if _is_done(record):
             outcome.skipped += 1
         else:
-            record = _measure(bench, store.work(key), point, told)
+            record = _measure(bench, point, {**where, "folder": store.work(key), "shared": store.shared})
             store.put(record)
             shutil.rmtree(store.work(key), ignore_errors=True)
             outcome.measured += 1
@@ -265,13 +260,13 @@ def _is_done(record: Record | None) -> TypeGuard[Record]:
     return record is not None and record.status in DONE
 
 
-def _measure(bench: Measures, folder: Path, point: StudyPoint, told: Told | None) -> Record:
+def _measure(bench: Measures, point: StudyPoint, where: Where) -> Record:
     """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
     parts = point.problem, point.variant, point.baseline, point.seeds
     if point.refused:
         return bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
     try:
-        return bench.measure(*parts, folder=folder, told=told)
+        return bench.measure(*parts, **where)
     except BadInput as error:
         return bench.without_figures(parts, Status.ERROR, str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.exact import ExactBackward
+from numdev.attention.backward.exact import ExactBackward, RoundedBackward
 from numdev.attention.backward.instrumented import InstrumentedBackward
+from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
@@ -26,7 +28,7 @@ from numdev.attention.settings import BACKWARD_GROUPS, GROUPS
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Products, Triton
+from numdev.attention.triton import Kernel, Products, Triton
 from numdev.cli import build
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
@@ -45,6 +47,7 @@ EXPANDER = Expander(LIBRARY, operation="attention_backward")
 STEPS = [field.name for field in fields(BackwardPrecision)]
 KINDS = {
     "exact": ExactBackward,
+    "rounded": RoundedBackward,
     "naive": NaiveBackward,
     "tiled": TiledBackward,
     "instrumented": InstrumentedBackward,
@@ -60,6 +63,7 @@ def variant(**settings: Any) -> Any:
     return point(**settings).variant
 
 
+@cache
 def study(name: str) -> Study:
     return Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
 
@@ -212,6 +216,44 @@ def test_the_baseline_may_be_the_emulation_of_the_variant() -> None:
     assert emulated.precision == BackwardPrecision.kernel(BF16)
 
 
+class TestEmulation:
+    """`baseline=emulation`: with the forward pass emulated, or the variant's own."""
+
+    def test_our_kernels_have_one_where_both_passes_have_one_kernel(self) -> None:
+        asked = {"backward": "triton", "baseline": "emulation", "problem.causal": True}
+        with pytest.raises(BadInput, match=r"^backward\.kernel: 'auto'"):
+            build.point(EXPANDER.request(asked))
+        hopper = build.point(EXPANDER.request(asked | {"backward.kernel": "hopper"}))
+        assert hopper.variant.forward.kernel is hopper.variant.kernel is Kernel.HOPPER
+        assert isinstance(hopper.baseline.forward, Tiled)
+        assert hopper.baseline.forward.tiling == Tiling(bc=128, order=Order.REVERSE)
+        assert hopper.baseline.turns == Turns(None, shared=True)
+
+    def test_the_portable_kernels_choose_the_tile_of_their_forward_pass_at_launch(self) -> None:
+        asked = {"backward": "triton", "baseline": "emulation", "backward.kernel": "portable", "tiling.br": 32, "tiling.bc": 16}
+        with pytest.raises(BadInput, match=r"^baseline\.forward: 'emulated' .*depends on the launch.*take own"):
+            build.point(EXPANDER.request(asked))
+        made = build.point(EXPANDER.request(asked | {"baseline.forward": "own"}))
+        assert made.baseline.forward == made.variant.forward
+        assert (made.baseline.tiling, made.baseline.query_order) == (Tiling(32, 16), Order.FORWARD)
+
+    def test_what_is_not_known_of_a_kernel_is_stated(self) -> None:
+        asked = {"backward": "sdpa", "backward.backend": "cudnn", "baseline": "emulation", "baseline.forward": "own"}
+        stated = {"tiling.br": 32, "tiling.bc": 16, "tiling.order": "forward", "baseline.query_order": "reverse"}
+        made = build.point(EXPANDER.request(asked | stated)).baseline
+        assert (made.tiling, made.query_order) == (Tiling(32, 16), Order.REVERSE)
+        for name in stated:
+            with pytest.raises(BadInput) as error:
+                build.point(EXPANDER.request(asked | {one: value for one, value in stated.items() if one != name}))
+            assert error.value.field == name
+
+    @pytest.mark.parametrize("setting", [{"baseline.forward": "own"}, {"baseline.query_order": "forward"}])
+    def test_the_forward_operation_has_neither(self, setting: dict[str, Any]) -> None:
+        forward = Expander(LIBRARY)
+        with pytest.raises(NotHonoured, match="operation=attention_backward alone"):
+            build.point(forward.request({"attention": "tiled", "baseline": "emulation"} | setting))
+
+
 def test_a_stride_is_read_by_either_order() -> None:
     made = variant(backward__query_order="strided", tiling__stride=3)
     assert made.query_order is Order.STRIDED
@@ -304,7 +346,7 @@ class TestCommand:
 
 
 class TestStudies:
-    @pytest.mark.parametrize("name", ["gradients", "gradients_order", "delta", "attribution"])
+    @pytest.mark.parametrize("name", ["gradients", "gradients_order", "delta", "attribution", "validate_backward"])
     def test_every_point_can_be_measured(self, name: str) -> None:
         made = study(name)
         assert all(one.refused == "" for one in made.points), [one.refused for one in made.points if one.refused]
@@ -327,6 +369,17 @@ class TestStudies:
             assert names == (("fp32", "bf16") if scenario.name.startswith("add_") else ("bf16", "fp32"))
             if policy is BackwardPrecision:
                 assert {one.variant.forward.precision.name for one in own.values()} == {"fp32"}
+
+    def test_the_backward_pass_alone_is_validated(self) -> None:
+        """O and LSE are the kernel's own, but of the control, which has no forward pass of a kernel."""
+        made = study("validate_backward")
+        for one in made.points:
+            is_control = one.roles.get("kernel") is EntryRole.CONTROL
+            assert isinstance(one.baseline, TiledBackward)
+            assert isinstance(one.variant, RoundedBackward) == is_control
+            assert is_control or one.baseline.forward == one.variant.forward_pass
+        designs = {one.labels["kernel"]: one.baseline.turns for one in made.points if not one.problem.mask.causal}
+        assert {name for name, turns in designs.items() if turns is not None} == {"hopper_split", "hopper_fused"}
 
     def test_drawn_orders_differ_for_dq_alone(self) -> None:
         made = study("gradients_order")

@@ -105,6 +105,9 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "attention.products": [("tf32", {}), ("tf32", {"precision.preset": "fp32"})],
     "attention.kernel": [("portable", {})],
     "baseline.precision": [("kernel_fp16", {}), ("kernel_fp16", EMULATED)],
+    "baseline.forward": [("own", {}), ("own", EMULATED)],  # of another operation, as the next two are
+    "baseline.query_order": [("forward", {}), ("forward", EMULATED)],
+    "baseline.numerics": [("fp32", {})],
     "baseline.normalise": [("end", {}), ("end", {"baseline": "none"})],
 }
 

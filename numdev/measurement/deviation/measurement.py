@@ -215,7 +215,7 @@ class _Replicate:
         """Golden on the unrounded inputs, and on those that the variant sees."""
 
         def run(inputs: tuple[Tensor, ...]) -> dict[str, Sample]:
-            return _samples(self.operation.golden(*inputs, **self.problem.arguments()))
+            return _samples(self.operation.exact(*inputs, **self.problem.arguments()))
 
         unrounded = self._kept("golden", lambda: run(self._inputs()))
         same = self._kept("golden", lambda: run(self._rounded(variant)), variant.input_key)

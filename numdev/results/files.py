@@ -1,0 +1,60 @@
+"""A file that is written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from numdev.errors import NumdevError
+
+
+class StoreError(NumdevError):
+    """Results could not be written; what was there before is untouched."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write all of `data` to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
+
+    Two writers of one path each leave a whole file; the last rename stands.
+
+    Raises:
+        StoreError: if the disk is full or the folder cannot be written; the temporary file is removed.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        temporary = None
+        _sync_folder(path.parent)
+    except OSError as error:
+        mend = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
+        raise StoreError(f"results: {path} could not be written ({error.strerror}); {mend}, then run again") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable; not every file system lets a folder be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,184 @@
+"""The command `numdev train`: one rung, a study, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numdev.cli import build
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library, config_folder
+from numdev.cli.requests import flat
+from numdev.errors import BadInput
+from numdev.results.canonical import describe
+from numdev.results.store import Store
+from numdev.results.study import StudyPoint
+from numdev.settings import declared
+from numdev.training.numerics import Numerics
+from numdev.training.operation import TRAINING
+from numdev.training.rung import Restart, Rung
+from numdev.training.settings import RungSettings
+from numdev.training.tasks import Language, TextToImage
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+LIBRARY = Library((config_folder(),))
+EXPANDER = Expander(LIBRARY, operation="training")
+STUDIES = [name for name in LIBRARY.options("study") if LIBRARY.operation_of(name) == "training"]
+SMALL = (
+    *("task=language", "task.steps=2", "task.warmup=1", "task.batch=2", "task.width=16", "task.depth=1", "task.heads=2"),
+    *("task.length=16", "task.sampled=1", "device=cpu"),
+)
+STUDY = """\
+defaults:
+  - override /operation@_global_.operation: training
+title: Toy
+figure: training_ladder
+claims: [training_sham]
+axes:
+  rung:
+    sham: {role: control, rung.repeat: 1}
+    one last place: {rung.ulp: 1}
+"""
+
+
+def point(**settings: Any) -> StudyPoint:
+    return build.point(EXPANDER.request({name.replace("__", "."): value for name, value in settings.items()}))
+
+
+class TestWhatIsMade:
+    def test_by_default(self) -> None:
+        made = point()
+        assert made.problem == TextToImage()
+        assert made.variant == made.baseline
+        assert (made.variant.numerics, made.variant.attention.format.name, made.seeds) == (Numerics.BF16, "bf16", 1)
+
+    def test_the_full_size(self) -> None:
+        assert point(task="scenes_full").problem == TextToImage.full()
+        assert point(task="language").problem == Language()
+
+    def test_numerics_follow_the_format_of_attention(self) -> None:
+        for fmt, numerics in (("fp32", Numerics.FP32), ("fp16", Numerics.FP16)):
+            made = point(precision=f"eager_{fmt}")
+            assert (made.variant.numerics, made.baseline.numerics) == (numerics, numerics)
+        made = point(rung__numerics="bf16_weights", baseline__numerics="fp32")
+        assert made.variant.numerics is Numerics.BF16_WEIGHTS
+        assert (made.baseline.numerics, made.baseline.attention.format.name) == (Numerics.FP32, "fp32")
+
+    def test_a_rung_has_what_is_stated_and_its_reference_has_not(self) -> None:
+        stated = {"rung.init": 1, "rung.order": 2, "rung.ulp": 3, "rung.ranks": 2, "rung.restart": "lossy", "rung.repeat": 4}
+        made = build.point(EXPANDER.request(stated))
+        assert made.variant == Rung(point().variant.attention, Numerics.BF16, 1, 2, 3, 2, Restart.LOSSY, 4)
+        assert made.baseline == point().variant
+
+    def test_every_setting_of_a_rung_is_a_field_of_it(self) -> None:
+        assert {one.name for one in declared(RungSettings)} == set(Rung.__dataclass_fields__) - {"attention"}
+
+    @pytest.mark.parametrize("settings", [{}, {"backward": "tiled"}, {"backward": "sdpa", "precision": "bf16"}])
+    def test_every_column_of_a_point_is_explained(self, settings: dict[str, Any]) -> None:
+        made, known = point(**settings), {column.name for column in TRAINING.settings()}
+        parts = {"problem": describe(made.problem), "variant": describe(made.variant)}
+        assert {name for name, value in flat(parts) if value is not None} - known == set()
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"rung.numerics": "fp32"}, "precision: 'bf16' .*give precision=eager_fp32"),
+            ({"precision": "eager_fp64"}, "precision: 'fp64' .*no run computes in it"),
+            ({"rung.numerics": "fp33"}, "rung.numerics: 'fp33' .*did you mean fp32"),
+            ({"baseline.numerics": "bf16"}, "baseline.numerics: 'bf16' .*autocast_bf16"),
+            ({"rung.restart": "exakt"}, "rung.restart: 'exakt' .*did you mean exact"),
+            ({"backward": "tiled", "tiling.sram": 4096}, "tiling.sram: 4096 .*give tiling.br"),
+            ({"backward": "sdpa", "precision": "bf16", "tiling.bc": 32}, "tiling.bc: 32 .*backward=sdpa does not honour it"),
+            ({"rung.ranks": 0}, "rung.ranks: 0 "),
+            ({"baseline": "eager"}, "baseline: 'eager' .*it is no baseline of what"),
+            ({"task": "scenes_smal"}, "task: 'scenes_smal' .*did you mean scenes_small"),
+        ],
+    )
+    def test_what_cannot_be_used_is_named(self, settings: dict[str, Any], words: str) -> None:
+        with pytest.raises(BadInput, match=words):
+            build.point(EXPANDER.request(settings))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_rungs_of_a_study_differ_in_one_thing(name: str) -> None:
+    """But for FP16 and weights in BF16, which are held against FP32 training."""
+    made = Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
+    shams = [point for point in made.points if point.variant.repeat]
+    assert len(shams) == len({point.scenario for point in made.points})
+    for point in made.points:
+        ours, theirs = point.variant, point.baseline
+        names = [field for field in Rung.__dataclass_fields__ if getattr(ours, field) != getattr(theirs, field)]
+        assert names in (
+            ["repeat"],
+            ["init"],
+            ["order"],
+            ["ulp"],
+            ["ranks"],
+            ["restart"],
+            ["attention"],
+            ["attention", "numerics"],
+        )
+        if names == ["attention", "numerics"]:
+            assert theirs.numerics is Numerics.FP32
+            assert type(ours.attention) is type(theirs.attention)
+
+
+class TestCommand:
+    def test_one_point(self, numdev: Command) -> None:
+        ran = numdev("train", *SMALL, "rung.ulp=1")
+        assert ran.code == 0, ran.err
+        assert "all weights, the rung's against the reference's" in ran.out
+        assert all(word in ran.out for word in ("max_difference", "held_out_loss", "seconds_per_step", "ok, 1 replicate"))
+        again = numdev("train", *SMALL, "-m", "rung.ulp=1", "rung.repeat=0,1")
+        assert again.code == 0
+        lines = [line for line in again.out.splitlines() if "rung.ulp=1" in line]
+        assert ["already measured" in line for line in lines] == [True, False]
+        assert len(list(Path("results/training/runs").iterdir())) == 3
+
+    def test_a_study_ends_with_its_report(self, numdev: Command, tmp_path: Path) -> None:
+        folder = tmp_path / "mine" / "study"
+        folder.mkdir(parents=True)
+        (folder / "toy.yaml").write_text(STUDY)
+        ran = numdev("train", "--config-dir", "mine", "study=toy", *SMALL, "seeds=2", "results=r", "out=o")
+        assert ran.code == 0, ran.err
+        assert "toy: 2 points, 2 measured" in ran.out
+        assert "report: o" in ran.out
+        assert {"claims.md", "claims.csv"} <= {path.name for path in Path("o").iterdir()}
+        assert list(Path("o/figures").glob("toy*.svg"))
+        assert Store(Path("r")).studies()["toy"]["kind"] == "training"
+        assert len(list(Path("r/runs").iterdir())) == 6, "the reference is shared"
+        shown = json.loads(next(Path("r/records").glob("*.json")).read_text())["config"]
+        assert shown["problem"]["type"] == "Language"
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("train", "study=fig3"), "study: 'fig3' cannot be used; it trains nothing; numdev measure study=fig3"),
+            (("train", "study=gradients"), "operation: 'attention_backward' cannot be used; numdev train compares runs"),
+            (("measure", "operation=training"), "operation: 'training' cannot be used; .*use numdev train"),
+            (("speed", "operation=training"), "operation: 'training' cannot be used; .*use numdev train"),
+            (("train", "rung.numeric=fp32"), "rung.numeric: there is no such setting; did you mean rung.numerics"),
+            (("train", "fresh=true"), "fresh: True cannot be used; runs are shared"),
+            (("train", "out=o"), "out: 'o' cannot be used; a study ends with a report"),
+            (("train", *SMALL, "baseline=none"), "baseline: 'NoneType' cannot be used; .*leave it out"),
+            (("train", "task=imagefolder", "task.data.path=nowhere"), "task.data.path: 'nowhere' cannot be used; "),
+        ],
+    )
+    def test_what_it_refuses(self, numdev: Command, words: tuple[str, ...], said: str) -> None:
+        ran = numdev(*words)
+        assert ran.code == 2
+        assert len(ran.err.strip().splitlines()) == 1
+        assert re.match(said, ran.err), ran.err
+
+    def test_help_explains_every_setting(self, numdev: Command) -> None:
+        ran = numdev("train", "--help")
+        assert ran.code == 0
+        for one in declared(RungSettings):
+            assert one.text in ran.out
+        assert all(f"    {option} " in ran.out or f"  {option} " in ran.out for option in LIBRARY.options("task"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from numdev.report.claims.finding import Evidence, Finding, Undecidable, judged
+from numdev.report.claims.finding import Evidence, Finding, NotMeasured, Undecidable, judged
 from numdev.report.reading.words import PLAIN, Words, generality
 
 OURS = "Our question"
@@ -27,6 +27,7 @@ class Claim:
         across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
         is_ours: whether no paper makes it, so that there is nothing to reproduce.
         words: for the operation of which it speaks.
+        table: of the records whose rows it is weighed on; empty for the primary one.
     """
 
     name: str
@@ -37,11 +38,14 @@ class Claim:
     across: bool = False
     is_ours: bool = False
     words: Words = PLAIN
+    table: str = ""
 
     def weigh(self, rows: pd.DataFrame) -> Evidence:
         """Weighs the rows of one scenario. If they cannot answer, the evidence has no question and gives the reason."""
         try:
             return self.test(rows)
+        except NotMeasured as reason:
+            return Evidence("not measured", f"{str(reason)[:1].upper()}{str(reason)[1:]}.", is_measured=False)
         except Undecidable as reason:
             return Evidence("unknown", f"{str(reason)[:1].upper()}{str(reason)[1:]}.")
 

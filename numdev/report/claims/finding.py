@@ -13,8 +13,8 @@ the whole table is below 5 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import pandas as pd
@@ -40,6 +40,7 @@ class Verdict(Enum):
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
+    NOT_MEASURED = "not measured"  # nothing that the claim speaks of: it is neither true nor false
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Region:
 
 GROWS, SHRINKS, FLAT = Region(low=TREND), Region(high=-TREND), Region(-TREND, TREND)  # of an exponent
 LARGER, SMALLER, ALIKE = Region(low=MARGIN), Region(high=1 / MARGIN), Region(1 / MARGIN, MARGIN)  # of a ratio
+NO_LARGER, NO_SMALLER = Region(high=MARGIN), Region(low=1 / MARGIN)  # alike, or beyond that
 ABOVE = Region(low=1.0)  # of the ratio of two that are put in order: an order needs no margin
 
 
@@ -160,12 +162,16 @@ class Evidence:
         figure, sentence: as in `Finding`.
         questions: the claim holds if all of them do, and fails if one fails; without any it is undecided.
         beside: the same by RMSE, which sees every element; `sentence` is not told of it.
+        says: what a verdict means in words that stand before the sentence, by verdict.
+        is_measured: whether anything was measured that the claim speaks of.
     """
 
     figure: str
     sentence: str
     questions: tuple[Question, ...] = ()
     beside: Evidence | None = None
+    says: Mapping[Verdict, str] = field(default_factory=dict)
+    is_measured: bool = True
 
     def all_questions(self) -> Iterator[Question]:
         yield from self.questions
@@ -176,12 +182,13 @@ class Evidence:
         """With the adjusted p-value of each of `all_questions`."""
         p = [next(adjusted) for _ in self.questions]
         verdicts = [question.verdict(value) for question, value in zip(self.questions, p, strict=True)]
-        verdict = combined(verdicts)
+        verdict = combined(verdicts) if self.is_measured else Verdict.NOT_MEASURED
         deciding = [value for value, own in zip(p, verdicts, strict=True) if own is verdict and not math.isnan(value)]
         least = (min if verdict is Verdict.FAILS else max)(deciding, default=math.nan)
         beside = None if self.beside is None else self.beside.judged(adjusted)
         told = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
-        return Finding(verdict, self.figure, self.sentence + told, least, over, beside)
+        first = f"{self.says[verdict]} " if verdict in self.says else ""
+        return Finding(verdict, self.figure, f"{first}{self.sentence}{told}", least, over, beside)
 
 
 def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
@@ -199,6 +206,10 @@ def count(evidence: Iterable[Evidence]) -> int:
 
 class Undecidable(NumdevError):
     """The rows cannot answer the question; the message says what they lack."""
+
+
+class NotMeasured(Undecidable):
+    """Nothing was measured that the claim speaks of; the message says what is missing."""
 
 
 def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline", **where: object) -> pd.DataFrame:

@@ -46,14 +46,15 @@ class ClaimResult:
 
     @property
     def word(self) -> str:
-        """What the chief scenarios say of the claim: that it is reproduced, partly or not reproduced, or undecided.
+        """What the chief scenarios say of the claim: that it is reproduced, partly or not reproduced, undecided or not measured.
 
-        Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not.
+        Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not. Scenarios
+        in which nothing was measured do not count.
         """
         word = _BORNE_OUT if self.claim.is_ours or not is_sources(self.main) else _REPRODUCED
-        found = {self.findings[scenario].verdict for scenario in self.chief}
-        if found == {Verdict.UNDECIDED}:
-            return "undecided"
+        found = {self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}
+        if found <= {Verdict.UNDECIDED}:
+            return (Verdict.UNDECIDED if found else Verdict.NOT_MEASURED).value
         if Verdict.HOLDS in found:
             return word if len(found) == 1 else f"partly {word}"
         return f"not {word}"
@@ -61,7 +62,8 @@ class ClaimResult:
     @property
     def where(self) -> str:
         """The circumstances that `word` is about, if the source does not state them."""
-        roles = {scenario.role for scenario in self.chief}
+        measured = (scenario for scenario in self.chief if self.findings[scenario].verdict is not Verdict.NOT_MEASURED)
+        roles = {scenario.role for scenario in measured}
         return " under our assumption about the source's circumstances" if Role.ASSUMED in roles else ""
 
     @property
@@ -101,8 +103,8 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
     for claim in claims.values():
         for name, manifest in results.manifests.items():
             if claim.name in manifest["claims"]:
-                whole = {_whole(results, name): results.study(name)}
-                scenarios = whole if claim.across else by_scenario(results, name)
+                whole = {_whole(results, name): results.study(name, claim.table)}
+                scenarios = whole if claim.across else by_scenario(results, name, claim.table)
                 for scenario, rows in scenarios.items():
                     weighed.append((claim, name, scenario, claim.weigh(rows), generality(rows, claim.words)))
     findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
@@ -122,9 +124,9 @@ def _whole(results: Results, study: str) -> Scenario:
     return Scenario(study, f"{title}, with overrides: {' '.join(overrides)}" if overrides else title, role)
 
 
-def by_scenario(results: Results, study: str) -> dict[Scenario, pd.DataFrame]:
+def by_scenario(results: Results, study: str, table: str = "") -> dict[Scenario, pd.DataFrame]:
     """A study's rows by scenario, the source's own first; one of which nothing is measured has none."""
-    rows = results.study(study)
+    rows = results.study(study, table)
     return {scenario: of(rows, scenario) for scenario in by_role(results.scenarios(study).values())}
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,25 @@ from numdev.report.document import overview
 from numdev.report.document.tables import deviations
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
+from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
 from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
+from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
+_FIGURES = (Use.CHIEF, Use.FIGURE)
 _WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
-    """The section of a study without a chapter: its title and what was measured."""
+    """The section of a study without a chapter: its title and what was measured, in the table of its operation's chapters."""
     title = overview.escaped(str(results.manifests[study]["title"]))
-    return Chapter(0, study, title, "", "", "")
+    operations = set(results.points["operation"][results.points["study"] == study])
+    like = next((chapter for chapter in CHAPTERS if chapter.table is not None and operations == {chapter.operation}), None)
+    empty = Chapter(0, study, title, "", "", "")
+    return empty if like is None else replace(empty, by_claim=like.by_claim, table=like.table)
 
 
 def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
@@ -73,12 +80,22 @@ def contents(
         "absent": [section.title for section in known if section not in present],
         "sections": shown,
         "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
-        "rules": [list(rule) for rule in rules()],
-        "metrics": [{"name": name, "unit": unit, "text": text} for name, (unit, text) in METRICS.items()],
+        "rules": [list(rule) for rule in (*rules(), *words.rules)],
+        "deviates": any(manifest["kind"] != KIND for whole in wholes for manifest in whole.manifests.values()),
+        "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
         "environments": list(overview.environments(wholes)),
         "commands": [[section.study, command(of[section.study], section.study)] for section in present],
         "failures": list(overview.failures(wholes)),
     }
+
+
+def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
+    """Name, unit and definition of every figure that a difference has."""
+    if all(manifest["kind"] == KIND for manifest in results.manifests.values()):
+        own = (column for name, column in results.columns.items() if name in results.rows and column.use in _FIGURES)
+        yield from ((column.name, column.unit, column.meaning) for column in own)
+        return
+    yield from ((name, unit, text) for name, (unit, text) in METRICS.items())
 
 
 def _section(
@@ -96,12 +113,20 @@ def _section(
         "measured": section.measured,
         "paper": section.paper,
         "figures": [_figure(drawn[name]) for name in mine],
-        "found": " ".join(result.findings[result.main].sentence for result in own),
-        "findings": [found for result in own for found in _findings(result, results.study(section.study), words)],
-        "tables": list(_tables(results, section.study)) if not own else [],
-        "verdict": " ".join(f"{result.claim.text}: {result.brief}." for result in own),
+        "found": "" if section.by_claim else " ".join(result.findings[result.main].sentence for result in own),
+        "findings": list(_found(section, own, results, words)),
+        "tables": list(_tables(section, results, with_claims=bool(own))),
+        "verdict": "" if section.by_claim else " ".join(f"{result.claim.text}: {result.brief}." for result in own),
         "command": command(results, section.study),
     }
+
+
+def _found(section: Chapter, own: Sequence[ClaimResult], results: Results, words: Words) -> Iterator[dict[str, str]]:
+    """What is found for every claim, the first of each under its text if the section wants that."""
+    for result in own:
+        for place, found in enumerate(_findings(result, results.study(section.study), words)):
+            told = f"{result.claim.text}: {result.brief}." if section.by_claim and place == 0 else ""
+            yield found | {"claim": told}
 
 
 def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator[dict[str, str]]:
@@ -113,8 +138,13 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
         yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
 
 
-def _tables(results: Results, study: str) -> Iterator[dict[str, Any]]:
-    """Tables of a study without a claim: speed at the greatest length, or the deviation of every point."""
+def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
+    """The table of its chapter; of a study without a claim speed at the greatest length, or the deviation of every point."""
+    study = section.study
+    if section.table is not None and len(found := section.table(results, study)):
+        yield {"columns": list(found.columns), "rows": found.values.tolist()}
+    if with_claims or section.table is not None:
+        return
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:

@@ -33,10 +33,11 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     own = of_attention(rows)
     failed = loaded.points[loaded.points["status"] != "ok"]
     labels = [name for name in failed.columns if name.startswith(LABEL)]
+    columns = ("study", "scenario", "key", "attention", *labels, "status", "reason")
     tables = {
         "speed.csv": rows,
         "crossover.csv": crossovers(own),
-        "unsupported.csv": failed[["study", "scenario", "key", "attention", *labels, "status", "reason"]],
+        "unsupported.csv": failed[[name for name in columns if name in failed]],
     }
     for name, table in tables.items():
         write_atomically(out / name, to_csv(table))

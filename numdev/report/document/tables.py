@@ -14,7 +14,7 @@ from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import significant, typical
 
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
-_COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow"}
+_COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow", Verdict.NOT_MEASURED: "bright_black"}
 
 
 def claims_table(claims: list[ClaimResult]) -> Table:

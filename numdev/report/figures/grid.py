@@ -189,9 +189,16 @@ def at_least_a_decade(low: float, high: float) -> tuple[float, float]:
     return low / missing, high * missing
 
 
+class _Steps(LogLocator):
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """At 1, 2 and 5 of each decade; at the decades alone where there are three or more, so that names do not overlap."""
+        self.set_params(subs=[1, 2, 5] if vmax < 1000 * vmin else [1])
+        return super().tick_values(vmin, vmax)
+
+
 def name_steps(axis: Axis) -> None:
-    """Names at 1, 2 and 5 of each decade of a log axis, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=[1, 2, 5]))
+    """Names on a log axis as plain numbers."""
+    axis.set_major_locator(_Steps())
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
 

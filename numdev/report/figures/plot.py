@@ -26,12 +26,16 @@ class Plot:
         alt: what it shows, for those who cannot see it.
         needs: the labels without which there is nothing to draw.
         title: of a figure that is not its study's first, which has the study's title.
+        table: of the records whose rows it draws; empty for the primary one.
+        files: columns of paths in the folder of the results, which `draw` gets as paths that it can open.
     """
 
     draw: Callable[[pd.DataFrame], Figure]
     alt: str
     needs: tuple[str, ...] = ()
     title: str = ""
+    table: str = ""
+    files: tuple[str, ...] = ()
 
     def __call__(self, rows: pd.DataFrame) -> Figure:
         """The figure, laid out."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.measurement import DIRECTIONS
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
-from numdev.report.reading.configuration import setting
+from numdev.report.reading.configuration import PARTS, setting
 from numdev.results.columns import Column
 
 _UNITS = {
@@ -103,7 +103,8 @@ def meaning(column: str, declared: Mapping[str, Column] = SHIPPED) -> tuple[str,
     """Unit and text of a column, or None if nothing is known of it; `declared` are those that records and studies state."""
     if column in declared:
         unit, text = declared[column].unit, declared[column].meaning
-        return ("mean over seeds" if column.startswith("counter.") else _UNITS.get(unit, unit)), text
+        told = unit if column.partition(".")[0] in PARTS else _UNITS.get(unit, unit)  # what a setting counts is no output
+        return ("mean over seeds" if column.startswith("counter.") else told), text
     if column in FOLLOWING:
         return FOLLOWING[column]
     if column in FIXED:
@@ -125,17 +126,22 @@ def meaning(column: str, declared: Mapping[str, Column] = SHIPPED) -> tuple[str,
     return setting(column, declared)
 
 
-def dictionary(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column] = SHIPPED) -> str:
-    """The data dictionary of some tables, as Markdown; `declared` see `meaning`."""
-    return "\n".join(_lines(tables, declared)) + "\n"
+OF_OUTPUTS = (
+    "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of\n"
+    "variant and baseline is finite too: their figures are over the same elements, of which `compared` is the number.\n"
+    "An empty cell does not apply."
+)
 
 
-def _lines(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column]) -> Iterator[str]:
+def dictionary(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column] = SHIPPED, about: str = OF_OUTPUTS) -> str:
+    """The data dictionary of some tables, as Markdown; `declared` see `meaning`, `about` is true of all figures."""
+    return "\n".join(_lines(tables, declared, about)) + "\n"
+
+
+def _lines(tables: Mapping[str, Iterable[str]], declared: Mapping[str, Column], about: str) -> Iterator[str]:
     yield "# Columns"
     yield ""
-    yield "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of"
-    yield "variant and baseline is finite too: their figures are over the same elements, of which `compared` is the number."
-    yield "An empty cell does not apply."
+    yield about
     for name, columns in tables.items():
         yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
         for column in columns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
+from numdev.report.reading.derived import absent, derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import Growing, flatten, typed
 from numdev.results.columns import Column
@@ -62,6 +62,7 @@ class Results:
         missing: how many points of a study have no record yet.
         notes: what the reader should know: points missing, torn files.
         columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
+        further: rows of other tables of the records, by the table's name, with the columns of their point as in `rows`.
     """
 
     rows: pd.DataFrame
@@ -71,20 +72,30 @@ class Results:
     missing: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, Column] = field(default_factory=dict)
+    further: dict[str, pd.DataFrame] = field(default_factory=dict)
 
-    def study(self, name: str) -> pd.DataFrame:
-        """The rows of one study, scenarios in the order of the manifest."""
-        return self.rows[self.rows["study"] == name]
+    def study(self, name: str, table: str = "") -> pd.DataFrame:
+        """The rows of one study, scenarios in the order of the manifest; of a further table where one is named."""
+        rows = self.further[table] if table else self.rows
+        return rows[rows["study"] == name]
 
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""
         return scenarios_of(self.manifests[name])
 
 
-def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None = None) -> Results:
+def load(
+    store: Store,
+    studies: Sequence[str] | None = None,
+    *,
+    kind: str | None = None,
+    tables: Sequence[str] = (),
+    axes: tuple[str, ...] | None = None,
+) -> Results:
     """Read the points of some studies, or of all, of one kind of measurement or of every kind.
 
-    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
+    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in. `tables` are
+    further tables of the records that are read too, `axes` what the columns of a point begin with that are repeated in its rows.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
@@ -95,8 +106,9 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
     columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
+    further = {name: _Further() for name in tables}
     for name, manifest in manifests.items():
-        scenarios = scenarios_of(manifest)
+        scenarios, lacking = scenarios_of(manifest), _lacking(manifest)
         for point in _distinct_points(manifest):
             record = store.get(point["key"])
             if record is None:
@@ -111,24 +123,43 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
             place |= {TITLE: scenario.title, ROLE: scenario.role.value}
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
-            points.append(place | _facts(record, point["labels"], environments.index(record.environment)))
+            points.append(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
             for row in record.rows:
                 rows.add({"point": place["point"]} | _row(row))
-    table = typed(points, ["point", *PLACE, *_ALWAYS])
+            for table in tables:
+                further[table].columns |= {column.name: column for column in record.columns.get(table, ())}
+                for row in record.table(table):
+                    further[table].rows.add({"point": place["point"]} | _row(row))
+    everywhere = frozenset.intersection(*(_lacking(manifest) for manifest in manifests.values()))
+    made = typed(points, ["point", *PLACE, *(name for name in _ALWAYS if name not in everywhere)])
     return Results(
-        rows=_rows(rows, table, [name for name in columns if not name.startswith(COUNTER)]),
-        points=table.drop(columns="point"),
+        rows=_rows(rows, made, [name for name in columns if not name.startswith(COUNTER)], axes),
+        points=made.drop(columns="point"),
         manifests=manifests,
         environments=environments,
         missing=missing,
         notes=list(_notes(store, manifests, missing)),
-        columns=columns,
+        columns={name: column for each in further.values() for name, column in each.columns.items()} | columns,
+        further={name: _rows(each.rows, made, list(each.columns), axes) for name, each in further.items()},
     )
+
+
+def _lacking(manifest: Mapping[str, Any]) -> frozenset[str]:
+    return absent(manifest.get("settings"))
+
+
+@dataclass
+class _Further:
+    """A further table while it is read."""
+
+    rows: Growing = field(default_factory=Growing)
+    columns: dict[str, Column] = field(default_factory=dict)
 
 
 _COMMANDS = {
     "deviation": ("numdev report", "numdev measure study=fig3"),
     "speed": ("numdev speed", "numdev speed study=speed_cpu"),
+    "training": ("numdev report", "numdev train study=fig7"),
 }
 """What reports on a kind of measurement, and what makes such a study."""
 
@@ -172,16 +203,13 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
         yield f"{path} is torn and counts as not measured; run its study again"
 
 
-def _facts(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
-    """The columns of a point."""
+def _facts(record: Record, labels: Mapping[str, Any], environment: int, lacking: frozenset[str]) -> dict[str, Any]:
+    """The columns of a point, without those that its operation lacks."""
     config = flatten({name: part for name, part in record.config.items() if part is not None})
     facts: dict[str, Any] = {"kind": record.kind, "operation": record.operation, "environment": environment}
     facts |= {"status": record.status.value, "reason": record.reason}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
-    facts |= {"attention": _attention(config), "kernel": record.kernel}
-    facts |= {"format": _format(config), "policy": _policy(config), "tiling.area": _area(config)}
-    facts |= {"pairing": _digest({name: record.config.get(name) for name in ("problem", "baseline")})}
-    facts |= config
+    facts |= derived(record.config, config, record.kernel, lacking) | config
     return facts | _counters(record.table(COUNTERS)) | {"seconds": record.seconds}
 
 
@@ -191,54 +219,17 @@ def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 
-def _format(config: Mapping[str, Any]) -> str:
-    """The format of the output, `bf16` for `bf16:toward_zero`; that of the baseline where the variant does not say."""
-    kernels = config.get("variant.fmt")
-    output = config.get("variant.precision.output") or kernels or config.get("baseline.precision.output") or ""
-    return str(output).partition(":")[0]
-
-
-def _policy(config: Mapping[str, Any]) -> str:
-    """`uniform` or `kernel` where the precision is such a preset, else its own name; compiled kernels are what they are."""
-    if _attention(config) == "vanilla":
-        return "eager"
-    if config.get("variant.type") in ("Triton", "Sdpa", "Flex"):
-        return "kernel"
-    name = str(config.get("variant.precision.name") or "")
-    if (name and name == _format(config)) or name.startswith("uniform_"):
-        return "uniform"
-    return "kernel" if name.startswith("kernel_") else name
-
-
-def _attention(config: Mapping[str, Any]) -> str:
-    """What was measured: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that was asked for, `triton hopper`."""
-    which = config.get("variant.backend") or config.get("variant.kernel")
-    name = str(config.get("variant.kind") or config.get("variant.type", "")).lower()
-    return f"{name} {which}" if which and which != "auto" else name
-
-
-def _area(config: Mapping[str, Any]) -> int | None:
-    """`Br * Bc`."""
-    if "variant.tiling.br" not in config:
-        return None
-    return int(config["variant.tiling.br"]) * int(config["variant.tiling.bc"])
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Of a table of plain cells: a list is its items."""
     return {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _rows(rows: Growing, points: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence."""
+def _rows(rows: Growing, points: pd.DataFrame, columns: list[str], axes: tuple[str, ...] | None) -> pd.DataFrame:
+    """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence, unless `axes` names others."""
     found = rows.typed(["point", *columns])
     if PRIMARY in found:  # a mask, also where there are no rows
         found[PRIMARY] = found[PRIMARY].astype(bool)
-    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name)]
+    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name, axes or _AXES)]
     places = found.pop("point").to_numpy(dtype="int64")  # the points are numbered as they stand
     return pd.concat([points[kept].take(places).reset_index(drop=True), found], axis=1)
 
@@ -268,9 +259,9 @@ _AXES = (
 )
 
 
-def _is_axis(name: str) -> bool:
+def _is_axis(name: str, axes: tuple[str, ...]) -> bool:
     """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
-    return name.startswith(_AXES) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
+    return name.startswith(axes) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
 
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:

@@ -27,6 +27,7 @@ class Words:
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
         cluster: what a cluster of replicates that are alike is.
+        rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.finding.rules`.
     """
 
     operation: str = ""
@@ -39,14 +40,20 @@ class Words:
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"
     cluster: str = "cluster"
+    rules: tuple[tuple[str, str, str], ...] = ()
 
 
 PLAIN = Words()
 
 
+def of_variants(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are of a variant, which are all where a measurement has no other subject."""
+    return rows[rows["subject"] == "variant"] if "subject" in rows else rows
+
+
 def generality(rows: pd.DataFrame, words: Words = PLAIN) -> str:
     """What a verdict on some rows generalises over: the seeds of a distribution, or the replicates of some clusters."""
-    own = rows[rows["subject"] == "variant"]
+    own = of_variants(rows)
     if own.empty:
         return ""
     count = own[["seed", "cluster"]].drop_duplicates().shape[0] if "cluster" in own else own["seed"].nunique()
@@ -60,7 +67,7 @@ def generality(rows: pd.DataFrame, words: Words = PLAIN) -> str:
 
 def circumstances(rows: pd.DataFrame, words: Words = PLAIN) -> str:
     """Describes one scenario: what its rows have in common, and its replicates."""
-    own = rows[rows["subject"] == "variant"]
+    own = of_variants(rows)
     if own.empty:
         return ""
     return "; ".join(part for part in (words.describe(own), generality(own, words)) if part)

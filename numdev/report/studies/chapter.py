@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import pandas as pd
 
 from numdev.report.claims.claim import Claim
 from numdev.report.figures.plot import Plot
+from numdev.report.reading.frames import Results
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Chapter:
         claims: with the evidence for each.
         figures: by the name that a study's file gives them.
         operation: of which the study measures implementations.
+        by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
+        table: a table of text for a reader, of the results and the name of the study.
     """
 
     place: int
@@ -34,3 +39,5 @@ class Chapter:
     claims: tuple[Claim, ...] = ()
     figures: Mapping[str, Plot] = field(default_factory=dict)
     operation: str = "attention"
+    by_claim: bool = False
+    table: Callable[[Results, str], pd.DataFrame] | None = None

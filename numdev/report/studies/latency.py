@@ -50,11 +50,12 @@ def frame(results: Results) -> pd.DataFrame:
         return rows.iloc[:0].assign(phase="", series="", operation="")
     derive = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]
     found = pd.DataFrame(derive).astype(rows.dtypes.to_dict())
-    label = found[KERNEL] if KERNEL in found else found["attention"]
+    name = found["attention"] if "attention" in found else pd.Series("", found.index)
+    label = found.get(KERNEL, name)
     measured = results.points.drop_duplicates("key").set_index("key")["operation"]
     queries = found["problem.shape.queries"] if "problem.shape.queries" in found else pd.Series(pd.NA, found.index)
     phase = queries.map(lambda count: "" if pd.isna(count) else "decode" if count == 1 else "prefill")
-    return found.assign(phase=phase, operation=found["key"].map(measured), **{SERIES: label.fillna(found["attention"])})
+    return found.assign(phase=phase, operation=found["key"].map(measured), **{SERIES: label.fillna(name)})
 
 
 def of_attention(rows: pd.DataFrame) -> pd.DataFrame:

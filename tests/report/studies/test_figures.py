@@ -24,8 +24,10 @@ from tests.toy_backward import STUDIES as ELSEWHERE
 from tests.toy_studies import title_of
 
 LIBRARY = Library((config_folder(),))
-BACKWARD = {name for chapter in CHAPTERS if chapter.study in ELSEWHERE for name in chapter.figures}  # see test_backward.py
-FIGURES = {name: plot for name, plot in registry.FIGURES.items() if name not in BACKWARD}
+ELSEWHERE_DRAWN = {  # see test_backward.py and test_training.py
+    name for chapter in CHAPTERS if chapter.study in ELSEWHERE or chapter.operation == "training" for name in chapter.figures
+}
+FIGURES = {name: plot for name, plot in registry.FIGURES.items() if name not in ELSEWHERE_DRAWN}
 MORE = {name for study in LIBRARY.options("study") for name in LIBRARY.study(study)["more"]}  # beside that of a claim
 SVG = "{http://www.w3.org/2000/svg}"
 

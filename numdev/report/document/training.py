@@ -1,0 +1,80 @@
+"""Results of training runs as files that a spreadsheet or another program reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from numdev.report.claims.verdicts import ClaimResult
+from numdev.report.document.export import claim_table, environments, to_csv, to_parquet
+from numdev.report.reading.columns import dictionary
+from numdev.report.reading.configuration import settings
+from numdev.report.reading.frames import LABEL, PLACE, Results
+from numdev.report.reading.scenarios import ENTRY_ROLE
+from numdev.report.reading.training import LOSS, RUN, WATCH
+from numdev.results.columns import Column
+from numdev.results.record import summary
+from numdev.results.store import write_atomically
+
+_ABOUT = (
+    "A figure of weights compares those of a run with those of its reference (columns `baseline.`) after the same step.\n"
+    "An empty cell does not apply."
+)
+_GROUP = ["step", "tensor"]
+_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
+
+
+def write_training_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
+    """Write weights.csv, summary.csv, loss.csv, runs.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json.
+
+    Where runs were watched, watch.csv too. With `parquet`, weights.parquet beside weights.csv.
+
+    Raises:
+        StoreError: if a file cannot be written.
+    """
+    weights = _narrow(results.rows)
+    tables = {
+        "weights.csv": weights,
+        "summary.csv": summarise_weights(weights),
+        "loss.csv": _narrow(results.further[LOSS]),
+        "runs.csv": _narrow(results.further[RUN]),
+        **({"watch.csv": _narrow(results.further[WATCH])} if len(results.further[WATCH]) else {}),
+        "points.csv": results.points.drop(columns="seconds", errors="ignore"),
+        "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
+        "claims.csv": claim_table(claims),
+    }
+    for name, table in tables.items():
+        write_atomically(out / name, to_csv(table))
+    if parquet:
+        write_atomically(out / "weights.parquet", to_parquet(weights))
+    declared = {name: _of_weights(column) for name, column in results.columns.items()} | settings(results.manifests.values())
+    said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
+    write_atomically(out / "columns.md", said.encode())
+    write_atomically(out / "environment.json", environments(results))
+
+
+def _of_weights(column: Column) -> Column:
+    return replace(column, unit="absolute, in the units of the weights") if column.unit == "absolute" else column
+
+
+def _narrow(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without the settings of their points, which points.csv has."""
+    return rows[[name for name in rows if not str(name).startswith(("problem.", "variant.", "baseline.", "scenario."))]]
+
+
+def summarise_weights(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per point, step and tensor: mean over replicates, its 95 % interval and the range of every metric."""
+    by = [*PLACE, *(str(name) for name in rows if str(name).startswith((LABEL, ENTRY_ROLE))), *_GROUP]
+    metrics = [str(name) for name in rows if name not in (*by, "seed")]
+    if rows.empty:
+        return rows.iloc[:0]
+    found = []
+    for place, group in rows.groupby(by, sort=False, dropna=False):
+        row = dict(zip(by, place, strict=True)) | {"replicates": len(group)}
+        for metric in metrics:
+            own = summary(group[metric].astype(float).tolist())
+            row |= {f"{metric}.{name}": getattr(own, field) for name, field in _STATISTICS.items()}
+        found.append(row)
+    return pd.DataFrame(found)

@@ -1,0 +1,247 @@
+"""Chapters on training: whether the deviation of attention reaches the weights, and what else moves them (Figures 7 and 8)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+
+from numdev.report.claims.claim import OURS, Claim
+from numdev.report.claims.finding import MARGIN
+from numdev.report.figures.plot import Plot
+from numdev.report.reading.training import LOSS, RUN
+from numdev.report.reading.words import Words
+from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.losses import draw_losses, draw_samples, run_table
+from numdev.report.studies.parting import draw_ladder, draw_weights
+from numdev.report.studies.published import GOLDEN
+from numdev.report.studies.weights import (
+    RANKS,
+    ULP,
+    weigh_fig7,
+    weigh_fig8,
+    weigh_fig8_order,
+    weigh_fig8_precision,
+    weigh_fig8_ranks,
+    weigh_fig8_rate,
+    weigh_fig8_ulp,
+    weigh_restart_exact,
+    weigh_restart_lossy,
+    weigh_training_sham,
+)
+
+
+def inputs(rows: pd.DataFrame) -> str:
+    """What the seed of a replicate draws."""
+    return "the initial weights and of the order of the data"
+
+
+def describe(rows: pd.DataFrame) -> str:
+    """How long the runs of some rows are."""
+    return f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else ""
+
+
+WORDS = Words(
+    operation="training",
+    title="How far fast attention moves a model's weights",
+    methods="training.typ",
+    headlines=("fig7_full.svg", "fig7.svg", "fig8_full_training_weights.svg", "fig8_training_weights.svg"),
+    problem_class="problem.type",
+    inputs=inputs,
+    describe=describe,
+    rules=(
+        ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
+        ("is it as much as another? (ratio)", f"lies above {1 / MARGIN:.3f}", f"lies below {1 / MARGIN:.3f}"),
+        ("is it 2 to 5 times as much? (ratio)", "lies between 2 and 5", "lies outside them"),
+        ("is it no faster? (difference of growth per step)", "lies below 0", "lies above 0"),
+        ("is it the same run? (largest difference)", "is 0", "is not 0"),
+    ),
+)
+claim = partial(Claim, words=WORDS)
+"""A claim on training."""
+
+_SOURCE = f"{GOLDEN}, section V"
+_MEASURED = (
+    "Each run and its reference start from the same weights and see the same batches in the same order, unless that is what "
+    "the run changes. The difference is that of all weights together."
+)
+_CONTROLS = (
+    claim(
+        "training_sham",
+        "training_ladder",
+        "The reference, trained again, has the same weights to the bit",
+        f"{OURS}: what every other difference rests on",
+        weigh_training_sham,
+        is_ours=True,
+    ),
+)
+_OF_FIGURE_8 = (
+    claim(
+        "fig8",
+        "training_ladder",
+        "Flash attention moves the weights no more than other initial weights do",
+        f"{_SOURCE}, Figure 8",
+        weigh_fig8,
+    ),
+    claim(
+        "fig8_precision",
+        "training_ladder",
+        "Flash attention moves the weights 2 to 5 times less than low-precision training does",
+        f"{GOLDEN}, abstract and section V, Figure 8",
+        weigh_fig8_precision,
+    ),
+    claim(
+        "fig8_rate",
+        "training_ladder",
+        "Per step, flash attention moves the weights no faster than other initial weights do, and slower than low precision does",
+        f"{_SOURCE}, Figure 8",
+        weigh_fig8_rate,
+    ),
+    claim("fig8_ulp", "training_ladder", ULP, f"{OURS}: how much is chaos alone", weigh_fig8_ulp, is_ours=True),
+    claim(
+        "fig8_order",
+        "training_ladder",
+        "Flash attention moves the weights no more than another order of the data does",
+        f"{OURS}: {GOLDEN}, Figure 8, with another bound",
+        weigh_fig8_order,
+        is_ours=True,
+    ),
+    claim(
+        "fig8_ranks", "training_ladder", RANKS, f"{OURS}: what changing the number of GPUs does", weigh_fig8_ranks, is_ours=True
+    ),
+)
+
+CHAPTERS = (
+    Chapter(
+        place=300,
+        study="fig7",
+        operation="training",
+        title="Figure 7: weights with flash and with baseline attention",
+        question="Does the deviation of flash attention reach the weights, and does it grow over training? (Figure 7)",
+        measured=_MEASURED,
+        paper="Flash attention changes the weights throughout training, by Wasserstein distance and by max difference, and as "
+        "training continues, the difference only increases (section V).",
+        claims=(
+            claim(
+                "fig7",
+                "training_weights",
+                "The weights with flash attention and with baseline attention differ more the longer they train, by both metrics",
+                f"{_SOURCE}, Figure 7",
+                weigh_fig7,
+            ),
+        ),
+        figures={
+            "training_weights": Plot(
+                draw_weights,
+                "Two panels on log axes: the max difference of one weight and the Wasserstein distance between a model trained "
+                "with flash attention and the same model trained with baseline attention, over the training steps t, a line "
+                "for each kernel, with its power of t; dashed, for comparison, the model trained with baseline attention after "
+                "one weight was moved by one ulp. Lines are medians of replicates, bands go from the least to the greatest.",
+            ),
+        },
+        by_claim=True,
+        table=run_table,
+    ),
+    Chapter(
+        place=310,
+        study="fig8",
+        operation="training",
+        title="Figure 8: what else moves the weights",
+        question="How large is what flash attention does to the weights, beside what other changes of training do? (Figure 8)",
+        measured=_MEASURED,
+        paper="Flash attention moves the weights at a rate that is comparable with or below that of another initialisation, and "
+        "2 to 5 times less than FP16 in place of FP32 does (section V; the figure's weight differences are called relative, "
+        "and the paper does not say to what).",
+        claims=(*_OF_FIGURE_8, *_CONTROLS),
+        figures={
+            "training_ladder": Plot(
+                draw_ladder,
+                "Above, three panels on log axes: Wasserstein distance, max difference and relative Frobenius norm of the "
+                "difference of the weights from those of the reference run, over the training steps, a line for each run, "
+                "coloured by what it changes; lines are medians of replicates, bands go from the least to the greatest. Below, a "
+                "dot for each run with its 95 % confidence interval: on the left the Wasserstein distance at the last step, on "
+                "the right how much it grows per step, by a straight line. A grey band marks 2 to 5 times below FP16.",
+            ),
+            "training_loss": Plot(
+                draw_losses,
+                "A panel for each run: the training loss of every replicate over the steps as a thin line in the colour of what "
+                "the run changes, and that of its reference in grey.",
+                title="Training losses beside those of the reference",
+                table=LOSS,
+            ),
+            "training_samples": Plot(
+                draw_samples,
+                "Pictures that the trained models make of the same held-out captions, one grid for each run.",
+                title="What the trained models make of held-out captions",
+                table=RUN,
+                files=("samples",),
+            ),
+        },
+        by_claim=True,
+        table=run_table,
+    ),
+    Chapter(
+        place=320,
+        study="fig7_full",
+        operation="training",
+        title="Figure 7, with a model of full size on a GPU",
+        question="Does the difference grow with the kernels of a GPU, and over a longer training?",
+        measured=_MEASURED,
+        paper="The difference grows over training (section V).",
+        by_claim=True,
+        table=run_table,
+    ),
+    Chapter(
+        place=330,
+        study="fig8_full",
+        operation="training",
+        title="Figure 8, with a model of full size on a GPU",
+        question="How large is it beside other changes, with the kernels of a GPU and over a longer training?",
+        measured=_MEASURED,
+        paper="Flash attention is bounded by another initialisation, and moves the weights 2 to 5 times less than low precision "
+        "(section V).",
+        by_claim=True,
+        table=run_table,
+    ),
+    Chapter(
+        place=335,
+        study="fig8_language",
+        operation="training",
+        title="Figure 8, with a language model",
+        question="Is what a text-to-image model shows general: does a small causal language model show it too?",
+        measured=_MEASURED,
+        paper="The model of section V is text-to-image; whether another one behaves alike is not asked.",
+        by_claim=True,
+        table=run_table,
+    ),
+    Chapter(
+        place=340,
+        study="restart",
+        operation="training",
+        title="Restarts",
+        question="Does a stop and a resume itself move the weights?",
+        measured="Each run is stopped after half of its steps and resumed; its reference is not stopped.",
+        paper="Failures stop and restart training, and what that does to the weights is left to future work (section VI).",
+        claims=(
+            claim(
+                "restart_exact",
+                "training_ladder",
+                "A run that is stopped and resumed from its checkpoint has the same weights to the bit",
+                f"{OURS}: {GOLDEN}, section VI",
+                weigh_restart_exact,
+                is_ours=True,
+            ),
+            claim(
+                "restart_lossy",
+                "training_ladder",
+                "A resume from a rounded checkpoint, or without the moments of the optimizer, moves the weights more than one "
+                "unit in the last place of one weight does",
+                f"{OURS}: {GOLDEN}, section VI",
+                weigh_restart_lossy,
+                is_ours=True,
+            ),
+        ),
+        by_claim=True,
+        table=run_table,
+    ),
+)

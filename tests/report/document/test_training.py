@@ -1,0 +1,148 @@
+"""The report of training runs: its files, its sections, and that no internal name is in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from numdev.api import Bench
+from numdev.attention.exact import Exact
+from numdev.cli import compare
+from numdev.report.claims.verdicts import judge
+from numdev.report.document.paper import make_report
+from numdev.report.document.pdf import contents
+from numdev.report.reading.training import load_training
+from numdev.report.studies.registry import CLAIMS
+from numdev.results.store import Store
+from numdev.results.study import run
+from tests.toy_studies import Size, sign
+from tests.toy_training import STEPS, Law, ladder, stored
+
+FEW = [point for point in ladder() if point.label in ("sham", "triton", "one_ulp", "init_1", "fp16")]
+OF_8 = ("fig8", "fig8_precision", "fig8_ulp", "fig8_order", "training_sham")
+KEY = re.compile(r"\b[a-z0-9]+_[a-z0-9_]+\b")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results of two studies, and the report on them."""
+    path = tmp_path_factory.mktemp("report")
+    stored(path / "results", FEW, claims=OF_8, pictures=True)
+    stored(path / "results", [point for point in FEW if point.label in ("sham", "triton")], "fig7", ("fig7", "training_sham"))
+    make_report(path / "results", path / "out", console=Console(quiet=True), pdf=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(made: Path) -> dict[str, Any]:
+    results = load_training(Store(made / "results"))
+    return contents(results, judge(CLAIMS, results), {path.name: path for path in (made / "out" / "figures").glob("*.svg")})
+
+
+def test_the_files_of_a_report(made: Path) -> None:
+    out = made / "out"
+    tables = {"weights.csv", "summary.csv", "loss.csv", "runs.csv", "points.csv", "timings.csv", "claims.csv"}
+    assert {path.name for path in out.iterdir()} == tables | {
+        "claims.md",
+        "columns.md",
+        "environment.json",
+        "figures",
+        "report.pdf",
+    }
+    figures = {path.stem for path in (out / "figures").glob("*.png")}
+    assert figures == {"fig7", "fig8", "fig8_training_loss", "fig8_training_samples"}
+    assert (out / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_the_summary_has_every_step_of_every_tensor(made: Path) -> None:
+    weights, summary = (pd.read_csv(made / "out" / f"{name}.csv") for name in ("weights", "summary"))
+    assert len(summary) * 3 == len(weights)
+    assert set(summary["step"]) == set(STEPS)
+    last = summary.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'").iloc[0]
+    own = weights.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'")["wasserstein"]
+    assert last["wasserstein.mean"] == pytest.approx(own.mean(), rel=1e-8)
+    assert last["wasserstein.low"] < own.min() <= last["wasserstein.min"] * (1 + 1e-8)
+
+
+def test_every_column_has_a_meaning(made: Path) -> None:
+    said = (made / "out" / "columns.md").read_text()
+    assert "| `wasserstein.mean` | absolute, in the units of the weights | mean over seeds of: Wasserstein-1" in said
+    assert "| `variant.ulp` | ulp | by how many" in said
+    assert not re.findall(r"^\| `(?:seed|step|tensor|max_difference|loss|score)` \|[^|]*\|\s*\|$", said, re.MULTILINE)
+    assert "softmax" not in said
+
+
+def test_the_document_has_its_sections(shown: dict[str, Any]) -> None:
+    assert [section["title"].partition(":")[0] for section in shown["sections"]] == ["Figure 7", "Figure 8"]
+    assert shown["methods"] == ["training.typ"]
+    assert shown["headline"]["file"] == "fig7.svg"
+    assert [metric["name"] for metric in shown["metrics"]][:3] == ["max_difference", "wasserstein", "relative_frobenius"]
+    for section in shown["sections"]:
+        assert section["figures"]
+        (table,) = section["tables"]
+        assert table["rows"][0][0] == "the reference again (sham)"
+    told = [found["claim"] for found in shown["sections"][1]["findings"]]
+    assert [text.partition(":")[0] for text in told] == [CLAIMS[name].text for name in CLAIMS if name in OF_8]
+    assert any(text.endswith(": not measured.") for text in told)  # no run saw the data in another order
+
+
+def test_no_internal_name_is_told(shown: dict[str, Any]) -> None:
+    texts = [claim[part] for claim in shown["claims"] for part in ("text", "source", "elsewhere")]
+    texts += [own["figure"] for claim in shown["claims"] for own in claim["chief"]]
+    for section in shown["sections"]:
+        texts += [section[part] for part in ("title", "question", "measured", "paper", "found", "verdict")]
+        texts += [text for found in section["findings"] for text in found.values()]
+        texts += [cell for table in section["tables"] for row in [table["columns"], *table["rows"]] for cell in row]
+        texts += [figure[part] for figure in section["figures"] for part in ("alt", "caption")]
+    assert [text for text in texts if KEY.search(text)] == []
+
+
+def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    store = stored(tmp_path / "results", FEW[:2], "fig7")
+    run(sign(Size(n=16, dim=8, seeds=2)), Bench(Exact(), "cpu"), store)
+    make_report(tmp_path / "results", tmp_path / "out", ["sign", "fig7"], console=Console(quiet=True))
+    assert (tmp_path / "out" / "results.csv").is_file()
+    assert (tmp_path / "out" / "figures" / "sign.svg").is_file()
+    assert (tmp_path / "out" / "training" / "weights.csv").is_file()
+    assert (tmp_path / "out" / "training" / "figures" / "fig7.svg").is_file()
+    assert not (tmp_path / "out" / "figures" / "fig7.svg").is_file()
+
+
+def test_a_study_of_ones_own_has_a_figure_and_a_section(tmp_path: Path) -> None:
+    store = stored(tmp_path / "results", FEW[:2], "mine")
+    manifest = store.studies()["mine"] | {"figure": None}
+    store.put_study("mine", manifest)
+    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
+    assert (tmp_path / "out" / "figures" / "mine.svg").is_file()
+    (section,) = contents(load_training(store), [], {})["sections"]
+    assert (section["title"], len(section["tables"])) == ("Weights over training", 1)
+
+
+def test_a_study_of_which_nothing_is_measured_yet_is_told(tmp_path: Path) -> None:
+    store = stored(tmp_path / "results", FEW[:1], claims=OF_8)
+    next((store.path / "records").glob("*.json")).unlink()
+    make_report(store.path, tmp_path / "out", console=Console(quiet=True))
+    assert set(pd.read_csv(tmp_path / "out" / "claims.csv")["verdict"]) == {"not measured"}
+    assert not (tmp_path / "out" / "figures").exists()
+
+
+def test_a_comparison_of_training_runs_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.run([str(made / "results"), str(made / "results")]) == 2
+    assert "compares weights of training runs, which numdev report shows" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_is_drawn_to_its_end(tmp_path: Path) -> None:
+    stopped = ladder(fp16=Law(4e-4, until=16))
+    stored(
+        tmp_path / "results",
+        [point for point in stopped if point.label in ("sham", "triton", "fp16")],
+        claims=("fig8_precision",),
+    )
+    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
+    assert "no run reached step 256" in (tmp_path / "out" / "claims.md").read_text()
+    assert (tmp_path / "out" / "figures" / "fig8.svg").is_file()

@@ -1,0 +1,166 @@
+"""The study of loss spikes: planted lifts come back, and verdicts follow from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from numdev.report.claims.finding import Verdict
+from numdev.report.document.paper import make_report
+from numdev.report.reading.training import WATCH, load_training
+from numdev.report.studies.aligned import BEFORE, FIGURES, lift_at, lifts, spikes, watched
+from numdev.report.studies.registry import CLAIMS
+from numdev.report.studies.registry import FIGURES as PLOTS
+from numdev.report.studies.spikes import CHAPTERS, spike_table
+from numdev.results.columns import Column, Use
+from numdev.results.store import Store
+from tests.toy_training import ladder, stored
+
+STEPS = 200
+SPIKES = {0: 71, 1: 101, 2: 131}  # of some seeds, the step; the others have none
+INSIDE, OUTSIDE = "BF16 inside", "FP32 inside"
+
+
+def run(
+    seed: int, spike: int | None, *, lift: float = 1.0, lead: int = 3, drift: float = 0.01, label: str = INSIDE
+) -> pd.DataFrame:
+    """A run whose figures drift by `drift` per step, and are `lift` times as large from `lead` steps before a spike on to it."""
+    noise = np.random.default_rng([seed, *label.encode()])
+    step = np.arange(1, STEPS + 1)
+    loss = 3 + 0.05 * noise.standard_normal(STEPS) + (0 if spike is None else 5.0 * (step == spike))
+    lifted = np.ones(STEPS) if spike is None else np.where((step >= spike - lead) & (step <= spike), lift, 1.0)
+    rows = {name: np.exp(drift * step + 0.01 * noise.standard_normal(STEPS)) * lifted for name in FIGURES}
+    rows["delta_bias"] = -rows["delta_bias"]
+    return pd.DataFrame(
+        {"key": label, "label.rung": label, "seed": seed, "step": step, "loss": loss, "gradient_norm": 1.0} | rows
+    )
+
+
+def study(spiking: dict[int, int] | None = None, labels: tuple[str, ...] = (INSIDE,), seeds: int = 5, **law: Any) -> pd.DataFrame:
+    spiking = SPIKES if spiking is None else spiking
+    runs = [run(seed, spiking.get(seed), label=label, **law) for label in labels for seed in range(seeds)]
+    head = {"study": "spikes", "scenario": "fast", "scenario.title": "fast", "scenario.role": "beyond"}
+    return pd.concat(runs, ignore_index=True).assign(**head)
+
+
+class TestLift:
+    def test_a_planted_one_comes_back_at_its_steps(self) -> None:
+        found = spikes(watched(study(lift=3.0, lead=3)))
+        assert sorted((spike.run.seed, spike.place + 1) for spike in found) == sorted(SPIKES.items())
+        for figure in FIGURES:
+            curve = np.exp(lifts(found, figure).mean(axis=0))
+            # each is a quotient of values with 1 % of noise, the median of 30 of them aside
+            assert curve[BEFORE - 3 : BEFORE + 1] == pytest.approx(3.0, rel=0.05)
+            assert curve[: BEFORE - 3] == pytest.approx(1.0, rel=0.05)
+            assert curve[BEFORE + 1 :] == pytest.approx(1.0, rel=0.05)
+
+    def test_what_grows_in_every_run_is_none(self) -> None:
+        for drift in (0.0, 0.05, -0.02):
+            found = spikes(watched(study(drift=drift)))
+            assert lift_at(found, "largest_logit", -1).estimate == pytest.approx(1.0, rel=0.05)
+
+    def test_intervals_are_over_seeds(self) -> None:
+        one, two = (spikes(watched(study(lift=2.0, labels=labels))) for labels in ((INSIDE,), (INSIDE, OUTSIDE)))
+        assert len(two) == 2 * len(one)
+        assert lift_at(one, "dq_error", 0).count == lift_at(two, "dq_error", 0).count == len(SPIKES)
+
+    def test_a_spike_without_a_quiet_replicate_is_left_out(self) -> None:
+        assert spikes(watched(study(dict.fromkeys(range(5), 100)))) == []
+
+    def test_a_figure_that_is_zero_or_unknown_has_none(self) -> None:
+        for value in (0.0, math.nan):
+            found = spikes(watched(study().assign(tie_rate=value)))
+            assert lift_at(found, "tie_rate", -1).count == 0
+            assert not np.isfinite(lifts(found, "tie_rate")).any()
+
+    def test_near_the_end_of_a_run_there_is_none(self) -> None:
+        (spike,) = spikes(watched(study({0: STEPS})))
+        assert np.isfinite(spike.lift("deviation")[: BEFORE + 1]).all()
+        assert np.isnan(spike.lift("deviation")[BEFORE + 1 :]).all()
+
+
+class TestClaims:
+    @pytest.mark.parametrize("name", ["spikes_logit", "spikes_deviation", "spikes_ties", "spikes_delta"])
+    def test_verdicts_are_those_of_the_lift(self, name: str) -> None:
+        verdicts = {lift: CLAIMS[name].find(study(lift=lift)).verdict for lift in (3.0, 1.0, 1.1)}
+        assert verdicts == {3.0: Verdict.HOLDS, 1.0: Verdict.FAILS, 1.1: Verdict.UNDECIDED}
+
+    def test_a_lift_at_the_spike_alone_does_not_precede_it(self) -> None:
+        assert CLAIMS["spikes_logit"].find(study(lift=3.0, lead=0)).verdict is Verdict.FAILS
+
+    def test_one_seed_decides_nothing(self) -> None:
+        assert CLAIMS["spikes_logit"].find(study({0: 100}, lift=9.0)).verdict is Verdict.UNDECIDED
+
+    def test_without_a_spike_nothing_is_measured(self) -> None:
+        for name in (each.name for each in CHAPTERS[0].claims):
+            found = CLAIMS[name].find(study({}, labels=(INSIDE, OUTSIDE)))
+            assert found.verdict is Verdict.NOT_MEASURED
+            assert found.sentence == "The loss of none of 10 runs spiked."
+            assert CLAIMS[name].find(study().iloc[:0]).verdict is Verdict.NOT_MEASURED
+
+    def test_more_spikes_are_counted_by_seed(self) -> None:
+        every = {seed: 60 + 20 * seed for seed in range(5)}
+        quiet = study({}, labels=(OUTSIDE,))
+        some = study(dict(list(every.items())[:1]), labels=(OUTSIDE,))
+        more = CLAIMS["spikes_inside"].find(pd.concat([study(every), quiet]))
+        assert more.verdict is Verdict.HOLDS
+        assert "BF16 inside 5 in 5 runs, FP32 inside 0 in 5 runs" in more.sentence
+        assert CLAIMS["spikes_inside"].find(pd.concat([study(dict(list(every.items())[:1])), some])).verdict is Verdict.FAILS
+        assert CLAIMS["spikes_inside"].find(pd.concat([study(dict(list(every.items())[:2])), quiet])).verdict is Verdict.UNDECIDED
+        assert CLAIMS["spikes_inside"].find(study(every)).verdict is Verdict.NOT_MEASURED
+
+
+def test_the_figure_is_drawn_also_without_a_spike() -> None:
+    for rows, panels in ((study(lift=2.0), 6), (study({}), 0)):
+        assert len(PLOTS["spikes_aligned"](rows).axes) == panels
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """One point of training with the table `watch`, and one without."""
+    found = stored(tmp_path, ladder()[:2], "spikes", seeds=5)
+    rows = study(lift=2.0).drop(columns=["study", "scenario", "scenario.title", "scenario.role", "key", "label.rung"])
+    columns = tuple(Column(str(name), use=Use.PLACE if name in ("seed", "step") else Use.FIGURE) for name in rows)
+    record = found.get("spikes-1")
+    assert record is not None
+    found.put(
+        replace(
+            record,
+            tables=record.tables
+            | {WATCH: [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]},
+            columns=record.columns | {WATCH: columns},
+        )
+    )
+    manifest = found.studies()["spikes"] | {"figure": "spikes_aligned", "more": [], "claims": ["spikes_logit"]}
+    found.put_study("spikes", manifest)
+    return found
+
+
+def test_the_table_says_sizes_and_ratios(store: Store) -> None:
+    table = spike_table(load_training(store), "spikes").set_index("figure")
+    assert list(table.index) == list(FIGURES.values())
+    assert str(table.loc["largest logit", "1 before, ratio"])[:3] in ("1.9", "2.0")
+    assert list(table) == [
+        "ordinary",
+        "5 before",
+        "5 before, ratio",
+        "1 before",
+        "1 before, ratio",
+        "at the spike",
+        "at the spike, ratio",
+    ]
+
+
+def test_a_report_has_table_figure_and_verdict(store: Store, tmp_path: Path) -> None:
+    make_report(store.path, tmp_path / "report")
+    assert len(pd.read_csv(tmp_path / "report/watch.csv")) == 5 * STEPS
+    assert (tmp_path / "report/figures/spikes.svg").is_file()
+    claims = pd.read_csv(tmp_path / "report/claims.csv")
+    assert claims["verdict"].tolist() == ["holds"]
+    assert "3 spikes of 3 seeds; 3 of 5 runs spiked" in claims["sentence"][0]

@@ -1,0 +1,291 @@
+"""Chapters on training: what claims say of records with known laws of growth, and what their figures show."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from numdev.report.claims.finding import Finding, Verdict
+from numdev.report.claims.verdicts import judge
+from numdev.report.reading.frames import Results
+from numdev.report.reading.training import LOSS, RUN, WATCH, load_training
+from numdev.report.studies.groups import Group, group_of, name_of
+from numdev.report.studies.losses import run_table
+from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies.rungs import LARGEST, WASSERSTEIN, rungs
+from numdev.report.studies.weights import RANKS, ULP
+from numdev.results.store import Store
+from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
+
+HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
+OF_TRAINING = [name for name, claim in CLAIMS.items() if claim.words.operation == "training"]
+OF_WEIGHTS = [name for name in OF_TRAINING if not CLAIMS[name].table]  # those on what was watched are in test_spikes.py
+WILD = Law(1e-4, noise=1.5)  # replicates that say nothing
+
+
+def find(claim: str, **laws: Law | None) -> Finding:
+    """What a claim says of a ladder with some laws of its own; None leaves a rung out."""
+    points = [point for point in ladder(**{n: law for n, law in laws.items() if law}) if laws.get(point.label, 1) is not None]
+    return CLAIMS[claim].find(rows_of(points))
+
+
+CASES: list[tuple[str, dict[str, Law | None], Verdict]] = [
+    ("fig7", {}, HOLDS),
+    ("fig7", {"triton": Law(1e-4, power=0.0)}, FAILS),
+    ("fig7", {"triton": WILD}, UNDECIDED),
+    ("fig7", {"triton": None, "sdpa_flash": None, "tiled_bf16": None}, NOT_MEASURED),
+    ("fig8", {}, HOLDS),
+    ("fig8", {"tiled_bf16": Law(4e-3)}, FAILS),
+    ("fig8", {"tiled_bf16": Law(1e-3, noise=0.3)}, UNDECIDED),
+    ("fig8", {"init_1": None, "init_2": None}, NOT_MEASURED),
+    ("fig8_precision", {}, HOLDS),
+    ("fig8_precision", {"fp16": Law(4e-3)}, FAILS),
+    ("fig8_precision", {"fp16": Law(1e-4)}, FAILS),
+    ("fig8_precision", {"fp16": None}, FAILS),  # BF16 weights are then what is judged, and they do more
+    ("fig8_precision", {"fp16": Law(4.4e-4, 0.6, noise=0.2)}, UNDECIDED),
+    ("fig8_precision", {"fp16": None, "bf16_weights": None}, NOT_MEASURED),
+    ("fig8_rate", {}, HOLDS),
+    ("fig8_rate", {"init_1": Law(0.0, start=1e-3), "init_2": Law(0.0, start=1e-3)}, FAILS),
+    ("fig8_rate", {"fp16": Law(1e-5), "bf16_weights": Law(1e-5)}, FAILS),
+    ("fig8_rate", {"init_1": None, "init_2": None}, NOT_MEASURED),
+    ("fig8_ulp", {}, HOLDS),
+    ("fig8_ulp", {"one_ulp": Law(1e-6)}, FAILS),
+    ("fig8_ulp", {"one_ulp": Law(1.5e-4, noise=0.2)}, UNDECIDED),
+    ("fig8_ulp", {"one_ulp": None}, NOT_MEASURED),
+    ("fig8_order", {}, HOLDS),
+    ("fig8_order", {"order": Law(1e-6)}, FAILS),
+    ("fig8_order", {"order": None}, NOT_MEASURED),
+    ("fig8_ranks", {}, HOLDS),
+    ("fig8_ranks", {"ranks_2": Law(1e-6)}, FAILS),
+    ("fig8_ranks", {"ranks_2": None}, NOT_MEASURED),
+    ("restart_exact", {}, HOLDS),
+    ("restart_exact", {"exact": Law(1e-9)}, FAILS),
+    ("restart_exact", {"exact": None}, NOT_MEASURED),
+    ("restart_lossy", {}, HOLDS),
+    ("restart_lossy", {"lossy": Law(1e-5)}, FAILS),
+    ("restart_lossy", {"lossy": None}, NOT_MEASURED),
+    ("restart_lossy", {"one_ulp": None}, NOT_MEASURED),
+    ("training_sham", {}, HOLDS),
+    ("training_sham", {"sham": Law(1e-9)}, FAILS),
+    ("training_sham", {"sham": None}, NOT_MEASURED),
+]
+
+
+@pytest.mark.parametrize(("claim", "laws", "verdict"), CASES)
+def test_a_verdict_follows_from_the_laws(claim: str, laws: dict[str, Law | None], verdict: Verdict) -> None:
+    assert find(claim, **laws).verdict is verdict
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_every_claim_can_come_out_each_way(name: str) -> None:
+    assert {HOLDS, FAILS, NOT_MEASURED} <= {verdict for claim, _, verdict in CASES if claim == name}
+
+
+@pytest.mark.parametrize("name", OF_TRAINING)
+def test_no_rows_decide_nothing(name: str) -> None:
+    assert CLAIMS[name].find(rows_of(ladder()).iloc[:0]).verdict is NOT_MEASURED
+    assert CLAIMS[name].find(rows_of(ladder()).iloc[:0][["study", "scenario", "key"]]).verdict is NOT_MEASURED
+
+
+@pytest.mark.parametrize("claim", [name for name in OF_WEIGHTS if name != "training_sham"])
+def test_a_sham_that_differs_makes_every_claim_void(claim: str) -> None:
+    found = find(claim, sham=Law(1e-9))
+    assert found.verdict is UNDECIDED
+    assert found.sentence.startswith("Void: the sham")
+
+
+def test_one_ulp_that_does_as_much_as_flash_attention_is_told_in_those_words() -> None:
+    words = "One unit in the last place of one weight moves the weights as much as flash attention does"
+    assert words == ULP == CLAIMS["fig8_ulp"].text
+    assert find("fig8_ulp").sentence.startswith(f"{words}. ")
+    assert "moves the weights less than flash attention does." in find("fig8_ulp", one_ulp=Law(1e-6)).sentence
+    undecided = find("fig8_ulp", one_ulp=Law(1.5e-4, noise=0.2)).sentence
+    assert not undecided.startswith("One unit")
+
+
+def test_the_sham_that_differs_says_what_it_means() -> None:
+    assert "Nothing else in this figure counts" in find("training_sham", sham=Law(1e-9)).sentence
+
+
+def test_a_claim_without_records_is_told_so(tmp_path: Path) -> None:
+    points = [point for point in ladder() if point.label in ("sham", "triton")]
+    results = load_training(stored(tmp_path, points, claims=("fig8", "fig8_ulp")))
+    assert [(result.word, result.brief.split(" under")[0]) for result in judge(CLAIMS, results)] == [("not measured",) * 2] * 2
+    (first, _) = (result.findings[result.main] for result in judge(CLAIMS, results))
+    assert (first.figure, first.sentence) == ("not measured", "No run was trained with other initial weights.")
+
+
+@pytest.mark.parametrize("power", [0.3, 1.0])
+def test_exponents_and_ratios_are_those_of_the_laws(power: float) -> None:
+    own = rungs(rows_of(ladder(triton=Law(2e-4, power, noise=0.0))))
+    rung = next(rung for rung in own if rung.name == "our Triton kernel")
+    for metric in (LARGEST, WASSERSTEIN):
+        assert math.isclose(rung.exponent(metric).estimate, power, rel_tol=1e-9)
+        assert math.isclose(rung.growth(metric).estimate, STEPS[-1] ** power, rel_tol=1e-9)
+        assert math.isclose(rung.end_of(metric).estimate, 2e-4 * SHAPE[metric], rel_tol=1e-9)
+    if power == 1:
+        assert math.isclose(rung.rate().estimate, 2e-4 / STEPS[-1], rel_tol=1e-9)
+
+
+def test_a_run_that_stopped_is_left_out_and_told() -> None:
+    found = find("fig8", init_1=Law(8e-4, until=64))
+    assert found.verdict is UNDECIDED
+    assert "no run reached step 256" in found.sentence
+
+
+REFERENCE: dict[str, Any] = {"variant.attention.type": "VanillaBackward", "variant.numerics": "autocast_bf16"}
+REFERENCE |= {"variant.init": 0, "variant.order": 0, "variant.ulp": 0, "variant.ranks": 1, "variant.restart": "none"}
+REFERENCE |= {"baseline.attention.type": "VanillaBackward", "baseline.numerics": "autocast_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "group", "name"),
+    [
+        ({}, Group.SHAM, "the reference again (sham)"),
+        ({"attention.type": "TritonBackward"}, Group.FLASH, "our Triton kernel"),
+        ({"attention.type": "SdpaBackward", "attention.backend": "cudnn"}, Group.FLASH, "cuDNN"),
+        (
+            {"attention.type": "InstrumentedBackward", "attention.precision.name": "kernel_bf16"},
+            Group.FLASH,
+            "tiled with FP32 inside",
+        ),
+        ({"attention.type": "TiledBackward", "attention.precision.name": "bf16"}, Group.FLASH, "tiled with every step in BF16"),
+        ({"ulp": 1.0}, Group.ULP, "one weight moved by one ulp"),
+        ({"ulp": 8}, Group.ULP, "one weight moved by 8 ulp"),
+        ({"ulp": 65536}, Group.ULP, "one weight moved by one ulp of BF16"),
+        ({"init": 2}, Group.INIT, "other initial weights"),
+        ({"order": 1}, Group.ORDER, "other order of the data"),
+        ({"ranks": 2}, Group.RANKS, "2 processes for 1"),
+        ({"restart": "lossy"}, Group.RESTART, "resumed from BF16"),
+        ({"numerics": "autocast_fp16"}, Group.PRECISION, "FP16 (autocast) against BF16 (autocast)"),
+        ({"init": 1, "ulp": 1}, Group.OTHER, "one weight moved by one ulp, other initial weights"),
+    ],
+)
+def test_a_rung_is_named_by_what_it_changes(changes: dict[str, Any], group: Group, name: str) -> None:
+    row = REFERENCE | {f"variant.{field}": value for field, value in changes.items()}
+    assert (group_of(row), name_of(row)) == (group, name)
+
+
+def test_a_rung_that_a_study_sets_aside_is_not_judged() -> None:
+    aside = [Trained(p.label, Law(1.0), p.rung, p.against, "aside") if p.label == "tiled_bf16" else p for p in ladder()]
+    assert CLAIMS["fig8"].find(rows_of(aside)).verdict is HOLDS
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Results]:
+    store = stored(tmp_path_factory.mktemp("training"), ladder(), seeds=2, pictures=True)
+    return store, load_training(store)
+
+
+@pytest.fixture(scope="module")
+def drawn(toy: tuple[Store, Results]) -> dict[str, Figure]:
+    store, results = toy
+    figures = {}
+    for name in (name for name in FIGURES if name.startswith("training_")):
+        rows = results.study("fig8", FIGURES[name].table)
+        for column in FIGURES[name].files:
+            rows = rows.assign(**{column: str(store.path) + "/" + rows[column]})
+        figures[name] = FIGURES[name](rows)
+    return figures
+
+
+def written(figure: Figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip() and text.get_visible()]
+
+
+NAMES = [name for name in FIGURES if name.startswith("training_")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_of_a_figure_can_be_read(drawn: dict[str, Figure], name: str) -> None:
+    figure = drawn[name]
+    assert all(float(text.get_fontsize()) >= 7 for text in written(figure))
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < width + 0.02
+    assert box.y1 < height + 0.02
+    assert height < 9.5, "it is set on one page"
+    shown = " ".join(text.get_text() for text in written(figure))
+    assert "_" not in shown.replace("\\_", "").replace("^{", "").replace("$", ""), "no internal name is shown"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_of_a_panel_do_not_overlap(drawn: dict[str, Figure], name: str) -> None:
+    for axes in drawn[name].axes:
+        boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts if text.get_text()}
+        for one, other in combinations(boxes, 2):
+            assert not boxes[one].padded(-1).overlaps(boxes[other]), (one, other)
+
+
+def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> None:
+    left, right = drawn["training_weights"].axes
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["Max difference of one weight", "Wasserstein distance"]
+    for axes in (left, right):
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert len(axes.lines) == 4  # three kernels and one ulp
+        assert len([found for found in axes.collections if isinstance(found, PolyCollection)]) == 4  # a band for each
+        assert all("0.5" in text.get_text() or "0.4" in text.get_text() for text in axes.texts)
+
+
+def test_figure_8_shows_every_rung_and_that_the_sham_is_zero(drawn: dict[str, Figure], toy: tuple[Store, Results]) -> None:
+    last, rate = drawn["training_ladder"].axes[-2:]
+    names = [label.get_text() for label in last.get_yticklabels()]
+    assert names == [rung.name for rung in rungs(toy[1].study("fig8"))]
+    assert names[0] == "the reference again (sham)"
+    assert last.texts[0].get_text() == "exactly 0"
+    assert len(last.containers) == len(rate.containers) == len(names) - 2  # nor has the exact restart a difference
+
+
+def test_the_losses_have_a_thin_line_per_replicate(drawn: dict[str, Figure]) -> None:
+    for axes in drawn["training_loss"].axes:
+        assert len(axes.lines) == 4  # two replicates, each with its reference
+        assert all(line.get_linewidth() < 1 for line in axes.lines)
+
+
+def test_samples_are_shown_as_they_were_stored(drawn: dict[str, Figure]) -> None:
+    assert len(drawn["training_samples"].axes) == len(ladder())
+    assert all(axes.images[0].get_size() == (64, 128) for axes in drawn["training_samples"].axes)
+
+
+def test_the_table_of_runs_has_a_row_for_each(toy: tuple[Store, Results]) -> None:
+    table = run_table(toy[1], "fig8")
+    assert len(table) == len(ladder())
+    assert table.iloc[0].to_dict() | {"s per step (reference)": ""} == {
+        "run": "the reference again (sham)",
+        "held-out loss (reference)": "0.132 [0.125, 0.138] (0.131)",
+        "score (reference)": "0.800 (0.810)",
+        "s per step (reference)": "",
+        "same bits": "2 of 2",
+        "stopped": "no",
+    }
+
+
+def test_a_stopped_run_is_in_the_table(tmp_path: Path) -> None:
+    results = load_training(stored(tmp_path, ladder(fp16=Law(1e-3, until=8))))
+    table = run_table(results, "fig8").set_index("run")
+    assert table.loc["FP16 (autocast) against FP32", "stopped"] == "the loss is not finite at step 8"
+
+
+def test_all_three_tables_are_read(toy: tuple[Store, Results]) -> None:
+    _, results = toy
+    made, read = rows_of(ladder(), seeds=2), results.study("fig8")
+    whole = read[read["tensor"] == "model"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(whole[list(made)], made, check_dtype=False)  # other tests judge what a store gives
+    assert set(results.further) == {LOSS, RUN, WATCH}
+    assert results.further[WATCH].empty, "no run was watched"
+    assert results.rows.groupby("key")["step"].nunique().eq(len(STEPS)).all()
+    assert isinstance(results.study("fig8", RUN), pd.DataFrame)
+    assert "attention" not in results.points
+    assert {"policy", "tiling.area", "problem.shape.keys"}.isdisjoint(results.points)
+
+
+def test_what_ranks_do_is_told_too() -> None:
+    assert find("fig8_ranks").sentence.startswith(f"{RANKS}. ")

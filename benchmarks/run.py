@@ -20,12 +20,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cast, distance, overhead, tiled
+from benchmarks import cast, distance, interception, overhead, tiled, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
 from numdev.results.store import write_atomically
 
-SECTIONS = {"tiled": tiled, "cast": cast, "wasserstein": distance, "overhead": overhead}
+SECTIONS = {
+    "tiled": tiled,
+    "cast": cast,
+    "wasserstein": distance,
+    "overhead": overhead,
+    "training_task": training_task,
+    "interception": interception,
+}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reports" / "reference"
-GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", "baseline")
+GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", "baseline", "task")
 
 
 def escaped(text: str) -> str:
@@ -45,6 +45,7 @@ def settings() -> Iterator[str]:
     from numdev.attention.settings import GROUPS as TYPED
     from numdev.cli.schema import RunConfig
     from numdev.settings import declared
+    from numdev.training.settings import GROUPS as TRAINING
 
     yield from ("| setting | default | unit | |", "|---|---|---|---|")
     for group, kind in {**TYPED, "": RunConfig}.items():
@@ -52,10 +53,12 @@ def settings() -> Iterator[str]:
             name = f"{group}.{one.name}" if group else one.name
             yield f"| `{name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |"
     known = {(group, one.name, one.text) for group, kind in TYPED.items() for one in declared(kind)}
-    for group, kind in BACKWARD_GROUPS.items():
+    others = [("the backward pass", item) for item in BACKWARD_GROUPS.items()] + [("training", item) for item in TRAINING.items()]
+    for operation, (group, kind) in others:
         for one in declared(kind):
             if (group, one.name, one.text) not in known:
-                text = f"of the backward pass: {escaped(one.text)}"
+                known.add((group, one.name, one.text))
+                text = f"of {operation}: {escaped(one.text)}"
                 yield f"| `{group}.{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(text)} |"
     yield from _of_options()
 
@@ -66,16 +69,17 @@ def _of_options() -> Iterator[str]:
     from numdev.settings import declared
 
     told = set()
-    for group in ("problem", "attention", "backward", "baseline"):
+    for group in ("problem", "attention", "backward", "baseline", "task"):
         for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
             leaf = yaml.safe_load(path.read_text())
-            name, node = (f"{group}.source", leaf["source"]) if "source" in leaf else (group, leaf)
-            kind = nodes.made_by(node["_target_"])
-            for one in declared(kind) if kind else ():
-                if one.name in node and (name, one.name, path.stem) not in told:
-                    told.add((name, one.name, path.stem))
-                    text = f"of `{group}={path.stem}`: {escaped(one.text)}"
-                    yield f"| `{name}.{one.name}` | `{_stated(node[one.name])}` | {one.unit} | {cell(text)} |"
+            inner = {f"{group}.{name}": leaf[name] for name in ("source", "data") if name in leaf}
+            for name, node in (inner if "source" in leaf else {group: leaf} | inner).items():
+                kind = nodes.made_by(node["_target_"])
+                for one in declared(kind) if kind else ():
+                    if one.name in node and (name, one.name, path.stem) not in told:
+                        told.add((name, one.name, path.stem))
+                        text = f"of `{group}={path.stem}`: {escaped(one.text)}"
+                        yield f"| `{name}.{one.name}` | `{_stated(node[one.name])}` | {one.unit} | {cell(text)} |"
 
 
 def _stated(value: object) -> str:
@@ -113,7 +117,13 @@ def commands() -> Iterator[str]:
     from numdev.cli import schema
     from numdev.settings import declared
 
-    for name, kind in (("paper", schema.StudiesConfig), ("report", schema.ReportConfig), ("speed", schema.TimedConfig)):
+    kinds = {
+        "paper": schema.StudiesConfig,
+        "report": schema.ReportConfig,
+        "speed": schema.TimedConfig,
+        "train": schema.TrainedConfig,
+    }
+    for name, kind in kinds.items():
         yield from ("", f"### numdev {name}", "", "| setting | default | unit | |", "|---|---|---|---|")
         yield from (
             f"| `{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |" for one in declared(kind)

@@ -1,0 +1,149 @@
+"""A step of training with one attention or another under the same model, as ratios of one run.
+
+    python -m benchmarks.training [--quick] [--device cpu]
+
+The text-to-image model (on a GPU the full one: about 10 million parameters, 256 tokens; on a CPU the small one), BF16
+under autocast on a GPU and FP32 on a CPU; forward, backward, clipping and AdamW. Contenders take turns, so that all see the same
+clocks; a figure is the median of rounds of several steps, and in brackets its speed over that of vanilla attention. `own` is
+PyTorch's flash kernel as the model calls it, without interception: what `flash` needs beyond it is the price of interception.
+`as trained` is under deterministic algorithms, which a run of training uses; `free` is without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from numdev.arithmetic.formats import FP32
+from numdev.attention.backward.base import Differentiable
+from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.backward.vendor import SdpaBackward, VanillaBackward
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.attention.triton import Triton
+from numdev.attention.vendor.sdpa import Backend
+from numdev.errors import Unsupported
+from numdev.results.environment import environment, resolve_device
+from numdev.training.attend import attend
+from numdev.training.deterministic import deterministic
+from numdev.training.execution import Graphs
+from numdev.training.interception import Seen
+from numdev.training.numerics import Numerics
+from numdev.training.run import Run
+from numdev.training.rung import Rung
+from numdev.training.state import State
+from numdev.training.step import History, step_of
+from numdev.training.tasks import TextToImage
+from numdev.training.world import World
+
+VANILLA, OWN = "vanilla", "own"
+PUBLISHED = "the paper's section II: flash attention makes forward and backward of its text-to-image model 1.14 times as fast"
+FACTS = ("device", "processor", "threads", "torch", "cuda", "cudnn")
+
+
+@dataclass
+class Contender:
+    """Steps of one model under one attention; None is the model's own call."""
+
+    run: Run
+    attention: Differentiable | None
+    device: torch.device
+    graphs: Graphs
+    trained: bool
+
+    def __post_init__(self) -> None:
+        self.batch, self.history = self.run.task.batch_of(0, 0), History(1, self.device)
+        with self._around() as seen:
+            state = State(self.run, self.device)
+            self.step, _ = step_of(self.run, state, self.device, World(), self.graphs, self.batch, seen)
+            self.step(0, self.batch, self.history)
+
+    def steps(self, count: int) -> None:
+        with self._around():
+            for _ in range(count):
+                self.step(0, self.batch, self.history)
+
+    @contextmanager
+    def _around(self) -> Iterator[Seen]:
+        with ExitStack() as stack:
+            stack.enter_context(deterministic() if self.trained else nullcontext())
+            if self.attention is None:
+                stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
+                yield Seen()
+            elif self.graphs is Graphs.ON and hasattr(self, "step"):
+                yield Seen()  # a replay calls nothing
+            else:
+                yield stack.enter_context(attend(self.attention))
+
+
+def attentions(device: torch.device) -> dict[str, Differentiable | None]:
+    if device.type == "cuda":
+        sdpa = {"flash": SdpaBackward(Backend.FLASH), "cudnn": SdpaBackward(Backend.CUDNN)}
+        return {VANILLA: VanillaBackward(), OWN: None} | sdpa | {"triton": TritonBackward(Triton())}
+    tiled = TiledBackward(Tiled(Precision.kernel(FP32)), BackwardPrecision.kernel(FP32), count=False)
+    return {VANILLA: VanillaBackward(FP32), OWN: None, "naive": NaiveBackward.eager(FP32), "tiled": tiled}
+
+
+def seconds(contenders: dict[str, Contender], device: torch.device, rounds: int, steps: int) -> dict[str, float]:
+    """Median time of one step of each."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, each in contenders.items():
+            each.steps(1)
+            wait()
+            start = time.perf_counter()
+            each.steps(steps)
+            wait()
+            times[name].append((time.perf_counter() - start) / steps)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def table(task: TextToImage, device: torch.device, graphs: Graphs, rounds: int, *, trained: bool) -> None:
+    """One line for each contender, those that refuse with their reason."""
+    numerics = Numerics.BF16 if device.type == "cuda" else Numerics.FP32
+    made: dict[str, Contender] = {}
+    title = f"graphs {graphs.value}, {'as trained' if trained else 'free'}"
+    for name, attention in attentions(device).items():
+        run = Run(task, Rung(attention or VanillaBackward(), numerics))
+        try:
+            made[name] = Contender(run, attention, device, graphs, trained)
+        except (Unsupported, RuntimeError) as error:
+            print(f"{title}: {name} refuses: {str(error).strip().splitlines()[0]}", flush=True)
+    found = seconds(made, device, rounds, 10 if device.type == "cuda" else 1)
+    for name, value in found.items():
+        rate = task.batch / value
+        print(f"{title}: {name:8s} {1e3 * value:8.2f} ms {rate:8.0f} pictures/s ({found[VANILLA] / value:.3f})", flush=True)
+    for name, other in (("triton", "flash"), ("flash", OWN)):
+        if {name, other} <= found.keys():
+            print(f"{title}: {name} / {other}: {found[other] / found[name]:.3f} times as fast", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and only as trained")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    device = resolve_device(options.device)
+    gpu = device.type == "cuda"
+    task = TextToImage.full() if gpu else replace(TextToImage(), batch=8)
+    facts = environment(device)
+    print(", ".join(f"{name} {facts[name]}" for name in FACTS if name in facts))
+    print(f"{sum(x.numel() for x in task.model(0).parameters()):,} parameters, batch {task.batch}; {PUBLISHED}")
+    for trained in (True,) if options.quick else (True, False):
+        for graphs in (Graphs.ON, Graphs.OFF) if gpu else (Graphs.OFF,):
+            table(task, device, graphs, 3 if options.quick else 8, trained=trained)
+
+
+if __name__ == "__main__":
+    main()

@@ -110,7 +110,7 @@ class TestSite:
             source = f"figures/{folder}/{path.name}"
             assert re.search(rf'<img alt="[^"]{{40,}}" src="{source}" />', text)
             assert text.count(f'href="{source}"') == 1
-        tables = list((ROOT / "reports" / "reference").glob("*/claims.csv"))
+        tables = list((ROOT / "reports" / "reference").glob("**/claims.csv"))
         drawn = [study for path in tables for study in claimed(path) if (path.parent / "figures" / f"{study}.svg").is_file()]
         assert drawn
         assert text.count("<strong>Verdict:</strong>") == len(drawn)

@@ -1,4 +1,4 @@
-"""Imports point one way: command line, report, measurement, results, attention, arithmetic."""
+"""Imports point one way: command line, report and training, measurement, results, attention, arithmetic."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ ARROWS = {
     "results": (),
     "measurement": ("results", "arithmetic"),
     "attention": ("arithmetic",),
+    "training": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
-    "cli": ("report", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
+    "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
 # Where an operation declares what the others must know of it.
 DECLARES = ("attention.operation", "attention.workload", "attention.backward.operation", "attention.backward.workload")
@@ -156,7 +157,11 @@ def test_implementations_of_attention_never_import_each_other() -> None:
 
 @pytest.mark.parametrize("folder", ["measurement", "results", "report"])
 def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
-    assert not found(of(folder), *inside("attention"))
+    assert not found(of(folder), *inside("attention", "training"))
+
+
+def test_training_is_a_user_of_attention_which_knows_nothing_of_it() -> None:
+    assert not found(of("arithmetic", "attention", "measurement", "results", "report"), *inside("training"))
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
@@ -249,9 +254,10 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.requests", "cli.schema")
-    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax")]
+    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax", "backward")]
     quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
-    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.attention\.(?!settings)", name)]
+    quick += ["numdev.training", "numdev.training.settings"]
+    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!settings)", name)]
     heavy = inside(
         "api",
         *others,

@@ -16,7 +16,7 @@ from numdev.report.claims.finding import Verdict
 REFERENCE = Path(__file__).resolve().parent.parent / "reports" / "reference"
 
 
-@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*/claims.csv")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("**/claims.csv")), ids=lambda path: path.parent.name)
 def test_every_claim_has_a_verdict_and_a_figure(path: Path) -> None:
     rows = list(csv.DictReader(path.open(newline="")))
     assert rows
@@ -28,7 +28,7 @@ def test_every_claim_has_a_verdict_and_a_figure(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(REFERENCE.glob("*/figures/*.svg")), ids=lambda path: f"{path.parent.parent.name} {path.stem}"
+    "path", sorted(REFERENCE.glob("**/figures/*.svg")), ids=lambda path: f"{path.parent.parent.name} {path.stem}"
 )
 def test_a_figure_has_a_title_and_a_description(path: Path) -> None:
     text = path.read_text()

@@ -55,6 +55,7 @@ from .attention.vendor.vanilla import Vanilla as Vanilla
 from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
+from .explorer import explore as explore
 from .measurement.deviation.metrics import Deviation as Deviation
 from .measurement.deviation.wasserstein import wasserstein as wasserstein
 from .results.record import Record as Record

@@ -24,11 +24,11 @@ from numdev.report.statistics.estimates import Interval, significant
 from numdev.results.scenario import EntryRole
 
 _P = ParamSpec("_P")
-_SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
+SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
 _SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a few large errors would hide the rest
-_BINS = 121  # odd, so that one bin is centred at zero
-_SUBJECTS = {"variant": "measured", "baseline": "baseline"}
-_REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
+BINS = 121  # odd, so that one bin is centred at zero
+SUBJECTS = {"variant": "measured", "baseline": "baseline"}
+REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
 _SHADES_OF = (BLUE, VERMILION)  # of the scenarios of `blame`, in the order of the study
 _UNCHANGED = "without the change"
 
@@ -52,11 +52,11 @@ def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
     above, such as the policy in words.
     """
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
-    end = _end(error)
+    end = end_of(error)
     shown = np.ma.masked_invalid(error)
     figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(shown, cmap=_SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
+    image = axes.imshow(shown, cmap=SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
     if np.isfinite(error).any():
         column, row = np.unravel_index(int(np.ma.abs(shown).argmax()), error.shape)
         axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
@@ -77,20 +77,20 @@ def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     """
     error = elements["error_ulp"].to_numpy()
     finite = error[np.isfinite(error)]
-    end = max(1.0, _end(error))
+    end = max(1.0, end_of(error))
     figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
-    axes.hist(finite, bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
+    axes.hist(finite, bins=BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
     axes.set_xlim(-end, end)
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_title("\n".join(_words(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
+    axes.set_title("\n".join(words_of(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure
 
 
-def _words(error: NDArray[np.float64], end: float) -> list[str]:
+def words_of(error: NDArray[np.float64], end: float) -> list[str]:
     """Words on the elements that the histogram leaves out or cannot show."""
     finite = np.abs(error[np.isfinite(error)])
     beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
@@ -108,18 +108,18 @@ def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> 
     """
     figure = Figure(figsize=(PAGE, 1.7), layout="constrained")
     axes = figure.add_subplot()
-    for place, subject in enumerate(_SUBJECTS):
-        for shift, (reference, (_, shade)) in zip((-0.2, 0.2), _REFERENCES.items(), strict=True):
+    for place, subject in enumerate(SUBJECTS):
+        for shift, (reference, (_, shade)) in zip((-0.2, 0.2), REFERENCES.items(), strict=True):
             interval = replicates(chosen(rows, subject, reference), metric)
             _across(axes, place + shift, interval, shade)
-    for words, shade in _REFERENCES.values():
+    for words, shade in REFERENCES.values():
         axes.barh(0, 0, color=shade, label=words)
-    axes.set_yticks(range(len(_SUBJECTS)), list(_SUBJECTS.values()))
+    axes.set_yticks(range(len(SUBJECTS)), list(SUBJECTS.values()))
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(_axis(metric))
+    axes.set_xlabel(axis_of(metric))
     figure.legend(loc="outside upper right", ncols=2, frameon=False)
     return figure
 
@@ -175,7 +175,7 @@ def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step"
         range(len(names)), [str(name).replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
     )
     axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(_axis(metric))
+    axes.set_ylabel(axis_of(metric))
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
 
@@ -190,11 +190,11 @@ def _up(axes: Axes, place: float, interval: Interval | None, shade: str) -> None
     axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8)
 
 
-def _axis(metric: str) -> str:
+def axis_of(metric: str) -> str:
     return f"{metric.replace('_', ' ')} from golden, {METRICS[metric][0]}"
 
 
-def _end(error: NDArray[np.float64]) -> float:
+def end_of(error: NDArray[np.float64]) -> float:
     """Where a scale ends, the same on both sides of zero."""
     finite = np.abs(error[np.isfinite(error)])
     return float(np.quantile(finite, _SHOWN, method="higher")) or 1.0 if finite.size else 1.0

@@ -1,21 +1,24 @@
-"""Figures of the notebooks: where one result deviates, by how many ulp, and which change is to blame."""
+"""Figures of the notebooks: where one result deviates, by how many ulp, and which change adds most error."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.figures.grid import chosen, replicates, whiskers
+from numdev.report.figures.labels import WHITE
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
 from numdev.report.reading.elements import COLUMN, ROW
 from numdev.report.reading.frames import LABEL
@@ -48,8 +51,8 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
     """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
 
-    The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black. `title` stands
-    above, such as the policy in words.
+    The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
+    policy in words, is written above.
     """
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
     end = end_of(error)
@@ -72,8 +75,8 @@ def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
 def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
 
-    A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile. `title`
-    stands above, such as the policy in words.
+    A grey band marks +- 1/2 ulp, within which golden rounded once to nearest lies. The axis ends at the 98th percentile.
+    `title`, such as the policy in words, is written above.
     """
     error = elements["error_ulp"].to_numpy()
     finite = error[np.isfinite(error)]
@@ -96,7 +99,7 @@ def words_of(error: NDArray[np.float64], end: float) -> list[str]:
     beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
     words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]
     lost = len(error) - len(finite)
-    return words + ([f"{lost} elements are NaN or Inf"] if lost else [])
+    return words + ([f"{lost} element{'s are' if lost > 1 else ' is'} NaN or Inf"] if lost else [])
 
 
 @_laid_out
@@ -138,10 +141,10 @@ def _across(axes: Axes, place: float, interval: Interval | None, shade: str) -> 
 
 @_laid_out
 def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step") -> Figure:
-    """The total error with one thing changed at a time, such as one step of a policy in another format: a bar for each change.
+    """The total error with one thing changed at a time, such as one step of a policy in another format: a dot for each change.
 
-    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line
-    stands at the entry that the study declares to be the control, in which nothing is changed.
+    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line is
+    the control that the study declares, in which nothing is changed.
 
     Args:
         rows: of a study of one scenario or two, with an axis of changes.
@@ -160,34 +163,41 @@ def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step"
         raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
     is_control = found.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
     names = found[label][~is_control].unique().tolist()
-    figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
+    figure = Figure(figsize=(PAGE, 0.8 + 0.28 * len(names)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yscale("log")
-    shifts = (-0.2, 0.2) if len(scenarios) > 1 else (0.0,)
-    for shift, scenario, shade in zip(shifts, scenarios, _SHADES_OF, strict=False):
+    axes.set_xscale("log")
+    keys: list[Line2D] = []
+    for shift, scenario, shade in zip((-0.15, 0.15) if len(scenarios) > 1 else (0.0,), scenarios, _SHADES_OF, strict=False):
         own = of(found, scenario)
         for place, name in enumerate(names):
-            _up(axes, place + shift, replicates(own[own[label] == name], metric), shade)
-        axes.bar(0, 0, color=shade, label=scenario.title)
-        if (line := replicates(own[is_control[own.index]], metric)) is not None:
-            axes.axhline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=_UNCHANGED)
-    axes.set_xticks(
-        range(len(names)), [str(name).replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
-    )
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(axis_of(metric))
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+            dot(axes, place + shift, replicates(own[own[label] == name], metric), shade, nothing=0.0)
+        keys.append(Line2D([], [], color=shade, marker="o", linestyle="none", label=scenario.title))
+        if (line := replicates(own[is_control[own.index]], metric)) is not None and line.estimate > 0:
+            keys.append(
+                axes.axvline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=_UNCHANGED)
+            )
+    axes.set_yticks(range(len(names)), [str(name).replace("_", " ") for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(axis_of(metric))
+    figure.legend(handles=keys, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
-def _up(axes: Axes, place: float, interval: Interval | None, shade: str) -> None:
-    """A bar with its interval; a word where there is nothing to draw on a log axis."""
-    if interval is None or not interval.estimate > 0:
-        word = "NaN" if interval is None else "0"
-        axes.annotate(word, (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center", fontsize=SMALL)
+def dot(axes: Axes, height: float, interval: Interval | None, shade: str, nothing: float | None = None) -> None:
+    """A dot with its interval and its value; a word where there is nothing to draw, also for `nothing`, which has no place."""
+    if interval is None or not math.isfinite(interval.estimate) or interval.estimate == nothing:
+        word = "NaN, Inf or not measured" if interval is None or not math.isfinite(interval.estimate) else "0"
+        place: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(word, (0, height), (3, 0), va="center", fontsize=SMALL, color=shade, **place)
         return
-    axes.bar(place, interval.estimate, 0.38, color=shade)
-    axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8)
+    bars = whiskers([interval])
+    axes.errorbar(interval.estimate, height, xerr=bars, color=shade, marker="o")
+    right, text = interval.estimate + bars[1][0], significant(interval.estimate)
+    axes.annotate(text, (right, height), (4, 0), textcoords="offset points", va="center", fontsize=SMALL, bbox=WHITE)
 
 
 def axis_of(metric: str) -> str:

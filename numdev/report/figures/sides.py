@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
-from numdev.report.figures.explore import BINS, REFERENCES, SHADES, SUBJECTS, axis_of, end_of, words_of
-from numdev.report.figures.grid import chosen, highest, lowest, name_steps, replicates, whiskers
-from numdev.report.figures.style import GREY, PAGE, PALE, SMALL, styled, to_png
+from numdev.report.figures.explore import BINS, REFERENCES, SHADES, SUBJECTS, axis_of, dot, end_of, words_of
+from numdev.report.figures.grid import chosen, highest, lowest, name_steps, replicates
+from numdev.report.figures.style import GREY, PAGE, PALE, styled, to_png
 from numdev.report.reading.elements import COLUMN, ROW, element_errors
-from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.statistics.estimates import Interval
 
 _NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
 _SIZE = (PAGE, 5.3)
@@ -186,7 +186,7 @@ def _metric(axes: Axes, sides: Sequence[Side], metric: str, ends: Axis) -> None:
         for subject, reference, interval in side.intervals(metric):
             height = place * len(SUBJECTS) + list(SUBJECTS).index(subject)
             shift = -_SHIFT if reference == next(iter(REFERENCES)) else _SHIFT
-            _dot(axes, height + shift, interval, REFERENCES[reference][1])
+            dot(axes, height + shift, interval, REFERENCES[reference][1])
         names += [f"{where}: {name}" for name in SUBJECTS.values()]
     if ends.logarithmic:
         axes.set_xscale("log")
@@ -205,14 +205,3 @@ def _metric(axes: Axes, sides: Sequence[Side], metric: str, ends: Axis) -> None:
     axes.legend(
         keys, [words for words, _ in REFERENCES.values()], loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False
     )
-
-
-def _dot(axes: Axes, height: float, interval: Interval | None, shade: str) -> None:
-    if interval is None or not math.isfinite(interval.estimate):
-        place = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-        axes.annotate("NaN, Inf or not measured", (0, height), (3, 0), va="center", fontsize=SMALL, color=shade, **place)
-        return
-    bars = whiskers([interval])
-    axes.errorbar(interval.estimate, height, xerr=bars, color=shade, marker="o")
-    right, text = interval.estimate + bars[1][0], significant(interval.estimate)
-    axes.annotate(text, (right, height), (4, 0), textcoords="offset points", va="center", fontsize=SMALL, annotation_clip=True)

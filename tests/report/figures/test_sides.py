@@ -92,7 +92,7 @@ def test_nan_is_written(sides: tuple[Side, Side]) -> None:
     figure = side_by_side(*broken, "rmse", BF16)
     words = [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
     assert words.count("NaN, Inf or not measured") == 4
-    assert any("1 elements are NaN or Inf" in text for text in words)
+    assert any("1 element is NaN or Inf" in text for text in words)
 
 
 def test_equal_results_are_drawn() -> None:

@@ -134,7 +134,7 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
 
 def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
-    from numdev.cli import build, objective, studies
+    from numdev.cli import build, objective, placed, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.composed import of_points
     from numdev.cli.console import ERRORS, output
@@ -153,7 +153,8 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
     expander = studies.expander(hydra, cfg)
     options = of_points(hydra.runtime.choices)
-    point = build.point(request(raw, expander.said(raw, expander.task), options))
+    wanted = request(raw, expander.said(raw, expander.task), options)
+    point = build.point(wanted)
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
@@ -165,6 +166,7 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
             where |= {"told": progress.replicates, "within": progress.within}
             found = bench.measure(*parts, **where)
         store.put(found)
+    placed.keep(store, program, cfg, expander, wanted, (bench, found))
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:

@@ -30,9 +30,9 @@ def launch(command: str, arguments: list[str]) -> int:
     schema.register()
     sources.register()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return _run(Job(command, Outlet.here(), tracebacks=True), arguments)
+        return _run(Job(command, Outlet.here(), tracebacks=True, arguments=tuple(arguments)), arguments)
     try:
-        return _run(Job(command, Outlet.here()), arguments)
+        return _run(Job(command, Outlet.here(), arguments=tuple(arguments)), arguments)
     except KNOWN as error:
         print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
         return code_of(error)

@@ -145,6 +145,36 @@ def settings() -> dict[str, Setting]:
     return {f"{group}.{one.name}": one for group, kind in groups for one in declared(kind)}
 
 
+_WORDS = {
+    "attention": "implementation",
+    "backward": "implementation",
+    "precision": "precision policy",
+    "forward_precision": "precision policy of the forward pass",
+    "problem": "inputs",
+    "softmax": "softmax recurrence",
+    "recompute": "recomputation",
+    "attention.backend": "backend",
+    "attention.kernel": "kernel",
+    "seeds": "replicates",
+}
+"""What stands on the axis of a figure for groups, and for settings that an option alone has."""
+
+
+def words(name: str) -> tuple[str, str]:
+    """The word for a setting or group on the axis of a figure, empty where that is its name, and its unit."""
+    known = settings().get(name)
+    if known is None:
+        return _WORDS.get(name, ""), ""
+    if known.unit == "format":  # a step of a policy
+        return f"format of {name.rpartition('.')[2].replace('_', ' ')}", ""
+    return known.word, known.unit
+
+
+def all_words() -> dict[str, tuple[str, str]]:
+    """Those of all settings and groups that have any."""
+    return {name: found for name in (*_WORDS, *settings()) if (found := words(name)) != ("", "")}
+
+
 def explained(group: str, *names: str) -> str:
     """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
 

@@ -20,8 +20,10 @@ from numdev.report.document.training import write_training_tables
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import POINTS
 from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.sweep import default_of
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.reading.tidy import tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
@@ -122,8 +124,10 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path, hom
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
         for name in names:
-            plot = FIGURES.get(name) if name else POINTS
+            plot = FIGURES.get(name) if name else None
             rows = _drawn(results.study(study, plot.table if plot else ""), plot, home)
+            if not name:
+                rows, plot = tidy(results, rows), _usual(results, study)
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
                 notes.append(f"{study}: there is no figure {name}; there are {', '.join(FIGURES)}")
@@ -147,6 +151,13 @@ def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:
     columns = [column for column in (plot.files if plot else ()) if column in rows]
     named = {column: [str(home / name) if name else "" for name in rows[column].fillna("")] for column in columns}
     return rows.assign(**named) if named else rows
+
+
+def _usual(results: Results, study: str) -> Plot:
+    """The figure of a study that names none, or of a sweep: its metric over its axes, or every point where it has too many."""
+    rows = results.study(study)
+    is_grid = results.manifests[study].get("axes") != []
+    return (default_of(tidy(results, rows)) if is_grid and len(rows) else None) or POINTS
 
 
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw

@@ -14,12 +14,11 @@ from numdev.attention.precision import Precision
 from numdev.attention.settings import GROUPS
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiling import Order
-from numdev.explorer.view import CAPTURED, PRESETS, SOURCES, Settings, source_settings
+from numdev.explorer.view import CAPTURED, PRESETS, SOURCES, Settings, source_settings, word_of
 from numdev.settings import Setting, declared
 
 Controls = dict[str, widgets.ValueWidget]
 
-_LABELS = {"inputs": "rounding of q, k, v", "bc": "Bc", "order": "order of tiles", "normalise": "division by l"}
 _POWERS = tuple(1 << power for power in range(4, 12))
 
 
@@ -29,11 +28,10 @@ def policy_controls(settings: Settings) -> Controls:
     steps = [f"precision.{name}" for name in Precision.golden().steps()]
     made: Controls = {"precision": choice("preset", PRESETS, said["precision.preset"].text)}
     made |= {name: _format(said[name]) for name in steps}
-    made["tiling.bc"] = choice(_LABELS["bc"], _POWERS, said["tiling.bc"].text, 64)
-    made["tiling.order"] = choice(_LABELS["order"], _values(Order), said["tiling.order"].text)
-    made["softmax.normalise"] = choice(
-        _LABELS["normalise"], _values(Normalise), said["softmax.normalise"].text, Normalise.END.value
-    )
+    bc, order, normalise = (said[name] for name in ("tiling.bc", "tiling.order", "softmax.normalise"))
+    made["tiling.bc"] = choice(word_of(bc), _POWERS, bc.text, 64)
+    made["tiling.order"] = choice(word_of(order), _values(Order), order.text)
+    made["softmax.normalise"] = choice(word_of(normalise), _values(Normalise), normalise.text, Normalise.END.value)
     put(made, settings)
     return made
 
@@ -57,11 +55,12 @@ def source_controls(name: str, settings: Settings) -> Controls:
 
 def shared_controls(settings: Settings) -> Controls:
     """Where q, k and v come from but for its parameters, how many there are, and the replicates."""
-    said = {one.name: one.text for one in declared(GROUPS["problem"])}
+    said = {one.name: one for one in declared(GROUPS["problem"])}
+    length, causal = said["n"], said["causal"]
     made: Controls = {
         "problem": choice("q, k, v drawn from", SOURCES, "a distribution of the entries of q, k and v, or captured tensors"),
-        "problem.n": choice("N", _POWERS, said["n"], 512),
-        "problem.causal": widgets.Checkbox(description="causal mask", tooltip=said["causal"], **look()),
+        "problem.n": choice(word_of(length), _POWERS, length.text, 512),
+        "problem.causal": widgets.Checkbox(description=word_of(causal), tooltip=causal.text, **look()),
         "seeds": widgets.BoundedIntText(3, 1, 1000, description="replicates", tooltip="seeds that are measured", **look()),
     }
     put(made, settings)
@@ -99,7 +98,7 @@ def put(controls: Controls, settings: Settings) -> None:
 
 def look() -> dict[str, Any]:
     """What all widgets have in common, so that they stand in columns."""
-    return {"style": {"description_width": "9.5em"}, "layout": {"width": "18.5em"}}
+    return {"style": {"description_width": "12.5em"}, "layout": {"width": "21em"}}
 
 
 def choice(label: str, options: Iterable[Any], text: str, value: Any = None) -> widgets.Dropdown:
@@ -114,9 +113,8 @@ def _values(kind: type[Enum]) -> list[Any]:
 
 def _format(step: Setting) -> widgets.Combobox:
     """A format as the command line takes it; those that have presets are offered."""
-    label = _LABELS.get(step.name, step.name.replace("_", " "))
     names = [str(fmt) for fmt in FORMATS]
-    return widgets.Combobox(options=names, description=label, tooltip=step.text, continuous_update=False, **look())
+    return widgets.Combobox(options=names, description=word_of(step), tooltip=step.text, continuous_update=False, **look())
 
 
 def _parameter(one: Setting) -> widgets.ValueWidget:

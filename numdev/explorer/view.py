@@ -45,6 +45,7 @@ _SOURCE = "problem.source."
 _POLICY = ("precision", "tiling", "softmax")  # the groups that say how attention is computed
 _UNSTATED = {f"{group}.{one.name}": one.default for group in _POLICY for one in declared(GROUPS[group])}
 _UNSTATED |= {"tiling.br": Tiling().br, "tiling.bc": Tiling().bc, "tiling.order": Tiling().order.value}  # which null stands for
+_WORDS = {"inputs": "rounding of q, k, v"}  # which are inputs too where they are drawn
 _PLAIN = re.compile(r"[\w./@+-]+")  # what Hydra reads as text without quotes
 
 
@@ -100,7 +101,10 @@ class View:
     @property
     def title(self) -> str:
         """The policy in words: its preset, and what differs from the defaults."""
-        return ", ".join([self.settings["precision"], *(f"{_word(name)} {value}" for name, value in self._of(*_POLICY).items())])
+        words = {f"{group}.{one.name}": word_of(one) for group in _POLICY for one in declared(GROUPS[group])}
+        return ", ".join(
+            [self.settings["precision"], *(f"{words[name]} = {value}" for name, value in self._of(*_POLICY).items())]
+        )
 
     @property
     def command(self) -> str:
@@ -152,9 +156,9 @@ def _names(source: str) -> Iterator[str]:
         yield from (f"{group}.{one.name}" for one in declared(kind))
 
 
-def _word(name: str) -> str:
-    """A setting as a title has it: the name of a step or of a part, without that of its group."""
-    return {"bc": "Bc", "br": "Br"}.get(last := name.rpartition(".")[2], last.replace("_", " "))
+def word_of(one: Setting) -> str:
+    """A setting as a label has it."""
+    return _WORDS.get(one.name) or one.word or one.name.replace("_", " ")
 
 
 def _written(value: Any) -> str:

@@ -141,7 +141,7 @@ class Explorer:
         sides = [
             widgets.VBox(
                 [widgets.HTML(f"<b>{name.title()}: one format for each step</b>"), wrapped(*self.sides[name].values())],
-                layout={"width": "38em", "margin": "0 1em 0 0"},
+                layout={"width": "43em", "margin": "0 1em 0 0"},
             )
             for name in _SIDES
         ]

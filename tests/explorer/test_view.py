@@ -114,7 +114,7 @@ def test_what_is_drawn_is_the_replicate_of_the_record() -> None:
 
 def test_the_title_tells_what_differs_from_the_defaults() -> None:
     view = View.of({"precision": "kernel_bf16", "precision.row_sum": "bf16", "tiling.bc": 64, "tiling.order": "reverse"})
-    assert view.title == "kernel_bf16, row sum bf16, order reverse"
+    assert view.title == "kernel_bf16, row sum = bf16, order of the tiles = reverse"
 
 
 @pytest.mark.parametrize(

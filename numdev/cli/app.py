@@ -95,7 +95,10 @@ def report(cfg: DictConfig) -> Ended:
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
         chosen = _measured_of_paper(Path(cfg.results))
-    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format)
+    plain = _plain(cfg.plot)
+    _make_report(
+        Path(cfg.results), Path(cfg.out), chosen, cfg.format, {name: one for name, one in plain.items() if one is not None}
+    )
     return Ended()
 
 
@@ -202,11 +205,11 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str) -> None:
+def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> None:
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf")
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", plot=plot)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
-from numdev.cli import flags, process, schema, sources
+from numdev.cli import flags, plotted, process, schema, sources
 from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
@@ -84,8 +84,14 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     """
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        return [*(re.sub("^study=", "studies=", text) for text in overrides), *others]
+        return [*(_of_report(text) for text in overrides), *others]
     return [*overrides, *_shards(overrides), *others]
+
+
+def _of_report(text: str) -> str:
+    """An override of `numdev report`: `study=` is `studies=`, and `plot=x: a, y: b` is a mapping without its braces."""
+    name, _, value = text.partition("=")
+    return f"plot={plotted.mapping(value)}" if name == "plot" else re.sub("^study=", "studies=", text)
 
 
 def _shards(texts: list[str]) -> list[str]:

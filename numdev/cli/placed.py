@@ -120,7 +120,8 @@ def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
 
 def _command(program: str) -> str:
     """The command line, without where results go and where it ran."""
-    kept = [text for text in _ARGUMENTS.get() if text.partition("=")[0].lstrip("+") not in _OF_THE_RUN]
+    apart = set(_OF_THE_RUN).difference(_swept())
+    kept = [text for text in _ARGUMENTS.get() if text.partition("=")[0].lstrip("+") not in apart]
     return shlex.join(["numdev", program, *kept])
 
 

@@ -91,6 +91,17 @@ class StudiesConfig:
 
 
 @dataclass
+class PlotConfig:
+    """What a figure shows; see `numdev.report.reading.view.View`."""
+
+    x: str | None = setting(None, "what the metric is drawn over, such as problem.n")
+    y: str | None = setting(None, "the metric, such as rmse, or out.max_difference of the output out")
+    colour: Any = setting(None, "what the lines differ in, one name or several, as in [precision,softmax]")
+    facet: Any = setting(None, "what the panels differ in, likewise")
+    reference: str | None = setting(None, "what the metric is taken against: golden, golden_same_inputs or baseline")
+
+
+@dataclass
 class ReportConfig:
     """`numdev report`."""
 
@@ -98,6 +109,7 @@ class ReportConfig:
     out: str = setting("reports/paper", "folder of the report")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
     format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
+    plot: PlotConfig = field(default_factory=PlotConfig)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ import pandas as pd
 
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.reading.columns import meaning
-from numdev.report.reading.frames import LABEL, Results, load
+from numdev.report.reading.configuration import settings
+from numdev.report.reading.frames import LABEL, Results
+from numdev.report.reading.frames import load as load_results
 from numdev.report.reading.typed import column_of_values
 from numdev.report.reading.wording import UNITS, WORDS
 from numdev.results.store import Store
 
-_EVERY = ("",)  # what every column begins with
+EVERY = ("",)  # what every column begins with
 _SPEED = "speed"
+_SHORT = 40  # characters
 
 
-def load_frame(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
+def load(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
     """Everything that a folder of results holds, as one tidy table: studies, sweeps and single points.
 
     A row is one replicate of one comparison: of a deviation the subject (`variant` or `baseline`), the output and the reference
@@ -36,7 +40,7 @@ def load_frame(results: str | Path = "results", studies: str | Sequence[str] | N
         BadInput: if the folder holds no results, or not those asked for.
     """
     names = [studies] if isinstance(studies, str) else studies
-    return tidy(load(Store(Path(results)), names, axes=_EVERY))
+    return tidy(load_results(Store(Path(results)), names, axes=EVERY))
 
 
 def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -56,11 +60,20 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
         else:
             found.insert(at, name, values)
             at += 1
-    found = _with_speed(found)
+    found = _with_speed(found.drop(columns="point", errors="ignore"))
     words = {name: tuple(said) for one in results.manifests.values() for name, said in one.get(WORDS, {}).items()}
-    units = {name: (meaning(name, results.columns) or ("", ""))[0] for name in results.columns}
+    stated = settings(results.manifests.values())
+    said_of = {name: _short(stated[name].meaning) for name in map(str, found) if name in stated and found[name].nunique() > 1}
+    words |= {name: (word, stated[name].unit) for name, word in said_of.items() if word and name not in words}
+    units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
     found.attrs = {WORDS: words, UNITS: units}
     return found
+
+
+def _short(meaning: str) -> str:
+    """The first words of a setting's sentence, where they fit an axis."""
+    words = re.split(r"[,;]", meaning)[0]
+    return words if len(words) <= _SHORT else ""
 
 
 def _filled(rows: pd.DataFrame, name: str, points: Iterable[Mapping[str, Any]]) -> pd.Series[Any]:

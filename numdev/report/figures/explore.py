@@ -23,6 +23,7 @@ from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
 from numdev.report.reading.elements import COLUMN, ROW
 from numdev.report.reading.frames import LABEL
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
+from numdev.report.reading.wording import Wording
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.results.scenario import EntryRole
 
@@ -201,7 +202,7 @@ def dot(axes: Axes, height: float, interval: Interval | None, shade: str, nothin
 
 
 def axis_of(metric: str) -> str:
-    return f"{metric.replace('_', ' ')} from golden, {METRICS[metric][0]}"
+    return f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}"
 
 
 def end_of(error: NDArray[np.float64]) -> float:

@@ -156,8 +156,8 @@ def test_total_stands_beside_arithmetic() -> None:
     figure = total_and_arithmetic(record_rows())
     widths = [item.patches[0].get_width() for item in bars(figure)]
     assert widths == pytest.approx([2 * value for value in (8.0, 4.0, 2.0, 1.0)])  # the geometric mean of 1, 2 and 4 is 2
-    assert "max difference from golden, absolute" in texts(figure)
-    assert "rmse from golden, absolute" in texts(total_and_arithmetic(record_rows(), "rmse"))
+    assert "largest difference from golden, absolute" in texts(figure)
+    assert "RMSE from golden, absolute" in texts(total_and_arithmetic(record_rows(), "rmse"))
 
 
 def test_nan_is_written_and_not_drawn() -> None:

@@ -71,7 +71,7 @@ def test_the_metric_is_the_mean_over_replicates(sides: tuple[Side, Side]) -> Non
     for place, own in enumerate(sides):
         values = own.frame.query("subject == 'variant' and reference == 'golden'")["rmse"]
         assert drawn[4 * place] == pytest.approx(float(np.exp(np.log(values).mean())))
-    assert metric.get_xlabel() == "rmse from golden, absolute"
+    assert metric.get_xlabel() == "RMSE from golden, absolute"
     assert [label.get_text() for label in metric.get_yticklabels()][::2] == ["left: measured", "right: measured"]
 
 

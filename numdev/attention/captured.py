@@ -60,6 +60,14 @@ class Captured:
         )
         return q, k, v
 
+    @property
+    def shape(self) -> Shape:
+        """Of the smallest replicate: one head of k and v with the heads of q that share it, and the tokens of every layer."""
+        layers = list(self._layers().values())
+        tokens = {name: min(layer[i].shape[-2] for layer in layers) for i, name in enumerate(("queries", "keys"))}
+        q, k, _ = layers[0]
+        return Shape(heads=max(1, len(q) // len(k)), head_dim=q.shape[-1], **tokens)
+
     def replicates(self, shape: Shape) -> int:
         """How many replicates of this shape the chosen layers have."""
         return sum(self._counts(shape).values())

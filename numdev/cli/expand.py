@@ -37,7 +37,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes
+from numdev.cli import build, nodes, schema
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
@@ -122,6 +122,7 @@ class Expander:
             self._command(name),
             scenarios,
             self._overrides(name, stated, fields, points),
+            {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
         )
 
     @staticmethod

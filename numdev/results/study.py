@@ -72,17 +72,19 @@ class Study:
         command: what measures it again, but for the device.
         scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
         overrides: what the command line stated that gave the study points which its file does not have.
+        words: word and unit of the axes by name, for figures.
     """
 
     name: str
     title: str
-    figure: str | None
-    claims: tuple[str, ...]
-    points: tuple[StudyPoint, ...]
+    figure: str | None = None
+    claims: tuple[str, ...] = ()
+    points: tuple[StudyPoint, ...] = ()
     more: tuple[str, ...] = ()
     command: str = ""
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
@@ -108,6 +110,7 @@ class Study:
             "claims": list(self.claims),
             "scenarios": [one.stated() for one in found],
             "settings": {column.name: [column.unit, column.meaning] for column in settings},
+            "words": {name: list(said) for name, said in self.words.items()},
             "points": points,
         }
 

@@ -1,9 +1,13 @@
 """From a study's YAML to its points.
 
     title: Larger tiles make the deviation smaller
+    question: Do larger tiles deviate less?   # for the section of the report
     figure: fig6c                       # a figure function, or null
+    plot: "x: tiling.bc, y: out.rmse"   # or a figure in words, where there is no function for it
     more: [rescales]                    # further figures of the same rows
-    claims: [fig6c]
+    claims:                             # names of claims that ship with numdev, and claims of its own (`numdev.results.claim`)
+      - fig6c
+      - {claim: The RMSE falls with Bc, kind: slope, metric: out.rmse, over: tiling.bc, below: -0.1}
     base: {tiling.br: 64}               # common to all points
     scenarios:                          # each point belongs to one; without any there is one, `default`
       uniform_each:
@@ -37,13 +41,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes
+from numdev.cli import build, nodes, objective
+from numdev.cli.claims import claims_of
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.requests import Flat, Request, Statement, flat, written
+from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.results.claim import StatedClaim
 from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
 
@@ -116,18 +124,44 @@ class Expander:
             name,
             fields["title"],
             fields["figure"],
-            tuple(fields["claims"]),
+            self._claims(name, stated, fields),
             points,
             tuple(fields["more"]),
             self._command(name),
             scenarios,
             self._overrides(name, stated, fields, points),
+            fields["question"],
+            fields["plot"],
         )
 
     @staticmethod
     def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A study's scenarios; one that states none has a single one, which is called as the study is."""
         return fields["scenarios"] or {"default": {"title": fields["title"]}}
+
+    def _claims(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[str | StatedClaim, ...]:
+        """The claims, those that the file states checked against its axes and the operation's metrics."""
+        axes: dict[str, list[Any]] = {}
+        for own in scenarios.values():
+            for axis, values in (fields["axes"] | mapping("axes", own.get("axes"))).items():
+                known = axes.setdefault(axis, [])
+                known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
+        try:
+            return claims_of(fields["claims"], axes, self._figures)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+
+    def _figures(self) -> list[str]:
+        """What a claim may compare, as `output.metric`.
+
+        Raises:
+            BadInput: for an operation without an exact result.
+        """
+        operation = operation_of(self.composer.of)
+        if operation.golden is None:
+            mend = f"a claim of a study's file speaks of deviations from an exact result, and {operation.name} has none; leave it out"
+            raise BadInput("claims", operation.name, mend)
+        return objective.names(Deviations(operation))
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}

@@ -31,7 +31,9 @@ class StudyConfig:
     title: str = MISSING
     figure: str | None = None
     more: list[str] = field(default_factory=list)
-    claims: list[str] = field(default_factory=list)
+    claims: list[Any] = field(default_factory=list)
+    question: str = ""
+    plot: str | None = None
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
-from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
 
 
@@ -56,14 +56,14 @@ def make_report(
     own, others = _of_training(store, studies)
     if others or not own:
         loaded = load(store, others if own else studies, kind="deviation")
-        claims = judge(CLAIMS, loaded)
+        claims = judge(claims_of(loaded), loaded)
         write_tables(loaded, claims, out, parquet)
         shown = [failures_table(loaded), worst_table(loaded)]
         _documents(loaded, claims, store.path, out, (console, shown), speed=results / "speed", pdf=pdf)
     if own:
         folder = out / TRAINING if others else out  # the tables of both have the same names
         loaded = load_training(store, own)
-        claims = judge(CLAIMS, loaded)
+        claims = judge(claims_of(loaded), loaded)
         write_training_tables(loaded, claims, folder, parquet)
         _documents(loaded, claims, store.path, folder, (console, [failures_table(loaded)]), pdf=pdf)
 
@@ -90,7 +90,7 @@ def _documents(
     console, tables = printed
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
     drawn = write_figures(loaded, claims, out / "figures", results)
-    for note in [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *drawn]:
+    for note in [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]:
         console.print(f"note: {note}", markup=False, highlight=False)
     if pdf:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large

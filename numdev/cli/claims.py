@@ -44,7 +44,8 @@ def _claim(where: str, own: Any, axes: Axes, figures: Callable[[], Sequence[str]
     found: dict[str, Any] = {name: _number(f"{where}.{name}", own.get(name)) for name in ("above", "below", "margin")}
     found |= {name: _text(f"{where}.{name}", own.get(name, "")) for name in ("claim", "source", "over")}
     found |= {name: _entries(f"{where}.{name}", own.get(name), axes) for name in ("where", "of")}
-    found["to"] = BASELINE if own.get("to") == BASELINE else _entries(f"{where}.to", own.get("to"), axes)
+    to = own.get("to")
+    found["to"] = BASELINE if to == BASELINE else "" if to is None else _entries(f"{where}.to", to, axes)
     found["order"] = _order(where, own.get("order"), found["over"], axes)
     if found["over"]:
         _check_axis(where, kind, found["over"], axes)

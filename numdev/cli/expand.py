@@ -159,7 +159,7 @@ class Expander:
         """
         operation = operation_of(self.composer.of)
         if operation.golden is None:
-            mend = f"a claim of a study's file speaks of deviations from an exact result, and {operation.name} has none; leave it out"
+            mend = f"claims in YAML speak of deviations from an exact result, and {operation.name} has none; leave them out"
             raise BadInput("claims", operation.name, mend)
         return objective.names(Deviations(operation))
 

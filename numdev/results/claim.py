@@ -97,7 +97,9 @@ class StatedClaim:
         if self.over in self.where:
             raise BadInput("where", self.where, f"it leaves one entry of {self.over}, which the claim compares; leave that out")
         if self.kind is ClaimKind.ORDER and len(set(map(str, self.order))) < max(2, len(self.order)):
-            raise BadInput("order", list(self.order), f"give two or more different entries of {self.over}, the largest metric first")
+            raise BadInput(
+                "order", list(self.order), f"give two or more different entries of {self.over}, the largest metric first"
+            )
 
     def _check_sides(self) -> None:
         if "to" not in _OWN[self.kind]:

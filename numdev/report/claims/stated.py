@@ -113,7 +113,7 @@ def _named(stated: StatedClaim) -> set[str]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What was measured: the figure, the sentence after the metric, and the intervals with the region of each."""
+    """What was measured: the figure, the sentence with `{metric}` in it, and the intervals with the region of each."""
 
     figure: str
     sentence: str
@@ -133,8 +133,8 @@ def _judge(stated: StatedClaim, rows: pd.DataFrame) -> Evidence:
         beside = Evidence(every.figure, "", every.questions)
         rest += resolution(rows) if stated.reference is Reference.BASELINE else ""
     metric = f"the {_WORDS.get(stated.column, stated.column)} of {stated.output} {_FROM[stated.reference]}"
-    averaged = _averaged(rows, stated)
-    return Evidence(answer.figure, f"{metric} {answer.sentence}{averaged}.{rest}", answer.questions, beside)
+    sentence = answer.sentence.replace("{metric}", metric)
+    return Evidence(answer.figure, f"{sentence}{_averaged(rows, stated)}.{rest}", answer.questions, beside)
 
 
 def _averaged(rows: pd.DataFrame, stated: StatedClaim) -> str:
@@ -151,15 +151,15 @@ def _open(rows: pd.DataFrame, stated: StatedClaim) -> list[str]:
 
 def _slope(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
     exponent = _exponent(stated, rows)
-    sentence = f"goes as {stated.over} to the {exponent.text()}"
+    sentence = f"the exponent of {stated.over} in {{metric}} is {exponent.text()}"
     return _Answer(f"exponent {exponent.text()}", sentence, (Question(exponent, _between(stated)),))
 
 
 def _exponent(stated: StatedClaim, rows: pd.DataFrame) -> Interval:
     """The exponent of an axis within the lines of the axes that the claim leaves open.
 
-    Both coordinates of a point are divided by their geometric means over its replicate's line, so that lines of another height, or
-    of which a point is lacking, do not tilt the common one.
+    Both coordinates of a point are divided by their geometric means over its replicate's line, so that lines of another height,
+    or of which a point is lacking, do not tilt the common one.
     """
     column, metric = f"{LABEL}{stated.over}", stated.column
     if column not in rows:
@@ -188,21 +188,22 @@ def _same(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
 def _of_ratio(stated: StatedClaim, rows: pd.DataFrame, region: Region) -> _Answer:
     if isinstance(stated.to, str):
         times = over_baseline(_at(rows, stated.of), stated.column, stated.reference.value)
-        other = f"that of the {BASELINE}"
+        other = f"of the {BASELINE}"
     else:
         times = _times(stated, rows, stated.of, stated.to)
-        other = f"that with {_told(stated.to)}"
-    first = f"with {_told(stated.of)} " if stated.of else ""
-    return _Answer(f"{times.text()} times", f"{first}is {times.text()} times {other}", (Question(times, region),))
+        other = f"with {_told(stated.to)}"
+    first = f" with {_told(stated.of)}" if stated.of else ""
+    sentence = f"the ratio of {{metric}}{first} to that {other} is {times.text()}"
+    return _Answer(f"ratio {times.text()}", sentence, (Question(times, region),))
 
 
 def _order(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
     told, questions = [], []
     for larger, smaller in pairwise(stated.order):
         times = _times(stated, rows, {stated.over: larger}, {stated.over: smaller})
-        told.append(f"{larger} {times.text()} times {smaller}")
+        told.append(f"{larger} to {smaller} {times.text()}")
         questions.append(Question(times, ABOVE))
-    return _Answer(", ".join(told), f"is, by {stated.over}, {', '.join(told)}", tuple(questions))
+    return _Answer(", ".join(told), f"by {stated.over}, the ratios of {{metric}} are {', '.join(told)}", tuple(questions))
 
 
 def _times(stated: StatedClaim, rows: pd.DataFrame, of: Labels, to: Labels) -> Interval:

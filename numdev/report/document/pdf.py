@@ -137,7 +137,7 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
 
 
 def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
-    """The table of its chapter; of a study without one or without a claim speed at the greatest length, or every point's deviation."""
+    """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
     study = section.study
     if section.table is not None and len(found := section.table(results, study)):
         yield {"columns": list(found.columns), "rows": found.values.tolist()}

@@ -266,7 +266,7 @@ def _is_axis(name: str, axes: tuple[str, ...]) -> bool:
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether a comparison holds NaN, or Inf where the other side has none."""
-    return rows[list(NONFINITE)].sum(axis=1) > 0
+    return rows.reindex(columns=list(NONFINITE)).sum(axis=1) > 0
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

@@ -46,6 +46,7 @@ from numdev.cli.claims import claims_of
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
+from numdev.cli.plots import plot_of
 from numdev.cli.requests import Flat, Request, Statement, flat, written
 from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
@@ -120,18 +121,19 @@ class Expander:
         points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
+        claims, plot = self._answers(name, stated, fields)
         return Study(
             name,
             fields["title"],
             fields["figure"],
-            self._claims(name, stated, fields),
+            claims,
             points,
             tuple(fields["more"]),
             self._command(name),
             scenarios,
             self._overrides(name, stated, fields, points),
             fields["question"],
-            fields["plot"],
+            plot,
         )
 
     @staticmethod
@@ -139,27 +141,36 @@ class Expander:
         """A study's scenarios; one that states none has a single one, which is called as the study is."""
         return fields["scenarios"] or {"default": {"title": fields["title"]}}
 
-    def _claims(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[str | StatedClaim, ...]:
-        """The claims, those that the file states checked against its axes and the operation's metrics."""
+    def _answers(
+        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]
+    ) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
+        """The claims, and what the figure shows: what the file states of them is checked against axes and metrics."""
         axes: dict[str, list[Any]] = {}
         for own in scenarios.values():
             for axis, values in (fields["axes"] | mapping("axes", own.get("axes"))).items():
                 known = axes.setdefault(axis, [])
                 known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
         try:
-            return claims_of(fields["claims"], axes, self._figures)
+            claims = claims_of(fields["claims"], axes, self._figures)
+            if fields["plot"] is not None and fields["figure"] is not None:
+                raise BadInput(
+                    "plot", fields["plot"], f"the study names the figure {fields['figure']} too; leave one of them out"
+                )
+            return claims, None if fields["plot"] is None else plot_of(fields["plot"], axes, self._figures)
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
     def _figures(self) -> list[str]:
-        """What a claim may compare, as `output.metric`.
+        """What a claim may compare and a figure show, as `output.metric`.
 
         Raises:
             BadInput: for an operation without an exact result.
         """
         operation = operation_of(self.composer.of)
         if operation.golden is None:
-            mend = f"claims in YAML speak of deviations from an exact result, and {operation.name} has none; leave them out"
+            mend = (
+                f"claims and plots in YAML show deviations from an exact result, which {operation.name} has not; leave them out"
+            )
             raise BadInput("claims", operation.name, mend)
         return objective.names(Deviations(operation))
 

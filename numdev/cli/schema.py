@@ -33,7 +33,7 @@ class StudyConfig:
     more: list[str] = field(default_factory=list)
     claims: list[Any] = field(default_factory=list)
     question: str = ""
-    plot: str | None = None
+    plot: Any = None
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Study:
         scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
         overrides: what the command line stated that gave the study points which its file does not have.
         question: what it asks, in words.
-        plot: what its figure draws, as `x: problem.n, y: out.rmse`; None where `figure` says it, or nothing does.
+        plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Study:
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
     question: str = ""
-    plot: str | None = None
+    plot: Mapping[str, Any] | None = None
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
@@ -112,7 +112,7 @@ class Study:
             "overrides": list(self.overrides),
             "figure": self.figure,
             "more": list(self.more),
-            "plot": self.plot,
+            "plot": None if self.plot is None else dict(self.plot),
             "claims": list(claims),
             "stated_claims": {name: claim.stated() for name, claim in claims.items() if claim is not None},
             "scenarios": [one.stated() for one in found],

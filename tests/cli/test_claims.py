@@ -146,7 +146,5 @@ def test_the_command_line_may_leave_one_value_of_an_axis_that_a_claim_compares()
 
 def test_training_has_no_exact_result_to_claim_of() -> None:
     fields = study_fields("mine", {"title": "Mine", "claims": [SLOPE]})
-    with pytest.raises(
-        BadInput, match=r"claims: 'training' cannot be used; claims in YAML speak of deviations from an exact result"
-    ):
+    with pytest.raises(BadInput, match=r"claims: 'training' cannot be used; claims and plots in YAML show deviations"):
         Expander(Library((config_folder(),)), name="train", operation="training").study("mine", fields)

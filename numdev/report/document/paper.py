@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
@@ -25,6 +26,7 @@ from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
+from numdev.report.studies.own import own_plot
 from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
 
@@ -122,7 +124,11 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path, hom
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
         for name in names:
-            plot = FIGURES.get(name) if name else POINTS
+            try:
+                plot = FIGURES.get(name) if name else own_plot(manifest, results.study(study)) or POINTS
+            except BadInput as reason:
+                notes.append(f"{study}: its figure is not drawn: {reason}")
+                continue
             rows = _drawn(results.study(study, plot.table if plot else ""), plot, home)
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
@@ -153,8 +159,8 @@ _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows 
 
 
 def _figures(manifest: dict[str, Any]) -> list[str]:
-    """The figure that a study names, those of its claims, and further ones; where there is none that of its kind, or `POINTS`."""
-    named = [manifest["figure"]] if manifest["figure"] else []
+    """The figure that a study names or describes, those of its claims, and more; without any that of its kind, or `POINTS`."""
+    named = [manifest["figure"]] if manifest["figure"] else [""] if manifest.get("plot") else []
     claimed = (name for name in manifest["claims"] if name in FIGURES)
     return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [_DEFAULT.get(manifest["kind"], "")]
 

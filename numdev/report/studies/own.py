@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+
 from numdev.report.claims.claim import Claim
 from numdev.report.claims.stated import claim_of
+from numdev.report.figures.plot import Plot
+from numdev.report.figures.sweep import plot_of
+from numdev.report.reading.scenarios import TITLE
 from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
 from numdev.results.claim import StatedClaim
@@ -24,6 +29,20 @@ def own_chapter(manifest: Mapping[str, Any], claims: tuple[Claim, ...], like: Ch
     own = Chapter(0, manifest["name"], manifest["title"], manifest.get("question", ""), _measured(manifest), "", claims)
     own = replace(own, by_claim=len(claims) > 1, with_points=True)
     return own if like is None else replace(own, by_claim=like.by_claim, table=like.table, with_points=False)
+
+
+def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:
+    """The figure that a study's file asks for, if it does; each scenario has a panel unless the file says otherwise.
+
+    Raises:
+        BadInput: if the rows do not have what is asked for.
+    """
+    stated = manifest.get("plot")
+    if stated is None or rows.empty:
+        return None
+    shown = {stated["x"], *stated.get("colour", ()), *stated.get("facet", ())}
+    apart = [TITLE] if TITLE not in shown and rows[TITLE].nunique() > 1 else []
+    return plot_of(rows, {**stated, "facet": [*apart, *stated.get("facet", ())]})
 
 
 def _measured(manifest: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ Axes = Mapping[str, Sequence[Any]]  # the entries of each
 _FIELDS = tuple(one.name for one in fields(StatedClaim))
 
 
-def claims_of(stated: Sequence[Any], axes: Axes, figures: Callable[[], Sequence[str]]) -> tuple[str | StatedClaim, ...]:
+def claims_of(stated: Any, axes: Axes, figures: Callable[[], Sequence[str]]) -> tuple[str | StatedClaim, ...]:
     """The claims of a study: a name of one that ships with numdev as it is, and each that the file states.
 
     Args:
@@ -27,6 +27,8 @@ def claims_of(stated: Sequence[Any], axes: Axes, figures: Callable[[], Sequence[
     Raises:
         BadInput: naming the field, as in `claims[1].metric`.
     """
+    if not isinstance(stated, (list, tuple)):
+        raise BadInput("claims", stated, "give a list of claims")
     return tuple(one if isinstance(one, str) else _claim(f"claims[{i}]", one, axes, figures) for i, one in enumerate(stated))
 
 

@@ -56,7 +56,8 @@ def plot_of(stated: Any, axes: Collection[str], figures: Callable[[], Sequence[s
     for key, own in names.items():
         for name in own:
             _check(f"plot.{key}", name, [*axes, *_COLUMNS])
-    return found | {key: own for key, own in names.items() if key != "x"}
+    several = {key: own for key, own in names.items() if key != "x"}
+    return {key: value for key, value in (found | several).items() if value != []}
 
 
 def _check(where: str, value: Any, known: Sequence[str]) -> None:

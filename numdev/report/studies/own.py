@@ -41,8 +41,8 @@ def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:
     if stated is None or rows.empty:
         return None
     shown = {stated["x"], *stated.get("colour", ()), *stated.get("facet", ())}
-    apart = [TITLE] if TITLE not in shown and rows[TITLE].nunique() > 1 else []
-    return plot_of(rows, {**stated, "facet": [*apart, *stated.get("facet", ())]})
+    apart = {"facet": [TITLE, *stated.get("facet", ())]} if TITLE not in shown and rows[TITLE].nunique() > 1 else {}
+    return plot_of(rows, {**stated, **apart})
 
 
 def _measured(manifest: Mapping[str, Any]) -> str:

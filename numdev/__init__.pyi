@@ -57,9 +57,17 @@ from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
 from .measurement.deviation.metrics import Deviation as Deviation
 from .measurement.deviation.wasserstein import wasserstein as wasserstein
+from .report.figures.explore import error_histogram as error_histogram
+from .report.figures.explore import error_map as error_map
+from .report.figures.sweep import plot as plot
+from .report.reading.elements import element_errors as element_errors
+from .report.reading.tidy import load as load
 from .results.record import Record as Record
 from .results.record import Status as Status
 from .results.store import Store as Store
+from .results.study import Study as Study
+from .results.study import StudyPoint as StudyPoint
+from .results.study import run as run
 from .training.attend import attend as attend
 from .training.capture import capture as capture
 from .training.shadow import shadow as shadow

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes, objective
+from numdev.cli import build, nodes, objective, schema
 from numdev.cli.claims import claims_of
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
@@ -132,6 +132,7 @@ class Expander:
             self._command(name),
             scenarios,
             self._overrides(name, stated, fields, points),
+            {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             fields["question"],
             plot,
         )

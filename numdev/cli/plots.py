@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from numdev.cli.plotted import mapping
+from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
-_KEYS = ("x", "y", "colour", "facet", "reference")
+_KEYS = tuple(one.name for one in fields(PlotConfig))
 _COLUMNS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # of every study, beside its axes
 _REFERENCES = ("golden", "golden_same_inputs", "baseline")
 
 
-def plot_words(stated: Any) -> dict[str, Any]:
+def _parts(stated: Any) -> dict[str, Any]:
     """What a text, or a mapping, says by key.
 
     Raises:
         BadInput: if it is neither.
     """
     try:
-        found = OmegaConf.to_container(OmegaConf.create(f"{{{stated}}}")) if isinstance(stated, str) else stated
+        found = OmegaConf.to_container(OmegaConf.create(mapping(stated))) if isinstance(stated, str) else stated
+    except BadInput:
+        raise
     except Exception:  # whatever the parser of YAML raises
         found = None
     if not isinstance(found, Mapping) or None in found.values():
@@ -41,7 +46,7 @@ def plot_of(stated: Any, axes: Collection[str], figures: Callable[[], Sequence[s
     Raises:
         BadInput: naming the field, as in `plot.x`.
     """
-    found = plot_words(stated)
+    found = _parts(stated)
     for key, value in found.items():
         if key not in _KEYS:
             raise BadInput(f"plot.{key}", value, f"a figure has no such part; {one_of(key, _KEYS)}")

@@ -73,19 +73,21 @@ class Study:
         command: what measures it again, but for the device.
         scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
         overrides: what the command line stated that gave the study points which its file does not have.
+        words: word and unit of the axes by name, for figures.
         question: what it asks, in words.
         plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
     """
 
     name: str
     title: str
-    figure: str | None
-    claims: tuple[str | StatedClaim, ...]
-    points: tuple[StudyPoint, ...]
+    figure: str | None = None
+    claims: tuple[str | StatedClaim, ...] = ()
+    points: tuple[StudyPoint, ...] = ()
     more: tuple[str, ...] = ()
     command: str = ""
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     question: str = ""
     plot: Mapping[str, Any] | None = None
 
@@ -117,6 +119,7 @@ class Study:
             "stated_claims": {name: claim.stated() for name, claim in claims.items() if claim is not None},
             "scenarios": [one.stated() for one in found],
             "settings": {column.name: [column.unit, column.meaning] for column in settings},
+            "words": {name: list(said) for name, said in self.words.items()},
             "points": points,
         }
 

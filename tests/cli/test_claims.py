@@ -29,7 +29,9 @@ def read(*stated: Any) -> tuple[str | StatedClaim, ...]:
 def test_every_kind_is_read() -> None:
     slope, ratio, order, same, name = read(SLOPE, RATIO, ORDER, SAME, "fig5a")
     assert slope == StatedClaim("It grows", ClaimKind.SLOPE, "out.rmse", over="problem.n", above=0.1)
-    assert ratio == StatedClaim("It is larger", ClaimKind.RATIO, "out.rmse", of={"step": "scores"}, to={"step": "none"}, above=2.0)
+    assert ratio == StatedClaim(
+        "It is larger", ClaimKind.RATIO, "out.rmse", of={"step": "scores"}, to={"step": "none"}, above=2.0
+    )
     assert order == StatedClaim("In order", ClaimKind.ORDER, "out.rmse", over="step", order=("scores", "none"))
     assert same == StatedClaim("Alike", ClaimKind.SAME, "out.rmse", of={"step": "scores"}, to=BASELINE, margin=1.2)
     assert name == "fig5a"

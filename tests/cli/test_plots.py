@@ -38,8 +38,8 @@ def test_what_is_empty_is_left_out() -> None:
         ({**SHOWN, "color": "step"}, "plot.color: 'step' cannot be used; a figure has no such part; did you mean colour"),
         ({**SHOWN, "facet": ["stp"]}, "plot.facet: 'stp' cannot be used; did you mean step"),
         ({**SHOWN, "reference": "gold"}, "plot.reference: 'gold' cannot be used; did you mean golden"),
-        ("problem.n", "plot: 'problem.n' cannot be used; give it as in x: problem.n, y: out.rmse, colour: precision"),
-        ("x: [problem.n", "plot: 'x: [problem.n' cannot be used; give it as in x: problem.n"),
+        ("problem.n", "plot: 'problem.n' cannot be used; give plot='x: NAME, y: METRIC"),
+        ("x: [problem.n, y: out.rmse", "plot: 'x: [problem.n, y: out.rmse' cannot be used; give it as in x: problem.n"),
         (7, "plot: 7 cannot be used; give it as in x: problem.n, y: out.rmse"),
     ],
 )

@@ -75,7 +75,7 @@ def contents(
         "summary": overview.summary(wholes, claims),
         "claims": [overview.claim(result) for result in claims],
         "headline": _headline(shown, words.headlines),
-        "absent": [section.title for section in known if section not in present],
+        "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
         "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
         "rules": [list(rule) for rule in (*rules(), *words.rules)],
@@ -174,4 +174,4 @@ def command(results: Results, study: str) -> str:
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
     stated = results.manifests[study].get("command") or f"numdev measure study={study}"
-    return " ".join([stated, *(f"device={name}" for name in sorted(devices))])
+    return " ".join([stated, *(f"device={name}" for name in sorted(devices) if "device=" not in stated)])

@@ -31,7 +31,9 @@ class StudyConfig:
     title: str = MISSING
     figure: str | None = None
     more: list[str] = field(default_factory=list)
-    claims: list[str] = field(default_factory=list)
+    claims: Any = field(default_factory=list)  # a list; `numdev.cli.claims` checks it
+    question: str = ""
+    plot: Any = None  # text or a mapping; `numdev.cli.plots` checks it
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)

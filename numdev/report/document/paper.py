@@ -28,7 +28,8 @@ from numdev.report.reading.tidy import EVERY, tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
-from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies.own import own_plot
+from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
 
 Asked = tuple[Plot, pd.DataFrame]
@@ -72,7 +73,7 @@ def make_report(
     if others or not (trained or timed):
         loaded = load(store, others or studies, kind=DEVIATION)
         asked = _asked(store, loaded, plot, DEVIATION)
-        claims = judge(CLAIMS, loaded)
+        claims = judge(claims_of(loaded), loaded)
         write_tables(loaded, claims, out, parquet)
         shown = [failures_table(loaded), worst_table(loaded)]
         _documents(loaded, claims, (store.path, out), (console, shown), asked, speed=results / "speed", pdf=pdf)
@@ -80,7 +81,7 @@ def make_report(
         folder = out / TRAINING if others else out  # the tables of both have the same names
         loaded = load_training(store, trained)
         asked = _asked(store, loaded, plot, TRAINING)
-        claims = judge(CLAIMS, loaded)
+        claims = judge(claims_of(loaded), loaded)
         write_training_tables(loaded, claims, folder, parquet)
         _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, pdf=pdf)
     if timed:
@@ -123,7 +124,7 @@ def _documents(
     (console, tables), (results, out) = printed, folders
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
     drawn = write_figures(loaded, claims, out / "figures", results, asked)
-    for note in [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *drawn]:
+    for note in [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]:
         console.print(f"note: {note}", markup=False, highlight=False)
     if pdf:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
@@ -161,7 +162,11 @@ def write_figures(
             _write(folder / study, asked[0], asked[1], asked[0].title)
             return notes
         for name in names:
-            plot = FIGURES.get(name) if name else _usual(results, study)
+            try:
+                plot = FIGURES.get(name) if name else _usual(results, study)
+            except BadInput as reason:
+                notes.append(f"{study}: its figure is not drawn: {reason}")
+                continue
             rows = _drawn(results.study(study, plot.table if plot else ""), plot, home)
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
@@ -201,9 +206,14 @@ def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:
 
 
 def _usual(results: Results, study: str) -> Plot:
-    """The figure of a study that names none, or of a sweep: its metric over its axes, or every point where it has too many."""
-    rows, is_grid = results.study(study), results.manifests[study].get("axes") != []
-    return (default_of(tidy(results, rows)) if is_grid and len(rows) else None) or POINTS
+    """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
+
+    Raises:
+        BadInput: if the rows do not have what the study describes.
+    """
+    manifest, rows = results.manifests[study], tidy(results, results.study(study))
+    is_grid = manifest.get("axes") != []
+    return own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None) or POINTS
 
 
 SPEED = "speed"  # the kind
@@ -211,8 +221,8 @@ _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows 
 
 
 def _figures(manifest: dict[str, Any]) -> list[str]:
-    """The figure that a study names, those of its claims, and further ones; where there is none that of its kind, or `POINTS`."""
-    named = [manifest["figure"]] if manifest["figure"] else []
+    """The figure that a study names or describes, those of its claims, and more; without any that of its kind, or `POINTS`."""
+    named = [manifest["figure"]] if manifest["figure"] else [""] if manifest.get("plot") else []
     claimed = (name for name in manifest["claims"] if name in FIGURES)
     usual = "" if "axes" in manifest else _DEFAULT.get(manifest["kind"], "")
     return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [usual]

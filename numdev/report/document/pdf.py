@@ -29,7 +29,7 @@ from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
-from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
+from numdev.report.studies.registry import CHAPTERS, WORDS, chapter_of, words_of
 from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
@@ -38,12 +38,10 @@ _WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of 
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
-    """The section of a study without a chapter: its title and what was measured, in the table of its operation's chapters."""
-    title = overview.escaped(str(results.manifests[study]["title"]))
-    operations = set(results.points["operation"][results.points["study"] == study])
-    like = next((chapter for chapter in CHAPTERS if chapter.table is not None and operations == {chapter.operation}), None)
-    empty = Chapter(0, study, title, "", "", "")
-    return empty if like is None else replace(empty, by_claim=like.by_claim, table=like.table)
+    """The section of a study without a chapter in the package: what its file says, as markup."""
+    own = chapter_of(results, study)
+    title, question, measured = map(overview.escaped, (own.title, own.question, own.measured))
+    return replace(own, title=title, question=question, measured=measured)
 
 
 def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
@@ -139,11 +137,11 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
 
 
 def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
-    """The table of its chapter; of a study without a claim speed at the greatest length, or the deviation of every point."""
+    """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
     study = section.study
     if section.table is not None and len(found := section.table(results, study)):
         yield {"columns": list(found.columns), "rows": found.values.tolist()}
-    if with_claims or section.table is not None:
+    if section.table is not None or (with_claims and not section.with_points):
         return
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed

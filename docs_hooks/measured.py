@@ -57,7 +57,9 @@ def instrumented_speed() -> Iterator[str]:
     """What `benchmarks/instrumented.py` printed on one H200."""
     text = (REFERENCE / "h200" / "benchmarks" / "instrumented.txt").read_text()
     yield from ("| policy | instrumented, ms | over the plain portable kernel | `attention=tiled` takes |", "|---|---|---|---|")
-    for row in re.findall(r"^(\w+): instrumented ([\d.]+) ms, ([\d.]+) times plain; Tiled [\d.]+ s, (\d+) times as long$", text, re.M):
+    for row in re.findall(
+        r"^(\w+): instrumented ([\d.]+) ms, ([\d.]+) times plain; Tiled [\d.]+ s, (\d+) times as long$", text, re.M
+    ):
         policy, time, plain, tiled = row
         yield f"| `{policy}` | {time} | {plain} times | {tiled} times as long |"
 

@@ -179,7 +179,7 @@ def _preset(name: str) -> str:
     meanings = {
         "": f"Every step in {fmt.upper()}: each elementary operation rounds its exact result once.",
         "kernel": f"Inputs, P and output in {fmt.upper()}, all else in FP32, as in fused kernels.",
-        "eager": f"Matmul, softmax, matmul as three tensor operations in {fmt.upper()}; softmax works in FP32 or wider and rounds once.",
+        "eager": f"Three tensor operations in {fmt.upper()}: matmul, softmax in FP32 or wider, rounded once, matmul.",
     }
     named = {"golden": "Every step in FP64.", "fp8": "The same as fa3_fp8.", "int8": "SageAttention with blocks of 64 rows."}
     return named.get(name) or meanings[policy]
@@ -249,12 +249,12 @@ def _listed(versions: dict[str, str]) -> str:
 
 
 def notebooks() -> Iterator[str]:
-    """Each notebook's title and what it says of itself: its first cell, but for how to install it."""
+    """Each notebook's title with a link to its page, and what its first cell says, but for how to install it."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
         title, *paragraphs = first.split("\n\n")
         told = [text for text in paragraphs if not text.startswith("Install it")]
-        yield from ("", f"## {title.removeprefix('# ')}", "", "\n\n".join(told), "")
+        yield from ("", f"## [{title.removeprefix('# ')}](notebooks/{path.stem}.md)", "", "\n\n".join(told), "")
         yield from ("```sh", f"jupyter lab notebooks/{path.name}", "```")
 
 

@@ -59,7 +59,9 @@ def test_every_number_of_the_findings_is_among_these(sentences: list[str]) -> No
     rest = FINDINGS
     for sentence in sentences:
         rest = rest.replace(sentence, "")
-    rest = re.sub(r"`[^`]*`|\]\([^)]*\)|FP32|FP64|BF16|N = 2048", "", rest)  # commands, addresses, names, and the size of the study
+    rest = re.sub(
+        r"`[^`]*`|\]\([^)]*\)|FP32|FP64|BF16|N = 2048", "", rest
+    )  # commands, addresses, names, and the size of the study
     assert re.findall(r"\d+", rest) == ["10"], "the paper's own figure, and no other"
 
 

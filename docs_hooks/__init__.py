@@ -38,4 +38,4 @@ def define_env(env: Any) -> None:
     """Called by the plugin: tells it the names of the blocks."""
     for block in BLOCKS:
         env.macro(lambda block=block: "\n".join(block()), block.__name__)
-    env.macro(quoted.figure, "figure")
+    env.macro(lambda *given, **row: tables.powers(quoted.figure(*given, **row)), "figure")

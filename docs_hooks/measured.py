@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,21 +37,12 @@ def paper() -> Iterator[str]:
     yield from ("| figure | claim | under our assumption | in other scenarios |", "|---|---|---|---|")
     for claim in dict.fromkeys(row["claim"] for row in rows):
         found = [row for row in rows if row["claim"] == claim]
-        which = found[0]["source"].rpartition("Figure ")[2]
-        told = [cell("<br>".join(map(_found, filter(is_asked, found)))) for is_asked in (_assumed, _elsewhere)]
-        yield f"| {which} | {cell(escaped(found[0]['text']))} | {' | '.join(told)} |"
-
-
-def _found(row: dict[str, str]) -> str:
-    return f"**{row['verdict']}**: {escaped(row['scenario.title'])}: {escaped(row['figure'])}"
-
-
-def _assumed(row: dict[str, str]) -> bool:
-    return row["scenario.role"] in ("paper", "assumed")
-
-
-def _elsewhere(row: dict[str, str]) -> bool:
-    return row["scenario.role"] == "beyond"
+        link = f"[{found[0]['source'].rpartition('Figure ')[2]}](gallery.md#cpu-{found[0]['study']})"
+        assumed = (row for row in found if row["scenario.role"] in ("paper", "assumed"))
+        ours = (f"**{row['verdict']}**: {escaped(row['figure'])}" for row in assumed)
+        others = Counter(row["verdict"] for row in found if row["scenario.role"] == "beyond")
+        counted = "<br>".join(f"**{verdict}** in {number}" for verdict, number in others.items())
+        yield f"| {link} | {cell(escaped(found[0]['text']))} | {cell('<br>'.join(ours))} | {counted} |"
 
 
 def instrumented_speed() -> Iterator[str]:

@@ -18,8 +18,18 @@ GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", 
 
 
 def escaped(text: str) -> str:
-    """Plain text as Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+    """A sentence as Markdown: names in backticks are code, a power is one, and no other sign means anything."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick without another
+        parts = [text]
+    plain = (powers(re.sub(r"([\\`*_\[\]<>|])", r"\\\1", part)) for part in parts[::2])
+    code = [f"`{part}`" for part in parts[1::2]]
+    return "".join(part for pair in zip(plain, [*code, ""], strict=True) for part in pair)
+
+
+def powers(text: str) -> str:
+    """Exponents set as such, as of N^0.58."""
+    return re.sub(r"\b(\w+)\^(-?\d[\d.]*(?:e-?\d+)?)", r"\1<sup>\2</sup>", text)
 
 
 def cell(text: str) -> str:

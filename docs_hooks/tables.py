@@ -156,7 +156,7 @@ def commands() -> Iterator[str]:
         for key, value in own.items():
             if key in run:
                 yield _setting(key, run[key], default=value)
-            elif key != "defaults" and key not in known:
+            elif key not in ("defaults", "hydra", *known):
                 yield f"| `{key}` | `{_stated(value)}` | | |"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from docs_hooks.tables import REFERENCE, cell, escaped
 
+_ORDER = ("holds", "fails", "undecided", "not measured")
+
 
 def claims() -> Iterator[str]:
     """Every claim, and what the reference results say of it in the first scenario."""
@@ -41,7 +43,7 @@ def paper() -> Iterator[str]:
         assumed = (row for row in found if row["scenario.role"] in ("paper", "assumed"))
         ours = (f"**{row['verdict']}**: {escaped(row['figure'])}" for row in assumed)
         others = Counter(row["verdict"] for row in found if row["scenario.role"] == "beyond")
-        counted = "<br>".join(f"**{verdict}** in {number}" for verdict, number in others.items())
+        counted = "<br>".join(f"**{verdict}** in {others[verdict]}" for verdict in sorted(others, key=_ORDER.index))
         yield f"| {link} | {cell(escaped(found[0]['text']))} | {cell('<br>'.join(ours))} | {counted} |"
 
 

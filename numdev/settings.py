@@ -11,7 +11,7 @@ _KEY = "setting"
 
 @dataclass(frozen=True)
 class Overruled:
-    """Settings which, where all are stated, leave nothing of another; `value` is the one that does, None any."""
+    """Settings that together replace another one; it is then read only if they have the value `value`, None any."""
 
     by: tuple[str, ...]
     value: Any = None

@@ -24,14 +24,14 @@ class Captured:
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
     A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
-    (batch entries of the file stand behind one another), and replicates go round the layers: the first of each, then the second
-    of each. So any number of replicates is spread over the layers as evenly as can be. Heads of one layer are alike, so the
-    layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
+    (batch entries of the file follow one another), and replicates alternate between the layers: first the first of each, then
+    the second of each. So any number of replicates is spread over the layers as evenly as possible. Heads of one layer are
+    alike, so the layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
 
     Attributes:
         path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
         layer: the name before `.q`; None takes all layers, in the order of their names.
-        digest: SHA-256 of the file, so that results of another file under the same name are told apart.
+        digest: SHA-256 of the file, so that results of another file under the same name have another key.
     """
 
     path: str = setting("minilm", "file of captured tensors; `minilm` ships with numdev")

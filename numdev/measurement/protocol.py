@@ -40,8 +40,8 @@ class Context:
         kept: what measurements on this device share, such as golden results.
         folder: the measurement's own, in which it may keep what an interruption would lose; it stays until the record is stored.
             The measurement makes it. None where nothing is stored.
-        told: learns how many replicates are done.
-        within: learns how far a replicate is that takes long.
+        told: called with the number of replicates that are done.
+        within: called with the progress within a long replicate.
         shared: a folder that stays, for what several points have in common and takes long, such as a training run: the
             measurement makes it, and takes care that two processes do not write the same. None where nothing is stored.
     """

@@ -22,11 +22,11 @@ DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study
 
 @dataclass(frozen=True)
 class Refused:
-    """What stands in the place of a variant that does not honour what is stated of it.
+    """Replaces a variant that does not honour what is stated about it.
 
     Attributes:
         kind: of the variant.
-        stated: everything that is stated, which tells the points of a grid apart.
+        stated: everything that is stated, which distinguishes the points of a grid.
     """
 
     kind: str
@@ -223,7 +223,7 @@ def run(
 
 @dataclass(frozen=True)
 class Replaced:
-    """What becomes of a stored study's points when its manifest is written anew.
+    """What happens to a stored study's points when its manifest is replaced.
 
     Attributes:
         stored: points of the stored manifest.

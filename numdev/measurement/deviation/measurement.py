@@ -85,7 +85,7 @@ class Deviations:
 
 @dataclass(frozen=True)
 class DeviationPoint:
-    """How far a variant, and a baseline beside it, strays from golden on a problem."""
+    """How far a variant, and a baseline beside it, deviates from golden on a problem."""
 
     operation: Operation
     problem: Reproducible
@@ -235,7 +235,7 @@ def _samples(output: Outputs) -> dict[str, Sample]:
 def nonfinite(rows: list[dict[str, Any]]) -> str:
     """Whose results hold NaN, or Inf where another has none, and in how many places of all outputs and seeds; or nothing.
 
-    Variant and baseline are told by the comparison with golden. Golden's own are told by that with the variant.
+    Those of variant and baseline come from the comparison with golden, golden's own from that with the variant.
     """
     found = {}
     for subject in ("variant", "baseline"):

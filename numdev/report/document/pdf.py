@@ -1,6 +1,7 @@
 """The report as a PDF, set by Typst from the figures in SVG and tables of the results. The same results give the same bytes.
 
-Each chapter of `numdev.report.studies` is a section. A chapter whose study has no results is left out and listed.
+Each chapter of `numdev.report.studies` is a section: those that make a figure of a source again first, then our own. A chapter
+whose study has no results is left out and listed.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
 from numdev.report.document.tables import deviations
+from numdev.report.document.typeset import typeset
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
-from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
+from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, words_of
 from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)
-_WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
+_WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
+_FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
     """The section of a study without a chapter: its title and what was measured, in the table of its operation's chapters."""
-    title = overview.escaped(str(results.manifests[study]["title"]))
+    title = typeset(str(results.manifests[study]["title"]))
     operations = set(results.points["operation"][results.points["study"] == study])
     like = next((chapter for chapter in CHAPTERS if chapter.table is not None and operations == {chapter.operation}), None)
     empty = Chapter(0, study, title, "", "", "")
@@ -70,10 +73,12 @@ def contents(
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
-    shown = [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)]
+    shown = [_section(section, of[section.study], claims, drawn) for section in present]
+    shown = [*(one for one in shown if one["source"]), *(one for one in shown if not one["source"])]
     return {
         "title": words.title,
         "subtitle": overview.subtitle(wholes),
+        "highlights": overview.findings(results, claims, words),
         "summary": overview.summary(wholes, claims),
         "claims": [overview.claim(result) for result in claims],
         "headline": _headline(shown, words.headlines),
@@ -84,7 +89,7 @@ def contents(
         "deviates": any(manifest["kind"] != KIND for whole in wholes for manifest in whole.manifests.values()),
         "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
         "environments": list(overview.environments(wholes)),
-        "commands": [[section.study, command(of[section.study], section.study)] for section in present],
+        "commands": [[section["title"], section["command"]] for section in shown],
         "failures": list(overview.failures(wholes)),
     }
 
@@ -98,9 +103,7 @@ def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from ((name, unit, text) for name, (unit, text) in METRICS.items())
 
 
-def _section(
-    section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
-) -> dict[str, Any]:
+def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
     own = [result for result in claims if result.study == section.study]
     words = words_of(results.points[results.points["study"] == section.study])
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
@@ -108,24 +111,31 @@ def _section(
     mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
     return {
         "title": section.title,
-        "first": first,
+        "source": _source(own),
         "question": section.question,
         "measured": section.measured,
         "paper": section.paper,
         "figures": [_figure(drawn[name]) for name in mine],
-        "found": "" if section.by_claim else " ".join(result.findings[result.main].sentence for result in own),
+        "found": "" if section.by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
+        "compact": not section.by_claim and not any(result.claim.across for result in own),
         "findings": list(_found(section, own, results, words)),
         "tables": list(_tables(section, results, with_claims=bool(own))),
-        "verdict": "" if section.by_claim else " ".join(f"{result.claim.text}: {result.brief}." for result in own),
+        "verdict": "" if section.by_claim else " ".join(typeset(f"{result.claim.text}: {result.brief}.") for result in own),
         "command": command(results, section.study),
     }
+
+
+def _source(own: Sequence[ClaimResult]) -> str:
+    """The figure of Golden et al. that a section makes again, by the claims that it serves; empty for a question of ours."""
+    found = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)
+    return next((match[1] for match in found if match), "")
 
 
 def _found(section: Chapter, own: Sequence[ClaimResult], results: Results, words: Words) -> Iterator[dict[str, str]]:
     """What is found for every claim, the first of each under its text if the section wants that."""
     for result in own:
         for place, found in enumerate(_findings(result, results.study(section.study), words)):
-            told = f"{result.claim.text}: {result.brief}." if section.by_claim and place == 0 else ""
+            told = typeset(f"{result.claim.text}: {result.brief}.") if section.by_claim and place == 0 else ""
             yield found | {"claim": told}
 
 
@@ -134,8 +144,15 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
     for scenario, finding in result.findings.items():
         about = circumstances(rows if result.claim.across else of(rows, scenario), words)
         role = ROLES[scenario.role]
-        head = {"title": scenario.title, "about": "; ".join(part for part in (role, about) if part)}
-        yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
+        head = {"title": scenario.title, "role": role, "about": "; ".join(part for part in (role, about) if part)}
+        beside = finding.beside
+        yield head | {
+            "verdict": finding.verdict.value,
+            "told": typeset(finding.told.partition(" (")[2].rstrip(")")),
+            "figure": typeset(finding.figure),
+            "beside": "" if beside is None else f"{beside.verdict.value}, {typeset(beside.figure)}",
+            "sentence": typeset(finding.sentence),
+        }
 
 
 def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
@@ -167,7 +184,13 @@ def _figure(path: Path) -> dict[str, Any]:
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
     caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
     points = float(width[1]) if width else _WIDEST
-    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption}
+    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption, "about": _about(path.stem)}
+
+
+def _about(name: str) -> str:
+    """What a figure shows, in Typst markup."""
+    plot = next((FIGURES[part] for part in (name, name.partition("_")[2]) if part in FIGURES), None)
+    return typeset(plot.alt) if plot else ""
 
 
 def command(results: Results, study: str) -> str:

@@ -15,7 +15,7 @@ from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, 
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import GREY, PAGE, PALE, SERIES, SMALL, TILED
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, slope
 from numdev.report.studies.attention import LENGTH, claim
@@ -56,8 +56,9 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
     ends = [*map(lowest, values), *map(highest, values), FIG4_RATIO / AROUND, FIG4_RATIO * AROUND]
     log_y(axes, min(ends) / 1.2, max(ends) * 1.2)
     names: list[Name] = []
-    for (scenario, points), marker in zip(drawn, _MARKERS * len(drawn), strict=False):
-        shade = VERMILION if scenario.role is Role.ASSUMED else BLUE
+    for place, (scenario, points) in enumerate(drawn):
+        marker = _MARKERS[place % len(_MARKERS)]
+        shade = TILED if scenario.role is Role.ASSUMED else SERIES[place % len(SERIES)]
         across, intervals = [n for n, _ in points], [interval for _, interval in points]
         heights = [interval.estimate for interval in intervals]
         axes.errorbar(across, heights, whiskers(intervals), color=shade, marker=marker, elinewidth=0.7)

@@ -23,7 +23,7 @@ from numdev.report.claims.comparisons import per_replicate
 from numdev.report.claims.finding import ALIKE, Evidence, Question, Region, Undecidable, select
 from numdev.report.figures.grid import whiskers
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, SCENARIO, TITLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, significant
 from numdev.report.studies import attention
@@ -148,7 +148,7 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     grid[0][0].set_ylim(len(steps) - 0.5, -0.5)
     figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
     mark = Line2D([], [], color="black", marker="D", markerfacecolor="white", linestyle="", markersize=3)
-    keys = [*(Patch(color=shade) for shade in (VERMILION, BLUE, PALE)), mark]
+    keys = [*(Patch(color=shade) for shade in (BLACK, GREY, PALE)), mark]
     words = [
         "alone in the low format: the largest",
         "the others",
@@ -193,7 +193,7 @@ def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
                 continue
             look = _LOOK | {"xerr": whiskers([share])}
             if one.adds:
-                shade = PALE if step in GIVEN else VERMILION if step == one.chief else BLUE
+                shade = PALE if step in GIVEN else BLACK if step == one.chief else GREY
                 axes.barh(place, share.estimate, 0.75, color=shade)
                 axes.errorbar(share.estimate, place - 0.18, **look)
             else:
@@ -214,7 +214,7 @@ _MEASURED = (
 _PAPER = "No source has it: policies are compared there as a whole."
 _ALT = (
     "A panel for each problem and output, a row for each step, the largest on top: bars of the share of the squared error that "
-    "the step makes alone in the low format, the largest one red, those that the tensors give grey; diamonds of the share "
+    "the step makes alone in the low format, the largest one black, those that the tensors give pale; diamonds of the share "
     "that goes if the step alone is in the high format; both with 95 % confidence intervals, and their sums."
 )
 _SUM = "The squared errors of the steps, each changed alone, add up to that of all steps changed at once"

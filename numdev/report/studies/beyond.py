@@ -26,13 +26,13 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.labels import Name, spread
-from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
+from numdev.report.figures.style import BASELINE, FP32_INSIDE, GREY, PAGE, SMALL, TILED, colour
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, of, ordered
 from numdev.report.statistics.estimates import Interval
 from numdev.report.studies.attention import inputs, is_strict
 
 N, AREA = "problem.shape.keys", "tiling.area"
-_POLICIES = {"uniform": VERMILION, "kernel": BLUE}
+_POLICIES = {"uniform": TILED, "kernel": FP32_INSIDE}
 _INPUTS = {"uniform": "-", "normal": "--"}
 _METRIC = "max_difference"
 
@@ -55,7 +55,7 @@ def draw_parting(rows: pd.DataFrame) -> Figure:
             ends.append(_line(axes, mine, shade, scenario.title))
     for _, mine in baseline.groupby("problem.source.kind" if "problem.source.kind" in baseline else "format", dropna=False):
         first = of(mine, ordered(mine)[0])
-        ends.append(_line(axes, first, GREY, f"baseline: {inputs(first)}"))
+        ends.append(_line(axes, first, BASELINE, f"baseline: {inputs(first)}"))
     places = own[N].astype(float).unique().tolist()
     plain_ticks(axes, places)
     axes.set_xlim(min(places) * 0.9, max(places) * (max(places) / min(places)) ** 0.75)
@@ -151,7 +151,7 @@ def _point(rows: pd.DataFrame, subject: str, text: str, title: str) -> _Point | 
     x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
     if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
         return None
-    shade = _POLICIES.get(str(rows["policy"].iloc[0]), GREY) if subject == "variant" else GREY
+    shade = _POLICIES.get(str(rows["policy"].iloc[0]), GREY) if subject == "variant" else BASELINE
     return _Point(x, y, text, shade, title)
 
 

@@ -23,7 +23,7 @@ from numdev.report.claims.finding import LARGER, Evidence, Question, Region, Und
 from numdev.report.figures.grid import whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, FP32_INSIDE, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, mean
 from numdev.report.studies.backward import SAME_INPUTS, claim, of_output
@@ -149,7 +149,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
         for made, interval in one:
             place += 1
             named[place] = made.text
-            _mark(axes, place, interval, end, BLUE if made.wide else VERMILION)
+            _mark(axes, place, interval, end, FP32_INSIDE if made.wide else TILED)
         place += 1
     axes.set_yticks(list(named), list(named.values()), fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
@@ -158,7 +158,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     said = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
-    figure.supxlabel(said, fontsize=7)
+    figure.supxlabel(said, fontsize=SMALL)
     return figure
 
 
@@ -184,7 +184,7 @@ def _mark(axes: Axes, place: int, interval: Interval, end: float, shade: str) ->
         axes.errorbar(value, place, xerr=bars, color=shade, marker="o")
     else:
         axes.errorbar(math.copysign(0.96 * end, value), place, xerr=0.0, color=shade, marker="<" if value < 0 else ">")
-    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL - 1, "color": GREY}
+    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL, "color": GREY}
     shown = round(value, 2) + 0.0  # no minus before a zero
     text = f"{shown:+.2f}" if abs(shown) < 100 else f"{value:+.0e}"
     axes.annotate(text, (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)

@@ -16,17 +16,15 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numdev.report.claims.finding import Undecidable
 from numdev.report.figures.grid import highest, log_y, lowest, whiskers
 from numdev.report.figures.labels import WHITE, spread
-from numdev.report.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PALE, PURPLE, VERMILION
+from numdev.report.figures.style import GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import LARGEST, SIZE, WASSERSTEIN, Rung, rungs
 from numdev.results.scenario import Scenario
 
-_SHADES = (VERMILION, BLUE, GREEN, PURPLE, ORANGE)
 _MARKERS = "os^vD"
 _STYLES = ("-", "--", ":", "-.")
-_TEXT = 7  # points, of the least words
 _TITLES = {
     WASSERSTEIN: "Wasserstein distance",
     LARGEST: "Max difference of one weight",
@@ -60,7 +58,7 @@ def _look(rung: Rung, place: int) -> tuple[str, Any, str]:
     """Colour, style and marker of a line of Figure 7; the control is black and dashed."""
     if rung.group is Group.ULP:
         return rung.group.shade, "--", ""
-    return _SHADES[place % len(_SHADES)], "-", _MARKERS[place % len(_MARKERS)]
+    return TILED, _STYLES[place % len(_STYLES)], _MARKERS[place % len(_MARKERS)]
 
 
 def _head(axes: Axes, title: str, scenario: Scenario | None) -> None:
@@ -88,7 +86,7 @@ def _over_steps(axes: Axes, found: Sequence[Drawn], metric: str) -> None:
     if ends:
         log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
     else:
-        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=_TEXT)
+        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
         axes.set_yticks([])
 
 
@@ -193,7 +191,7 @@ def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None]], zero: str) 
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     for place, (rung, interval) in enumerate(found):
-        look: dict[str, Any] = {"va": "center", "fontsize": _TEXT, "color": rung.group.shade, "bbox": WHITE}
+        look: dict[str, Any] = {"va": "center", "fontsize": SMALL, "color": rung.group.shade, "bbox": WHITE}
         if interval is None or not interval.estimate > 0:
             words = "stopped early" if interval is None or math.isnan(interval.estimate) else zero
             axes.annotate(words, (0, place), (4, 0), ("axes fraction", "data"), "offset points", **look)

@@ -13,22 +13,14 @@ from matplotlib.lines import Line2D
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, GREY, PAGE, SERIES, SMALL
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import ROLE
 from numdev.report.studies.latency import SHAPE, N, shape_text
 from numdev.results.scenario import EntryRole
 
-_CONTROL, _ASIDE = (GREY, "s"), ("#000000", "D")
-_SUBJECTS = (
-    (ORANGE, "^"),
-    (VERMILION, "v"),
-    (PURPLE, "<"),
-    (GREEN, ">"),
-    (SKY, "o"),
-    (BLUE, "o"),
-    (INDIGO, "P"),
-)
+_CONTROL, _ASIDE = (GREY, "s"), (BLACK, "D")
+_SUBJECTS = tuple(zip(SERIES, "^v<>oXP", strict=True))
 
 
 def looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolution
-from numdev.report.claims.finding import ALIKE, LARGER, Evidence, Question, Undecidable, by_format, left_out, select
-from numdev.report.figures.grid import Panel, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
+from numdev.report.claims.finding import ALIKE, LARGER, MARGIN, Evidence, Question, Undecidable, by_format, left_out, select
+from numdev.report.figures.grid import Panel, chosen, limits, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner
 from numdev.report.figures.plot import PANELS, Plot
-from numdev.report.figures.style import GREY, colour
-from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
-from numdev.report.statistics.estimates import Interval, ratio, signs
+from numdev.report.figures.reproduced import draw_reproduced, multiples
+from numdev.report.figures.style import BLACK, GREY, PALE, colour
+from numdev.report.reading.scenarios import SCENARIO, formats
+from numdev.report.statistics.estimates import Interval, ratio, signs, significant
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import GOLDEN
@@ -103,8 +104,8 @@ class _Look(NamedTuple):
 
 _LINES = {
     "as_is": _Look("-", "o", 2.5, "as in the paper"),
-    "swapped": _Look("--", "s", 4.5, "Br and Bc swapped (×: over as in the paper)"),
-    "square": _Look("--", "s", 4.5, "square, same area (×: over as in the paper)"),
+    "swapped": _Look("--", "s", 4.5, "Br and Bc swapped"),
+    "square": _Look("--", "s", 4.5, "square, same area"),
     "square_bc": _Look(":", "D", 6.0, "square, same Bc"),
 }
 
@@ -120,51 +121,58 @@ def draw_fig6b(rows: pd.DataFrame) -> Figure:
 
 
 def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
-    found = in_u(chosen(rows), METRICS)
+    """Every shape at BF16, absolute, in the source's scenario; the ratio at every format beside it; the other scenarios below."""
+    found = chosen(rows)
     found = found.merge(_areas(found), on=[SCENARIO, SRAM])
     present = [name for name in _LINES if (found[TILE] == name).any()]
+    main = "bf16" if "bf16" in formats(found) else formats(found)[0]
 
-    def draw(axes: Axes, panel: Panel) -> None:
-        fmt = formats(panel.rows)[0]
+    def lines(axes: Axes, panel: Panel) -> None:
+        own = panel.rows[panel.rows["format"] == main]
         for shape in present:
-            _line(axes, panel.rows[panel.rows[TILE] == shape], shape, colour(fmt))
-        plain_ticks(axes, panel.rows["area"].tolist(), turned=True)
-        corner(axes, _ratio(panel.rows, other), fontweight="bold")
-        if panel.large:
-            corner(axes, paper, down=11, color=GREY)
+            _line(axes, own[own[TILE] == shape], shape, colour(main))
+        plain_ticks(axes, own["area"].tolist()[:: 1 if panel.large else 2], turned=not panel.large)
+        corner(axes, _ratio(own, other, short=not panel.large), **({"fontsize": 8} if panel.large else {}))
 
-    figure = draw_grid(
-        _panels(found),
-        draw,
-        lambda own: limits(own, METRICS, "area", TILE, room=_ROOM),
-        axes_text=("block area Br · Bc, elements", "max |tiled − baseline|,\nin u of F"),
-        heights=(1.9, 1.75),
-    )
-    keys = [_key(name) for name in present]
-    figure.legend(keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False)
-    return figure
+    def top(large: Axes, narrow: Axes, panel: Panel) -> None:
+        lines(large, panel)
+        large.set_ylim(0, large.get_ylim()[1] * 1.45)
+        corner(large, paper, down=14, color=GREY)
+        keys = [_key(name, colour(main)) for name in present]
+        large.legend(keys, [_LINES[name].text for name in present], loc="upper left", frameon=False)
+        large.set_xlabel("block area Br · Bc, elements")
+        large.set_ylabel(f"max |tiled − baseline|\nat {main.upper()}, absolute")
+        _by_format(narrow, panel.rows, other)
+
+    def ends(own: pd.DataFrame) -> tuple[float, float]:
+        return limits(own[own["format"] == main], METRICS, "area", TILE, room=_ROOM)
+
+    text = ("block area Br · Bc, elements", f"max |tiled − baseline|\nat {main.upper()}, absolute")
+    return draw_reproduced(found, top, multiples(found, lines, ends, text))
+
+
+def _by_format(axes: Axes, rows: pd.DataFrame, other: str) -> None:
+    """The ratio at every format, and the band in which two tiles are alike."""
+    names = formats(rows)
+    axes.axhspan(1 / MARGIN, MARGIN, color=PALE, zorder=0, linewidth=0)
+    axes.axhline(1, color=BLACK, linewidth=0.8, zorder=1)
+    for place, name in enumerate(names):
+        try:
+            times, _ = against_as_is(rows[rows["format"] == name], other)
+        except Undecidable:
+            continue
+        axes.errorbar(place, times.estimate, whiskers([times]), color=colour(name), marker="o")
+    axes.set_xticks(range(len(names)), [name.upper() for name in names])
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.margins(y=0.2)
+    axes.set_title(f"{other.capitalize()} / as in the paper", loc="left")
+    axes.set_xlabel("number format F (grey: alike)")
 
 
 def _areas(rows: pd.DataFrame) -> pd.DataFrame:
     """The block area of the paper's tile by scenario and SRAM size; all shapes of one size are drawn there."""
     as_is = rows[rows[TILE] == "as_is"].drop_duplicates([SCENARIO, SRAM])
     return as_is[[SCENARIO, SRAM]].assign(area=as_is["tiling.area"].astype(float))
-
-
-def _panels(rows: pd.DataFrame) -> list[list[Panel]]:
-    """A row of formats for each scenario that stands for the source, then the other scenarios, four in a row."""
-    first, others = [], []
-    for scenario in ordered(rows):
-        here = of(rows, scenario)
-        row = []
-        for name in formats(here):
-            own = here[here["format"] == name]
-            row.append(Panel(f"{scenario.title}: {name}", ROLES[scenario.role], own, is_sources(scenario)))
-        if is_sources(scenario):
-            first.append(row)
-        else:
-            others += row
-    return first + [others[i : i + 4] for i in range(0, len(others), 4)]
 
 
 def _line(axes: Axes, rows: pd.DataFrame, shape: str, shade: str) -> None:
@@ -192,17 +200,18 @@ def _look(shape: str, shade: str) -> dict[str, Any]:
     }
 
 
-def _key(shape: str) -> Line2D:
-    return Line2D([], [], color=GREY, **_look(shape, GREY))
+def _key(shape: str, shade: str) -> Line2D:
+    return Line2D([], [], color=shade, **_look(shape, shade))
 
 
-def _ratio(rows: pd.DataFrame, shape: str) -> str:
-    """How much the other shape changes the difference."""
+def _ratio(rows: pd.DataFrame, shape: str, *, short: bool) -> str:
+    """The ratio of the differences with the other shape and with the paper's; `short` without its interval."""
     try:
         times, _ = against_as_is(rows, shape)
     except Undecidable:
         return ""
-    return "× " + times.text().replace(" in every replicate", "")
+    told = significant(times.estimate, 3) if short else times.text()
+    return f"{shape} / paper's: {told}" if not short else f"ratio {told}"
 
 
 CHAPTERS = (

@@ -43,7 +43,7 @@ def _devices(wholes: Sequence[Results]) -> str:
 
 
 def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
-    """The first paragraph, in Typst markup."""
+    """How much was measured where, and how many claims have which verdict, in Typst markup."""
     head = f"{_points(wholes)} points were measured on {escaped(_devices(wholes))}."
     if not claims:
         return head
@@ -52,7 +52,12 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     same = sum(result.everywhere for result in claims)
     seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
     rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
-    return f"{head} {seen} {rest} {escaped(note(list(claims)))}"
+    return f"{head} {seen} {rest}"
+
+
+def reading(claims: Sequence[ClaimResult]) -> str:
+    """How to read the table of claims, in Typst markup."""
+    return escaped(note(list(claims)))
 
 
 def _listed(words: Sequence[str]) -> str:

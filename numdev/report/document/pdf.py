@@ -36,7 +36,7 @@ from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)
-_WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
+WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
@@ -80,6 +80,7 @@ def contents(
         "subtitle": overview.subtitle(wholes),
         "highlights": overview.findings(results, claims, words),
         "summary": overview.summary(wholes, claims),
+        "reading": overview.reading(claims),
         "claims": [overview.claim(result) for result in claims],
         "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present],
@@ -144,7 +145,7 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
     for scenario, finding in result.findings.items():
         about = circumstances(rows if result.claim.across else of(rows, scenario), words)
         role = ROLES[scenario.role]
-        head = {"title": scenario.title, "role": role, "about": "; ".join(part for part in (role, about) if part)}
+        head = {"title": scenario.title, "role": role, "about": typeset("; ".join(part for part in (role, about) if part))}
         beside = finding.beside
         yield head | {
             "verdict": finding.verdict.value,
@@ -183,8 +184,8 @@ def _figure(path: Path) -> dict[str, Any]:
     width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
     caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
-    points = float(width[1]) if width else _WIDEST
-    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption, "about": _about(path.stem)}
+    points = float(width[1]) if width else WIDEST
+    return {"file": path.name, "width": min(points, WIDEST), "alt": words, "caption": caption, "about": _about(path.stem)}
 
 
 def _about(name: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 _NUMBER = r"-?\d[\d.]*(?:e-?\d+)?"
 _FORMATS = r"\b(?:bf16|fp16|fp32|fp64|tf32|e4m3fn|e5m2)\b"
 _SYMBOLS = {
-    "|D|": '$abs(D)$',
-    "|O|": '$abs(O)$',
+    "|D|": "$abs(D)$",
+    "|O|": "$abs(O)$",
     "Br": "$B_r$",
     "Bc": "$B_c$",
     "dQ": '$upright("d") Q$',

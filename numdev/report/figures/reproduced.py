@@ -40,7 +40,7 @@ def draw_reproduced(rows: pd.DataFrame, top: Top, lower: Lower | None) -> Figure
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
     large, narrow = parts[0][0].subplots(1, 2, width_ratios=[2, 1])
     panel = panel_of(rows, source_of(rows), large=True)
-    head(large, panel, 2)
+    head(large, panel, 1)
     top(large, narrow, panel)
     if lower is not None:
         lower.draw(parts[1][0])

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-# Every colour of every figure. One colour has one meaning in a whole document, and no other module names a colour; a test checks both.
+# Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
 BLUE, VERMILION = "#0072B2", "#D55E00"
 GREY, PALE, BLACK = "#595959", "#D9D9D9", "#000000"  # references and words, bands, what is neither tiled nor its baseline
@@ -39,7 +39,10 @@ CHANGE_COLOURS = {
 SERIES = ("#6699CC", "#CC6677", "#88A04F", "#B07AA1", "#C49A6C", "#76B7B2", "#4E6172")
 """What a study sweeps and a legend names: they mean nothing beyond their figure."""
 
-HALF_PAGE, PAGE = 3.3, 6.69  # inches: half and all of the width of the text on a page, so that a figure is printed as large as it is
+HALF_PAGE, PAGE = (
+    3.3,
+    6.69,
+)  # inches: half and all of the width of the text on a page: figures are printed at their own size
 SMALL = 7  # points: no text is smaller, but for superscripts
 
 _STYLE: Any = {

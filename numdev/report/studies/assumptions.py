@@ -40,7 +40,7 @@ def weigh_fig4_assumptions(rows: pd.DataFrame) -> Evidence:
     figure = (
         f"{' to '.join(significant(each[n].estimate) for n in (lengths[0], lengths[-1]))} at N = {lengths[0]} to {lengths[-1]}"
     )
-    sentence = f"The variant over the baseline, max difference from golden: {told}; it goes as N to the {exponent.text()}."
+    sentence = f"The ratio of the max deviations from golden, tiled / baseline, by N: {told}; it scales as N^{exponent.text()}."
     questions = [Question(exponent, FLAT), *(Question(one, about(FIG4_RATIO, AROUND)) for one in each.values())]
     return Evidence(figure, sentence + left_out(exponent), tuple(questions))
 
@@ -73,7 +73,7 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
         axes.set_xlim(places[0] / 1.12, places[-1] * (places[-1] / places[0]) ** 0.8)
         _label(axes, names)
     axes.set_xlabel("sequence length N, tokens")
-    axes.set_ylabel("max |O − golden|, tiled / baseline,\nat bf16")
+    axes.set_ylabel("max |O − golden|, tiled / baseline,\nat BF16")
     return figure
 
 
@@ -117,8 +117,8 @@ CHAPTERS = (
     Chapter(
         place=22,
         study="fig4_assumptions",
-        title="What Figure 4 owes to our assumptions",
-        question="The paper gives neither $N$ nor the inputs of Figure 4. How far does its ratio depend on them?",
+        title="How Figure 4 depends on our assumptions",
+        question="The paper gives neither $N$ nor the inputs of Figure 4. How much does its ratio depend on them?",
         measured="The ratio of Figure 4 at BF16, over $N$ and over distributions of the inputs, every step in BF16, "
         "FlashAttention-1.",
         paper="Roughly ten times, for _randomly initialized_ query, key and value vectors (section IV).",
@@ -135,10 +135,9 @@ CHAPTERS = (
         figures={
             "fig4_assumptions": Plot(
                 draw_fig4_assumptions,
-                "Lines of the ratio of Figure 4, the max difference of tiled attention from golden over that of the baseline "
-                "at BF16, over the sequence length N, on log axes, one line per distribution of the inputs, each with its "
-                "name and 95 % confidence intervals; a dashed line stands at the paper's ten times, and a band at half and "
-                "twice that.",
+                "The ratio of Figure 4 (largest deviation from golden, tiled / baseline, at BF16) over the sequence length N, "
+                "one line for each distribution of the inputs, with 95 % confidence intervals. The dashed line marks the paper's "
+                "10, the band half to twice that.",
             ),
         },
     ),

@@ -156,7 +156,9 @@ def _dependence(rows: pd.DataFrame) -> tuple[str, str]:
     for scenario in scenarios[1:]:
         own = of(rows, scenario)
         rest.append(over_baseline(own[own[LENGTH] == lengths[-1]], DEVIATION).estimate)
-    others = f", and {significant(min(rest))} to {significant(max(rest))} with other distributions at the latter N" if rest else ""
+    others = (
+        f", and {significant(min(rest))} to {significant(max(rest))} with other distributions at the latter N" if rest else ""
+    )
     sentence = (
         f"The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio goes from "
         f"{significant(ends[0])} at N = {int(lengths[0])} to {significant(ends[-1])} at N = {int(lengths[-1])} with inputs from "

@@ -29,7 +29,7 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.labels import WHITE
-from numdev.report.figures.plot import PANELS, Plot
+from numdev.report.figures.plot import BELOW, Plot
 from numdev.report.figures.reproduced import Lower, draw_reproduced, multiples
 from numdev.report.figures.style import BASELINE, BLACK, FP32_INSIDE, GREY, SMALL, TILED, colour
 from numdev.report.reading.primary import primary
@@ -59,8 +59,8 @@ def weigh_fig4(rows: pd.DataFrame) -> Evidence:
     total = over_baseline(bf16, DEVIATION)
     arithmetic = over_baseline(bf16, DEVIATION, "golden_same_inputs")
     sentence = (
-        f"At bf16 the variant deviates {total.text()} times as much from golden as the baseline does, "
-        f"{arithmetic.text()} times if golden sees the same rounded inputs.{left_out(total)}"
+        f"At bf16 the ratio of the max deviations from golden, tiled / baseline, is {total.text()}, and {arithmetic.text()} if "
+        f"golden sees the same rounded inputs.{left_out(total)}"
     )
     return Evidence(total.text(), sentence, (Question(total, about(FIG4_RATIO, AROUND)),))
 
@@ -85,7 +85,9 @@ def draw_fig3(rows: pd.DataFrame) -> Figure:
     def small(axes: Axes, panel: Panel) -> None:
         _over_formats(axes, panel.rows)
 
-    lower = multiples(found, small, _limits, ("number format F (dashed: its unit roundoff u)", "max |tiled − baseline|, absolute"))
+    lower = multiples(
+        found, small, _limits, ("number format F (dashed: its unit roundoff u)", "max |tiled − baseline|, absolute")
+    )
     return draw_reproduced(found, top, lower)
 
 
@@ -145,7 +147,7 @@ def _ratios_by_scenario(part: SubFigure, rows: pd.DataFrame) -> None:
             continue
         shade = policy_colour(of(rows, scenario))
         axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="o", markersize=4.5)
-        axes.annotate(interval.text(), (highest(interval), place), (6, 0), color=shade, **look)
+        axes.annotate(_told(interval), (highest(interval), place), (6, 0), color=shade, **look)
     for value, look in _LINES:
         axes.axvline(value, zorder=0, **look)
         words = "as the baseline" if value == 1 else f"paper: {value:g}"
@@ -156,7 +158,12 @@ def _ratios_by_scenario(part: SubFigure, rows: pd.DataFrame) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(scenarios) - 0.4, -0.6)
     axes.grid(axis="x")
-    axes.set_xlabel(f"max |tiled − golden| / max |baseline − golden| at {fmt.upper()}")
+    axes.set_xlabel(f"max |result − golden| at {fmt.upper()}, tiled / baseline")
+
+
+def _told(interval: Interval) -> str:
+    """With its interval, if that is finite."""
+    return interval.text() if math.isfinite(interval.high) else significant(interval.estimate)
 
 
 _LINES: tuple[tuple[float, dict[str, Any]], ...] = (
@@ -195,7 +202,7 @@ def _limits(rows: pd.DataFrame) -> tuple[float, float]:
     keys = ["subject", SCENARIO, "format"]
     tops = [highest(one) for _, own in rows.groupby(keys) if (one := replicates(own, DEVIATION)) is not None]
     top = max([float(values.max()), *tops, *units])
-    return 10.0 ** math.floor(math.log10(min(values.min(), *units)) - 0.3), 10.0 ** math.ceil(math.log10(top) + 0.3)
+    return 10.0 ** math.floor(math.log10(min(values.min(), *units)) - 0.5), 10.0 ** math.ceil(math.log10(top) + 0.5)
 
 
 def _over_formats(axes: Axes, rows: pd.DataFrame, *, named: bool = False) -> None:
@@ -234,7 +241,7 @@ CHAPTERS = (
         place=10,
         study="fig3",
         title="Number formats against the baseline",
-        question="How much does tiled attention differ from the baseline, and how does that depend on the number format? "
+        question="By how much does tiled attention differ from the baseline, and how does that depend on the number format? "
         "(Figure 3)",
         measured="Every step rounds to the format unless the scenario says otherwise.",
         paper="The deviation falls as the format changes from BF16 to FP64 (Golden et al. 2024, section IV.A).",
@@ -250,8 +257,8 @@ CHAPTERS = (
         figures={
             "fig3": Plot(
                 draw_fig3,
-                "Bars of the max difference between tiled attention and the baseline for each number format, on a log axis, "
-                f"with the unit roundoff u of the format as a dashed line. {PANELS}",
+                "The largest difference between tiled attention and the baseline at the same number format F, on a log axis; a "
+                f"dashed line marks the unit roundoff u of F. On the right, the same difference in units of u. {BELOW}",
             ),
         },
     ),
@@ -275,16 +282,17 @@ CHAPTERS = (
         figures={
             "fig4": Plot(
                 draw_fig4,
-                "Pairs of bars for each number format, on a log axis: the max difference of tiled attention and of the "
-                "baseline from golden. The ratio of the pair is written above BF16, and a dashed line stands at the paper's "
-                f"ten times. {PANELS}",
+                "Above, the largest deviation of tiled attention and of the baseline from golden at each number format, on a log "
+                "axis, and the ratio of the two. Below, that ratio at BF16 in every scenario: dark blue with every step in the "
+                "format, light blue with FP32 inside. A solid line marks 1, a dashed line the paper's 10. Dots are geometric "
+                "means over seeds or captured heads, bars their 95 % confidence intervals.",
             ),
             "total": Plot(
                 draw_total,
-                "One numbered point per scenario, with a list of their titles, of the narrowest format, on log axes of equal "
-                "aspect: total error, from golden on the unrounded inputs, over arithmetic error, from golden on the same "
-                "rounded inputs; tiled attention filled, its baselines open and with letters. On the diagonal the two are "
-                "equal; above it, the rounding of the inputs has its share.",
+                "RMSE from golden at the narrowest format: total error (golden on the unrounded inputs) over arithmetic error "
+                "(golden on the same rounded inputs), one numbered point for each scenario. Tiled attention is filled, its "
+                "baselines are open and lettered. On the diagonal the two errors are equal; above it, the rounding of the inputs "
+                "contributes.",
                 title="Total error against arithmetic error",
             ),
         },

@@ -1,4 +1,4 @@
-"""The paper's open question: do loss spikes come with large logits, ties, or a deviation of attention?"""
+"""The paper's open question: do large logits, ties, or a deviation of attention precede loss spikes?"""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ CHAPTERS = (
         study="spikes",
         operation="training",
         title="Loss spikes, and what attention does at and before them",
-        question="Does a loss spike come with, or after, large logits, ties of the largest scores, or a deviation of attention?",
+        question="Do large logits, ties of the largest scores, or a deviation of attention precede or accompany loss spikes?",
         measured=_MEASURED,
         paper="Numeric deviation might add up to loss spikes (section I). The exact step of a spike should be related to the "
         "deviation at that step, which is left to future work (section VI).",

@@ -112,7 +112,7 @@ CHAPTERS = (
         place=80,
         study="fa3_table3",
         title="FlashAttention-3's Table 3",
-        question="Does the emulation give the errors that another paper published for FP16 and FP8 attention?",
+        question="Does the emulation reproduce the errors that another paper published for FP16 and FP8 attention?",
         measured="Inputs with outliers; the scenario names the method. The publication states neither $N$ nor $d$.",
         paper="RMSE against FP64 of FP16 and FP8 attention, with and without block quantisation and incoherent processing "
         "(Shah et al. 2024, Table 3).",

@@ -13,11 +13,11 @@ from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolu
 from numdev.report.claims.finding import ALIKE, LARGER, MARGIN, Evidence, Question, Undecidable, by_format, left_out, select
 from numdev.report.figures.grid import Panel, chosen, limits, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner
-from numdev.report.figures.plot import PANELS, Plot
+from numdev.report.figures.plot import BELOW, Plot
 from numdev.report.figures.reproduced import draw_reproduced, multiples
 from numdev.report.figures.style import BLACK, GREY, PALE, colour
 from numdev.report.reading.scenarios import SCENARIO, formats
-from numdev.report.statistics.estimates import Interval, ratio, signs, significant
+from numdev.report.statistics.estimates import Interval, ratio, significant, signs
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import GOLDEN
@@ -25,9 +25,7 @@ from numdev.report.studies.published import GOLDEN
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words
 TILE, SRAM = "label.tiling.shape", "label.tiling.sram"
-_SHAPES = (
-    "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
-)
+_SHAPES = "at BF16, with their ratio. On the right, the ratio at every number format; grey marks ratios within 10 % of 1."
 
 
 def weigh_fig6a(rows: pd.DataFrame) -> Evidence:
@@ -36,7 +34,7 @@ def weigh_fig6a(rows: pd.DataFrame) -> Evidence:
     def judge(rows: pd.DataFrame) -> Evidence:
         times, told = against_as_is(rows, "swapped")
         every, _ = against_as_is(rows, "swapped", EVERY)
-        sentence = f"swapping makes the difference {times.text()} times as large, {told}{resolution(rows)}"
+        sentence = f"the ratio of the max differences, swapped / as in the paper, is {times.text()}: {told}{resolution(rows)}"
         beside = Evidence(every.text(), "", (Question(every, LARGER),))
         return Evidence(times.text(), sentence, (Question(times, LARGER),), beside)
 
@@ -52,10 +50,10 @@ def weigh_fig6b(rows: pd.DataFrame) -> Evidence:
     def judge(rows: pd.DataFrame) -> Evidence:
         times, told = against_as_is(rows, "square")
         every, _ = against_as_is(rows, "square", EVERY)
-        sentence = f"square tiles of the same area make the difference {times.text()} times as large, {told}"
+        sentence = f"the ratio of the max differences, square with the same area / as in the paper, is {times.text()}: {told}"
         if (rows["label.tiling.shape"] == "square_bc").any():
             kept, told = against_as_is(rows, "square_bc")
-            sentence += f" Squares that keep Bc make it {kept.text()} times as large, {told}"
+            sentence += f" For squares that keep Bc it is {kept.text()}: {told}"
         beside = Evidence(every.text(), "", (Question(every, ALIKE),))
         return Evidence(times.text(), sentence + resolution(rows), (Question(times, ALIKE),), beside)
 
@@ -89,7 +87,7 @@ def against_as_is(rows: pd.DataFrame, shape: str, metric: str = DEVIATION) -> tu
     told = f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} replicates{test}"
     if (pairs[f"{metric}_other"] == pairs[metric]).all():
         told = f"exactly equal in all {len(pairs)} pairs"
-    rest = f"; at {trivial} more sizes both are one tile" if trivial else ""
+    rest = f"; at {trivial} more sizes both tiles are the same" if trivial else ""
     return times, f"{told}{rest}.{left_out(times)}"
 
 
@@ -219,8 +217,8 @@ CHAPTERS = (
         place=50,
         study="fig6a",
         title="Swapped tiles",
-        question="What does it change to exchange $B_r$ and $B_c$? (Figure 6a)",
-        measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, and with the two exchanged.",
+        question="How does swapping $B_r$ and $B_c$ change the difference? (Figure 6a)",
+        measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, and with the two swapped.",
         paper="Swapping the order of the block dimensions leads to a larger numerical difference (section IV.B).",
         claims=(
             claim(
@@ -234,8 +232,8 @@ CHAPTERS = (
         figures={
             "fig6a": Plot(
                 draw_fig6a,
-                "Lines of the max difference over the block area, with the paper's tile (solid) and with Br and Bc swapped "
-                f"(dashed), {_SHAPES} {PANELS}",
+                "The largest difference over the block area, with the paper's tile (solid) and with Br and Bc swapped "
+                f"(dashed), {_SHAPES} {BELOW}",
                 ("tiling.shape", "tiling.sram"),
             ),
         },
@@ -244,11 +242,10 @@ CHAPTERS = (
         place=60,
         study="fig6b",
         title="Square tiles",
-        question="What does it change to make tiles square? (Figure 6b)",
+        question="How do square tiles change the difference? (Figure 6b)",
         measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$; squares of the same area, "
         "and squares that keep $B_c$.",
-        paper="Constraining tiles to be square makes no significant difference, since the number of rescales hardly changes "
-        "(section IV.B).",
+        paper="Square tiles make no significant difference, since the number of rescales hardly changes (section IV.B).",
         claims=(
             claim(
                 "fig6b",
@@ -261,8 +258,8 @@ CHAPTERS = (
         figures={
             "fig6b": Plot(
                 draw_fig6b,
-                "Lines of the max difference over the block area, with the paper's tile (solid) and with square ones "
-                f"(dashed), {_SHAPES} {PANELS}",
+                "The largest difference over the block area, with the paper's tile (solid) and with square ones "
+                f"(dashed), {_SHAPES} {BELOW}",
                 ("tiling.shape", "tiling.sram"),
             ),
         },

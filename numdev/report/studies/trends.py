@@ -20,7 +20,7 @@ from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
 from numdev.report.figures.grid import Panel, chosen, in_u, limits, log_y, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner, paper_goes, spread
-from numdev.report.figures.plot import PANELS, Plot
+from numdev.report.figures.plot import BELOW, Plot
 from numdev.report.figures.reproduced import draw_reproduced, multiples
 from numdev.report.figures.style import SMALL, colour
 from numdev.report.reading.scenarios import formats
@@ -38,7 +38,7 @@ def weigh_fig5a(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         exponent, every = over_length(rows, DEVIATION), over_length(rows, EVERY)
-        sentence = f"the max difference goes as N to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        sentence = f"the max difference scales as N^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
         beside = Evidence(f"N^{every.text()}", "", (Question(every, GROWS),))
         return Evidence(f"N^{exponent.text()}", sentence, (Question(exponent, GROWS),), beside)
 
@@ -50,7 +50,7 @@ def weigh_fig5b(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         centre, spread = over_length(rows, "mean_absolute"), over_length(rows, "std")
-        sentence = f"the mean of |D| goes as N to the {centre.text()}, the standard deviation to the {spread.text()}."
+        sentence = f"the mean of |D| scales as N^{centre.text()}, the standard deviation of D as N^{spread.text()}."
         figure = f"mean N^{centre.text()}, std N^{spread.text()}"
         return Evidence(figure, sentence + left_out(centre, spread), (Question(centre, GROWS), Question(spread, GROWS)))
 
@@ -62,7 +62,7 @@ def weigh_fig6c(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         exponent, every = over_area(rows, DEVIATION), over_area(rows, EVERY)
-        sentence = f"the max difference goes as the block area to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        sentence = f"the max difference scales as area^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
         beside = Evidence(f"area^{every.text()}", "", (Question(every, SHRINKS),))
         return Evidence(f"area^{exponent.text()}", sentence, (Question(exponent, SHRINKS),), beside)
 
@@ -205,7 +205,7 @@ CHAPTERS = (
         study="fig5a",
         title="The largest difference over the sequence length",
         question="Does the difference grow with the sequence length at a fixed tile? (Figure 5a)",
-        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
+        measured="The tile stays the same while $N$ grows; captured tensors, which are short, have a smaller tile.",
         paper="The max difference grows with the sequence length, since more tiles mean more rescales (section IV.A).",
         claims=(
             claim(
@@ -219,9 +219,9 @@ CHAPTERS = (
         figures={
             "fig5a": Plot(
                 draw_fig5a,
-                "Lines of the max difference between tiled attention and the baseline over the sequence length N, on log "
-                "axes, one per number format, in units of its unit roundoff, each with its exponent of N; an arrow tells the "
-                f"paper's trend. {PANELS}",
+                "The largest difference between tiled attention and the baseline at BF16 over the sequence length N, with its "
+                "exponent of N; an arrow shows the paper's trend. On the right, every number format in units of its unit "
+                f"roundoff u. {BELOW}",
             ),
         },
     ),
@@ -229,9 +229,9 @@ CHAPTERS = (
         place=40,
         study="fig5b",
         title="Mean and spread over the sequence length",
-        question="Do mean and standard deviation of the difference follow the same trend? (Figure 5b)",
-        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
-        paper="Mean and standard deviation reflect the trend of the max difference (section IV.A).",
+        question="Do the mean and the standard deviation of the difference follow the same trend? (Figure 5b)",
+        measured="The tile stays the same while $N$ grows; captured tensors, which are short, have a smaller tile.",
+        paper="The mean and the standard deviation of the difference show the same trend as its maximum (section IV.A).",
         claims=(
             claim(
                 "fig5b",
@@ -244,9 +244,9 @@ CHAPTERS = (
         figures={
             "fig5b": Plot(
                 draw_fig5b,
-                "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of the standard "
-                "deviation of the difference (dashed) over the sequence length N, on log axes, one pair per number format, in "
-                f"units of its unit roundoff; an arrow tells the paper's trend. {PANELS}",
+                "The mean absolute difference between tiled attention and the baseline (solid) and the standard deviation of the "
+                "difference (dashed) at BF16 over the sequence length N, with the exponent of the mean; an arrow shows the "
+                f"paper's trend. On the right, the mean for every number format in units of its unit roundoff u. {BELOW}",
             ),
         },
     ),
@@ -270,15 +270,15 @@ CHAPTERS = (
         figures={
             "fig6c": Plot(
                 draw_fig6c,
-                "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, on log "
-                "axes, one per number format, in units of its unit roundoff, each with its exponent; an arrow tells the "
-                f"paper's trend. {PANELS}",
+                "The largest difference between tiled attention and the baseline at BF16 over the block area A = Br Bc, with its "
+                "exponent; an arrow shows the paper's trend. On the right, every number format in units of its unit roundoff u. "
+                f"{BELOW}",
             ),
             "rescales": Plot(
                 draw_rescales,
-                "One panel per scenario, all with the same axes: the max difference between tiled attention and the baseline "
-                "of the narrowest format over the block area, and on the right axis the number of rescales R, which falls "
-                "with it.",
+                "The largest difference between tiled attention and the baseline at the narrowest format over the block area "
+                "(filled), and the number of rescales R (open, right axis), one panel for each scenario, all with the same "
+                "axes.",
                 title="The deviation over the block area, beside the number of rescales",
             ),
         },

@@ -55,13 +55,13 @@ def weigh_fig7(rows: pd.DataFrame) -> Evidence:
 
 
 def _growth(rung: Rung, powers: tuple[Interval, Interval]) -> str:
-    """How the difference of one rung grows: the exponents of the step, and how many times as large it is at the end."""
+    """How the difference of one rung grows: the exponents of the step, and by which factor it is larger at the end."""
     steps = rung.steps()
     if not steps:
         return f"{rung.name}: none"
     grown = (rung.growth(LARGEST), rung.growth(WASSERSTEIN))
     parts = [
-        f"{METRICS[metric]} goes as step^{power.text()}, {times.text()} times as large"
+        f"{METRICS[metric]} scales as step^{power.text()} and grows {times.text()}-fold"
         for metric, power, times in zip((LARGEST, WASSERSTEIN), powers, grown, strict=True)
     ]
     return f"{rung.name}, from step {steps[0]} to {rung.end}: {' and '.join(parts)}"

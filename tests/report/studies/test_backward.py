@@ -201,6 +201,7 @@ def drawn(results: Results) -> dict[str, Figure]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_intervals_and_keeps_its_words(drawn: dict[str, Figure], name: str) -> None:
     figure = drawn[name]
+    assert_legible(figure)
     for axes in figure.axes:
         assert [item for item in axes.containers if isinstance(item, ErrorbarContainer)], axes.get_title(loc="left")
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()

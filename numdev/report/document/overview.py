@@ -95,9 +95,10 @@ def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
         yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
 
 
-def failures(wholes: Sequence[Results]) -> Iterator[list[str]]:
+def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:
+    """Study, point, status and reason of each point that failed; studies by their titles."""
     failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
     for point in failed[:_MOST_FAILURES]:
-        yield [point["study"], place(point), point["status"], point["reason"]]
+        yield [titles[point["study"]], place(point), point["status"], point["reason"]]
     if len(failed) > _MOST_FAILURES:
         yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

@@ -25,6 +25,7 @@ from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
 from numdev.report.document.tables import deviations
 from numdev.report.document.typeset import typeset
+from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.training import KIND
@@ -51,15 +52,20 @@ def _unnamed(results: Results, study: str) -> Chapter:
 
 def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
     """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
+    drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for path in (HERE / "templates").glob("*.typ"):
-            shutil.copy(path, root)
-        drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
-        for path in drawn.values():
-            shutil.copy(path, root)
-        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
+        write_root(results, claims, drawn, root, speed)
         return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+
+
+def write_root(
+    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], root: Path, speed: Results | None = None
+) -> None:
+    """Write what Typst reads, templates, figures and `data.json`, into a folder."""
+    for path in [*(HERE / "templates").glob("*.typ"), *drawn.values()]:
+        shutil.copy(path, root)
+    (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
 
 
 def contents(
@@ -91,7 +97,7 @@ def contents(
         "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
         "environments": list(overview.environments(wholes)),
         "commands": [[section["title"], section["command"]] for section in shown],
-        "failures": list(overview.failures(wholes)),
+        "failures": list(overview.failures(wholes, {section.study: section.title for section in present})),
     }
 
 
@@ -116,7 +122,7 @@ def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], 
         "question": section.question,
         "measured": section.measured,
         "paper": section.paper,
-        "figures": [_figure(drawn[name]) for name in mine],
+        "figures": [_figure(drawn[name], _plot(results.manifests[section.study], section.study, name)) for name in mine],
         "found": "" if section.by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
         "compact": not section.by_claim and not any(result.claim.across for result in own),
         "findings": list(_found(section, own, results, words)),
@@ -178,20 +184,27 @@ def _headline(shown: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[st
     return next((figures[name] for name in (*wanted, *figures) if name in figures), None)
 
 
-def _figure(path: Path) -> dict[str, Any]:
-    """An SVG with its width, its description, and its title as the caption."""
+def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
+    """What drew a file: the study's first figure has its name, others have their own behind that."""
+    own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
+    names = [own] if own else [manifest["figure"], *manifest["claims"]]
+    return next((FIGURES[name] for name in names if name in FIGURES), None)
+
+
+def _figure(path: Path, plot: Plot | None) -> dict[str, Any]:
+    """An SVG with its width, its descriptions, and its title as the caption."""
     text = path.read_text()
     width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
     caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
     points = float(width[1]) if width else WIDEST
-    return {"file": path.name, "width": min(points, WIDEST), "alt": words, "caption": caption, "about": _about(path.stem)}
-
-
-def _about(name: str) -> str:
-    """What a figure shows, in Typst markup."""
-    plot = next((FIGURES[part] for part in (name, name.partition("_")[2]) if part in FIGURES), None)
-    return typeset(plot.alt) if plot else ""
+    return {
+        "file": path.name,
+        "width": min(points, WIDEST),
+        "alt": words,
+        "caption": caption,
+        "about": typeset(plot.alt) if plot else "",
+    }
 
 
 def command(results: Results, study: str) -> str:

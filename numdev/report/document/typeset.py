@@ -39,7 +39,7 @@ def typeset(text: str) -> str:
 
 def _power(text: str) -> str:
     base, _, exponent = text.partition("^")
-    word = base if len(base) == 1 else f'"{base}"'
+    word = "A" if base == "area" else base if len(base) == 1 else f'"{base}"'
     return f"${word}^({_number(exponent)})$"
 
 

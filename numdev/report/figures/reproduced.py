@@ -16,7 +16,7 @@ from numdev.report.reading.scenarios import of, ordered
 from numdev.results.scenario import Scenario
 
 Top = Callable[[Axes, Axes, Panel], None]
-_TOP, _ROW = 2.35, 1.42  # inches
+_TOP, _ROW = 2.25, 1.36  # inches
 
 
 @dataclass(frozen=True)

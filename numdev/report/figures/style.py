@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
 BLUE, VERMILION = "#0072B2", "#D55E00"
 GREY, PALE, BLACK = "#595959", "#D9D9D9", "#000000"  # references and words, bands, what is neither tiled nor its baseline
-TILED, FP32_INSIDE, BASELINE = BLUE, "#56B4E9", VERMILION
+TILED, FP32_INSIDE, BASELINE = BLUE, "#3A9BD9", VERMILION
 """Tiled attention with every step in the format, and with FP32 inside; and untiled attention in the format."""
 FORMAT_COLOURS = {
     "bf16": "#882255",

@@ -9,7 +9,7 @@ import pandas as pd
 
 from numdev.report.claims.claim import Claim
 from numdev.report.claims.comparisons import DEVIATION, exponent_of, over_baseline
-from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.finding import FLAT, Undecidable, Verdict
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import of, ordered
 from numdev.report.reading.words import Words
@@ -131,9 +131,9 @@ def _distance(rows: pd.DataFrame) -> tuple[str, str]:
     every, inside = _both(rows, lambda own: over_baseline(own, DEVIATION))
     where = f"inputs from {inputs(_of_policy(rows, 'uniform'))}, N = {int(_of_policy(rows, 'uniform')[LENGTH].iloc[0])}"
     sentence = (
-        f"With every step rounded to BF16, tiled attention deviates {every.text()} times as far from exact attention as untiled "
-        f"attention does, the paper says about 10 times; with FP32 inside, as production kernels compute, {inside.text()} times "
-        f"as far (largest deviation of the output, {where})."
+        f"With every step rounded to BF16, tiled attention deviates from exact attention {every.text()} times as far as "
+        f"untiled attention does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is "
+        f"{inside.text()} (largest deviation of the output; {where})."
     )
     return "Distance from exact attention", sentence
 
@@ -141,8 +141,9 @@ def _distance(rows: pd.DataFrame) -> tuple[str, str]:
 def _growth(rows: pd.DataFrame) -> tuple[str, str]:
     every, inside = _both(rows, lambda own: over_length(own, DEVIATION))
     sentence = (
-        f"At a fixed tile the largest difference between tiled and untiled attention scales as N^{every.text()} where every step "
-        f"is rounded to BF16, and as N^{inside.text()} with FP32 inside."
+        f"At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
+        f"N^{every.text()} where every step is rounded to BF16; with FP32 inside "
+        f"{'it does not change: ' if FLAT.verdict(inside) is Verdict.HOLDS else 'it scales as '}N^{inside.text()}."
     )
     return "Growth with the sequence length", sentence
 

@@ -138,7 +138,7 @@ def _ratios_by_scenario(part: SubFigure, rows: pd.DataFrame) -> None:
     found = [_over(rows[(rows[SCENARIO] == scenario.name) & (rows["format"] == fmt)]) for scenario in scenarios]
     low, high = _around([interval for interval in found if interval])
     axes.set_xscale("log")
-    axes.set_xlim(low, high * (high / low) ** 0.22)
+    axes.set_xlim(low, high * (high / low) ** 0.32)
     name_steps(axes.xaxis)
     for place, (scenario, interval) in enumerate(zip(scenarios, found, strict=True)):
         look: dict[str, Any] = {"va": "center", "fontsize": SMALL, "textcoords": "offset points", "bbox": WHITE}
@@ -147,7 +147,7 @@ def _ratios_by_scenario(part: SubFigure, rows: pd.DataFrame) -> None:
             continue
         shade = policy_colour(of(rows, scenario))
         axes.errorbar(interval.estimate, place, xerr=whiskers([interval]), color=shade, marker="o", markersize=4.5)
-        axes.annotate(_told(interval), (highest(interval), place), (6, 0), color=shade, **look)
+        axes.annotate(_told(interval), (highest(interval), place), (6, 0), **look)
     for value, look in _LINES:
         axes.axvline(value, zorder=0, **look)
         words = "as the baseline" if value == 1 else f"paper: {value:g}"

@@ -44,7 +44,7 @@ def draw_parting(rows: pd.DataFrame) -> Figure:
     Of the narrowest format that the rows have.
     """
     own = rows[rows["format"] == formats(rows)[0]]
-    figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.5), layout="constrained")
     axes = figure.add_subplot()
     variant, baseline = chosen(own, reference="golden"), chosen(own, "baseline", "golden")
     log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,), N))

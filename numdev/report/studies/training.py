@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 
 import pandas as pd
 
 from numdev.report.claims.claim import OURS, Claim
-from numdev.report.claims.finding import MARGIN, Undecidable
+from numdev.report.claims.finding import MARGIN
 from numdev.report.figures.plot import Plot
-from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import of, ordered
 from numdev.report.reading.training import LOSS, RUN
 from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.groups import Group
 from numdev.report.studies.losses import draw_losses, draw_samples, run_table
 from numdev.report.studies.parting import draw_ladder, draw_weights
 from numdev.report.studies.published import GOLDEN
-from numdev.report.studies.rungs import LARGEST, WASSERSTEIN, Rung, over, rungs
 from numdev.report.studies.weights import (
     RANKS,
     ULP,
+    findings,
     weigh_fig7,
     weigh_fig8,
     weigh_fig8_order,
@@ -45,56 +41,6 @@ def describe(rows: pd.DataFrame) -> str:
     """How long the runs of some rows are."""
     return f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else ""
 
-
-def findings(results: Results) -> Iterator[tuple[str, str]]:
-    """A heading and a sentence for each finding, of the study with the most kinds of runs."""
-    measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
-    groups = [{rung.group: rung for rung in reversed(rungs(of(rows, ordered(rows)[0])))} for rows in measured]
-    found = max(groups, key=len, default={})
-    flash = found.get(Group.FLASH)
-    if flash is None:
-        return
-    for heading, tell in _FINDINGS.items():
-        try:
-            yield heading, tell(flash, found)
-        except Undecidable:
-            continue
-
-
-def _growth(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    largest, distance = flash.exponent(LARGEST), flash.exponent(WASSERSTEIN)
-    return (
-        f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
-        f"largest difference of a weight scales with the training step as t^{largest.text()}, the Wasserstein distance as "
-        f"t^{distance.text()}."
-    )
-
-
-def _size(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    known = [found[group] for group in (Group.INIT, Group.PRECISION) if group in found]
-    if not known:
-        raise Undecidable("nothing else was trained")
-    told = " and ".join(f"{over(flash.last(WASSERSTEIN), rung.last(WASSERSTEIN)).text()} ({rung.name})" for rung in known)
-    return (
-        f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: {told}."
-    )
-
-
-def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    if Group.ULP not in found:
-        raise Undecidable("no weight was moved by one ulp")
-    times = over(found[Group.ULP].last(WASSERSTEIN), flash.last(WASSERSTEIN))
-    return (
-        f"With {found[Group.ULP].name} before training, and baseline attention throughout, the Wasserstein distance at step "
-        f"{flash.end} is {times.text()} times that of flash attention."
-    )
-
-
-_FINDINGS = {
-    "Growth over training": _growth,
-    "Size compared with other changes": _size,
-    "Sensitivity of training": _chaos,
-}
 
 WORDS = Words(
     operation="training",
@@ -212,10 +158,10 @@ CHAPTERS = (
         figures={
             "training_ladder": Plot(
                 draw_ladder,
-                "Above, the difference of the weights from those of the reference run over the training steps, by three metrics, "
-                "one line for each run, coloured by what the run changes; lines are medians over replicates, bands their range. "
-                "Below, the Wasserstein distance at the last step and its growth per step, with 95 % confidence intervals. The "
-                "grey band marks 2 to 5 times below FP16.",
+                "Above, the difference of the weights from those of the reference run over the training steps, on linear axes by "
+                "the paper's metric and on log axes by two others, one line for each run, coloured by what the run changes; lines "
+                "are medians over replicates, bands their range. Below, the Wasserstein distance at the last step and its growth per step, with 95 % "
+                "confidence intervals. The grey band marks 2 to 5 times below FP16.",
             ),
             "training_loss": Plot(
                 draw_losses,

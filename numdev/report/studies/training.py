@@ -158,10 +158,10 @@ CHAPTERS = (
         figures={
             "training_ladder": Plot(
                 draw_ladder,
-                "Above, the difference of the weights from those of the reference run over the training steps, on linear axes by "
-                "the paper's metric and on log axes by two others, one line for each run, coloured by what the run changes; lines "
-                "are medians over replicates, bands their range. Below, the Wasserstein distance at the last step and its growth per step, with 95 % "
-                "confidence intervals. The grey band marks 2 to 5 times below FP16.",
+                "Above, the difference of the weights from those of the reference run over the training steps: on linear axes by "
+                "the paper's metric, on log axes by two others. Each line is a run, coloured by what it changes: the median over "
+                "replicates, with their range as a band. Below, the Wasserstein distance at the last step and its growth per "
+                "step, with 95 % confidence intervals. The grey band marks 2 to 5 times below FP16.",
             ),
             "training_loss": Plot(
                 draw_losses,

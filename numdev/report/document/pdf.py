@@ -38,6 +38,7 @@ from numdev.results.columns import Use
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)
 WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
+_HIGHEST = 370.0  # points that the findings leave on the first page
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
@@ -112,6 +113,7 @@ def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
 
 def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
     own = [result for result in claims if result.study == section.study]
+    by_claim = section.by_claim or len(own) > 1
     words = words_of(results.points[results.points["study"] == section.study])
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
     others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
@@ -123,11 +125,11 @@ def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], 
         "measured": section.measured,
         "paper": section.paper,
         "figures": [_figure(drawn[name], _plot(results.manifests[section.study], section.study, name)) for name in mine],
-        "found": "" if section.by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
-        "compact": not section.by_claim and not any(result.claim.across for result in own),
-        "findings": list(_found(section, own, results, words)),
+        "found": "" if by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
+        "compact": not by_claim and not any(result.claim.across for result in own),
+        "findings": list(_found(own, results.study(section.study), words, by_claim=by_claim)),
         "tables": list(_tables(section, results, with_claims=bool(own))),
-        "verdict": "" if section.by_claim else " ".join(typeset(f"{result.claim.text}: {result.brief}.") for result in own),
+        "verdict": "" if by_claim else " ".join(typeset(f"{result.claim.text}: {result.brief}.") for result in own),
         "command": command(results, section.study),
     }
 
@@ -138,11 +140,11 @@ def _source(own: Sequence[ClaimResult]) -> str:
     return next((match[1] for match in found if match), "")
 
 
-def _found(section: Chapter, own: Sequence[ClaimResult], results: Results, words: Words) -> Iterator[dict[str, str]]:
-    """What is found for every claim, the first of each under its text if the section wants that."""
+def _found(own: Sequence[ClaimResult], rows: pd.DataFrame, words: Words, *, by_claim: bool) -> Iterator[dict[str, str]]:
+    """What is found for every claim, the first of each under its text where a section has several."""
     for result in own:
-        for place, found in enumerate(_findings(result, results.study(section.study), words)):
-            told = typeset(f"{result.claim.text}: {result.brief}.") if section.by_claim and place == 0 else ""
+        for place, found in enumerate(_findings(result, rows, words)):
+            told = typeset(f"{result.claim.text}: {result.brief}.") if by_claim and place == 0 else ""
             yield found | {"claim": told}
 
 
@@ -179,8 +181,9 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
 
 
 def _headline(shown: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any] | None:
-    """The figure of the first page: the first of those wanted that is drawn, or else the first figure."""
-    figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
+    """The figure of the first page: the first of those wanted that is drawn and not too high, or else the first of all."""
+    every = (figure for section in shown for figure in section["figures"])
+    figures = {figure["file"]: figure for figure in every if figure["height"] <= _HIGHEST}
     return next((figures[name] for name in (*wanted, *figures) if name in figures), None)
 
 
@@ -194,17 +197,14 @@ def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
 def _figure(path: Path, plot: Plot | None) -> dict[str, Any]:
     """An SVG with its width, its descriptions, and its title as the caption."""
     text = path.read_text()
-    width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
+    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', text)
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
     caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
-    points = float(width[1]) if width else WIDEST
-    return {
-        "file": path.name,
-        "width": min(points, WIDEST),
-        "alt": words,
-        "caption": caption,
-        "about": typeset(plot.alt) if plot else "",
-    }
+    width, height = (float(size[1]), float(size[2])) if size else (WIDEST, WIDEST)
+    scale = min(1.0, WIDEST / width)
+    shape = {"width": scale * width, "height": scale * height}
+    about = typeset(plot.alt) if plot else ""
+    return {"file": path.name, **shape, "alt": words, "caption": caption, "about": about}
 
 
 def command(results: Results, study: str) -> str:

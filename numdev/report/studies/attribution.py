@@ -150,10 +150,10 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     mark = Line2D([], [], color="black", marker="D", markerfacecolor="white", linestyle="", markersize=3)
     keys = [*(Patch(color=shade) for shade in (BLACK, GREY, PALE)), mark]
     words = [
-        "low format in this step alone: the largest",
+        "low format alone: largest",
         "the others",
         "set by the tensors",
-        "removed by the high format in this step alone",
+        "high format alone: removed",
     ]
     figure.legend(keys, words, loc="outside upper right", ncols=4, frameon=False, fontsize=SMALL)
     return figure

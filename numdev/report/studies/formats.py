@@ -77,7 +77,7 @@ def draw_fig3(rows: pd.DataFrame) -> Figure:
         scaled = in_u(panel.rows, (DEVIATION,))
         log_y(narrow, *at_least_a_decade(*limits(scaled, (DEVIATION,))))
         for place, name in enumerate(formats(scaled)):
-            _dot(narrow, place, replicates(scaled[scaled["format"] == name], DEVIATION), colour(name))
+            _dot(narrow, float(place), replicates(scaled[scaled["format"] == name], DEVIATION), colour(name))
         _name(narrow, formats(scaled))
         narrow.set_title("The same in u of F", loc="left")
         narrow.set_xlabel("number format F")
@@ -210,7 +210,7 @@ def _over_formats(axes: Axes, rows: pd.DataFrame, *, named: bool = False) -> Non
     names = formats(rows)
     for place, name in enumerate(names):
         interval = replicates(rows[rows["format"] == name], DEVIATION)
-        _dot(axes, place, interval, colour(name))
+        _dot(axes, float(place), interval, colour(name))
         u = Format.parse(name).u
         axes.hlines(u, place - 0.3, place + 0.3, color=BLACK, linewidth=0.8, linestyle=(0, (2, 1)))
         if named:

@@ -118,7 +118,7 @@ def draw_gradients(rows: pd.DataFrame) -> Figure:
     def ticks(axes: Axes, panel: pd.DataFrame) -> None:
         plain_ticks(axes, places(panel).unique().tolist())
 
-    text = f"sequence length N, tokens (F = {own['format'].iloc[0]})"
+    text = f"sequence length N, tokens (F = {own['format'].iloc[0].upper()})"
     return _lines(own.assign(place=places(own)), text, ticks, lambda found: over_length(found, SIZE, SAME_INPUTS), "N")
 
 

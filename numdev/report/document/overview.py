@@ -71,7 +71,7 @@ def _device(environment: Mapping[str, str]) -> str:
 def claim(result: ClaimResult) -> dict[str, Any]:
     chief = [
         {
-            "title": scenario.title,
+            "title": typeset(scenario.title),
             "role": ROLES[scenario.role],
             "figure": typeset(result.findings[scenario].figure),
             "verdict": result.findings[scenario].verdict.value,

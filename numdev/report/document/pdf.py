@@ -153,7 +153,11 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
     for scenario, finding in result.findings.items():
         about = circumstances(rows if result.claim.across else of(rows, scenario), words)
         role = ROLES[scenario.role]
-        head = {"title": scenario.title, "role": role, "about": typeset("; ".join(part for part in (role, about) if part))}
+        head = {
+            "title": typeset(scenario.title),
+            "role": role,
+            "about": typeset("; ".join(part for part in (role, about) if part)),
+        }
         beside = finding.beside
         yield head | {
             "verdict": finding.verdict.value,

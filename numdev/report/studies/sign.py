@@ -133,7 +133,7 @@ CHAPTERS = (
     Chapter(
         place=90,
         study="sign",
-        title="What decides the sign",
+        title="Better or worse than the baseline",
         question="Golden et al. find tiled attention worse than the baseline, Shah et al. find it better. Which is it?",
         measured="The same inputs under both precision policies.",
         paper="Ten times worse at BF16 (Golden et al. 2024, Figure 4); 1.7 times better at FP16 (Shah et al. 2024, section 4.3).",

@@ -73,7 +73,7 @@ def draw_fig3(rows: pd.DataFrame) -> Figure:
         log_y(large, *_limits(panel.rows))
         _over_formats(large, panel.rows, named=True)
         large.set_xlabel("number format F")
-        large.set_ylabel("max |tiled − baseline|, absolute")
+        large.set_ylabel("max |tiled − baseline|,\nabsolute")
         scaled = in_u(panel.rows, (DEVIATION,))
         log_y(narrow, *at_least_a_decade(*limits(scaled, (DEVIATION,))))
         for place, name in enumerate(formats(scaled)):
@@ -86,7 +86,7 @@ def draw_fig3(rows: pd.DataFrame) -> Figure:
         _over_formats(axes, panel.rows)
 
     lower = multiples(
-        found, small, _limits, ("number format F (dashed: its unit roundoff u)", "max |tiled − baseline|, absolute")
+        found, small, _limits, ("number format F (dashed: its unit roundoff u)", "max |tiled − baseline|,\nabsolute")
     )
     return draw_reproduced(found, top, lower)
 
@@ -107,7 +107,7 @@ def draw_fig4(rows: pd.DataFrame) -> Figure:
         large.legend(keys, ["tiled attention", "baseline"], loc="upper right", frameon=False)
         _name(large, names)
         large.set_xlabel("number format F")
-        large.set_ylabel("max |result − golden|, absolute")
+        large.set_ylabel("max |result − golden|,\nabsolute")
         _ratios_by_format(narrow, panel.rows, names)
 
     scenarios = ordered(found)
@@ -214,7 +214,7 @@ def _over_formats(axes: Axes, rows: pd.DataFrame, *, named: bool = False) -> Non
         u = Format.parse(name).u
         axes.hlines(u, place - 0.3, place + 0.3, color=BLACK, linewidth=0.8, linestyle=(0, (2, 1)))
         if named:
-            axes.annotate("u", (place + 0.3, u), (2, 0), textcoords="offset points", va="center", fontsize=SMALL)
+            axes.annotate("u", (place - 0.3, u), (-2, 0), textcoords="offset points", ha="right", va="center", fontsize=SMALL)
             if interval is not None and interval.estimate > 0:
                 look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
                 axes.annotate(scientific(interval.estimate), (place, interval.estimate), (7, 0), **look)

@@ -134,7 +134,7 @@ def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
 
     def top(large: Axes, narrow: Axes, panel: Panel) -> None:
         lines(large, panel)
-        large.set_ylim(0, large.get_ylim()[1] * 1.45)
+        large.set_ylim(0, large.get_ylim()[1] * 1.6)
         corner(large, paper, down=14, color=GREY)
         keys = [_key(name, colour(main)) for name in present]
         large.legend(keys, [_LINES[name].text for name in present], loc="upper left", frameon=False)

@@ -20,6 +20,7 @@ from numdev.report.studies.delta import LEAST
 from numdev.report.studies.direction import by_chance
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, FIGURES
 from tests import toy_backward
+from tests.report.printed import assert_legible
 
 pytestmark = pytest.mark.xdist_group("backward studies")  # measured once, by one worker
 

@@ -4,6 +4,7 @@ import math
 from itertools import combinations
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
@@ -167,7 +168,7 @@ def dots(figure: Figure) -> Axes:
 
 def test_the_ratio_of_figure_4_is_a_dot_for_every_scenario_between_1_and_10(drawn: dict[str, Figure], results: Results) -> None:
     axes = dots(drawn["fig4"])
-    upright = [set(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    upright = [set(np.asarray(line.get_xdata()).tolist()) for line in axes.lines if np.size(line.get_xdata()) == 2]
     assert {1.0} in upright
     assert {10.0} in upright
     rows = results.study("fig4")
@@ -176,7 +177,7 @@ def test_the_ratio_of_figure_4_is_a_dot_for_every_scenario_between_1_and_10(draw
     for name in ("uniform_end", "normal_end", "kernel_uniform"):
         own = rows.query(f"scenario == '{name}'")
         (title,) = (text for text in found if text.startswith(title_of(name)))
-        estimate = float(found[title].lines[0].get_xdata()[0])
+        estimate = float(np.asarray(found[title].lines[0].get_xdata())[0])
         assert CLAIMS["fig4"].find(own).figure.split()[0] in {f"{estimate:.{places}f}" for places in range(4)}
         assert any(text.get_text().startswith(CLAIMS["fig4"].find(own).figure.split()[0]) for text in axes.texts)
 
@@ -218,7 +219,7 @@ def test_rescales_can_be_compared_across_panels(drawn: dict[str, Figure]) -> Non
     assert len(left) == len(right) == 3
     for panels in (left, right):
         assert len({axes.get_ylim() for axes in panels}) == 1
-    assert [axes.get_title(loc="left") for axes in left][-1] == title_of("kernel_uniform")
+    assert [axes.get_title(loc="left").replace("\n", " ") for axes in left][-1] == title_of("kernel_uniform")
     assert "at BF16" in figure.get_supylabel()
 
 
@@ -266,7 +267,7 @@ def test_dots_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> 
 
 def heights(axes: Axes) -> list[float]:
     bars = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
-    return [float(bar.lines[0].get_ydata()[0]) for bar in bars]
+    return [float(np.asarray(bar.lines[0].get_ydata())[0]) for bar in bars]
 
 
 def test_nan_is_written_and_not_drawn(results: Results) -> None:

@@ -14,6 +14,7 @@ from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.problem import BackwardProblem
 from numdev.attention.backward.workload import BackwardWorkload
 from numdev.attention.operation import environment
+from numdev.errors import BadInput
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.results.columns import Column
 
@@ -21,14 +22,21 @@ _STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: n
 
 
 def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """`do` `[batch, heads, queries, head_dim]`, independent N(mean, 1) in FP64: drawn on the CPU, so the same on every device.
+    """`do` `[batch, heads, queries, head_dim]` in FP64, drawn on the CPU, so the same on every device.
 
-    The mean is 0 unless the problem has another.
+    That of the problem's source where it has one, as of captured tensors; else independent N(mean, 1). The mean is 0 unless the
+    problem has another.
+
+    Raises:
+        BadInput: for a mean where the source has dO, and for dO that the source cannot serve.
     """
-    generator = torch.Generator().manual_seed(seed ^ _STREAM)
-    do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator)
-    if isinstance(problem, BackwardProblem):
-        do += problem.do_mean
+    mean = problem.do_mean if isinstance(problem, BackwardProblem) else 0.0
+    do = problem.source.gradient(problem.shape, seed)
+    if do is None:
+        generator = torch.Generator().manual_seed(seed ^ _STREAM)
+        do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator) + mean
+    elif mean != 0:
+        raise BadInput("problem.do_mean", mean, "dO comes from the captured file; give 0, or a file without dO")
     return {"do": do.to(device)}
 
 

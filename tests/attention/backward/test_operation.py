@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from numdev.arithmetic.formats import BF16
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD, draw_do
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.problem import BackwardProblem
+from numdev.attention.backward.problem import BackwardProblem, draw_do
 from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.captured import Captured

@@ -58,11 +58,11 @@ class TestResume:
 
     def test_so_it_does_while_steps_overflow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The scale of the loss that steps have halved is part of a checkpoint."""
-        monkeypatch.setattr(numerics, "_FIRST_SCALE", 2.0**30)
+        monkeypatch.setattr(numerics, "_FIRST_SCALE", 2.0**22)
         run = toy(numerics=Numerics.FP16)
         stopped(run, tmp_path / "parts", 7)
         found, unbroken = trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole")
-        assert not all(map(math.isfinite, unbroken.gradient_norms))
+        assert 0 < sum(not math.isfinite(norm) for norm in unbroken.gradient_norms) < 7, "steps overflow before the stop alone"
         assert found.checksum == unbroken.checksum
 
     def test_ctrl_c_keeps_what_was_done(self, tmp_path: Path, whole: Trained) -> None:

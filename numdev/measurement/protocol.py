@@ -11,8 +11,10 @@ import torch
 
 from numdev.cache import LeastRecentlyUsed
 from numdev.measurement.operation import Operation
+from numdev.results.canonical import describe
 from numdev.results.columns import Column
 from numdev.results.where import Told, Within
+from numdev.usersource import foreign
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ class Context:
             yield seed
             if self.told is not None:
                 self.told(seed + 1, self.seeds)
+
+
+def configuration(**parts: Any) -> dict[str, Any]:
+    """The canonical description of the parts of a point, with the sources of classes that are not numdev's own.
+
+    Raises:
+        BadInput: where the file of such a class has changed since it was imported.
+    """
+    return {name: describe(part) for name, part in parts.items()} | foreign(*parts.values())
 
 
 @runtime_checkable

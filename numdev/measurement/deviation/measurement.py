@@ -19,11 +19,9 @@ from numdev.measurement.deviation.direction import DIRECTED, Course
 from numdev.measurement.deviation.metrics import METRICS, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
-from numdev.measurement.protocol import Context, Findings
+from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.memory import available_bytes
-from numdev.results.canonical import describe
 from numdev.results.columns import Column, Use
-from numdev.usersource import foreign
 
 KIND = "deviation"
 COMPARISON = (
@@ -96,9 +94,7 @@ class DeviationPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """With the sources of what is no class of numdev's own; BadInput where the file of such a class has changed."""
-        parts = {"problem": self.problem, "variant": self.variant, "baseline": self.baseline, "seeds": self.seeds}
-        return {name: describe(part) for name, part in parts.items()} | foreign(self.problem, self.variant, self.baseline)
+        return configuration(problem=self.problem, variant=self.variant, baseline=self.baseline, seeds=self.seeds)
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:

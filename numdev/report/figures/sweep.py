@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -17,22 +16,19 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from numdev.errors import BadInput
-from numdev.report.figures.grid import at_least_a_decade, highest, log_y, lowest, name_steps, plain_ticks, replicates, whiskers
+from numdev.report.figures.grid import at_least_a_decade, highest, lowest, replicates, whiskers
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, FORMAT_COLOURS, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.report.figures.scales import LOG_FROM, Scales
+from numdev.report.figures.style import FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL
 from numdev.report.reading.view import Shown, View, is_numeric, shown, view_of
 from numdev.report.reading.wording import Wording, wording_of
 from numdev.report.statistics.estimates import Interval
 
-_SHADES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INDIGO)
 _MARKERS = "os^vD<>PX*"
 _MOST_LINES, _MOST_PANELS = 24, 30
-_DECADE = 8.0  # ratio of the greatest and the least positive number from which an axis is logarithmic
 _ACROSS = 3  # panels beside one another
-_LONG = 90  # characters that stand level in the names of the categories of all panels of a row
 _SPREAD = 0.5  # of the room of a category, for the dots in it
 
 Key = tuple[Any, ...]
@@ -107,30 +103,6 @@ def alt(found: Shown, words: Wording) -> str:
     return f"{title(found, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
 
 
-@dataclass(frozen=True)
-class _Scales:
-    """The axes that all panels share.
-
-    Attributes:
-        places: of the values of x.
-        names: of the categories; None on an axis of numbers.
-        is_log: whether y is logarithmic.
-        ends: of y where it is.
-    """
-
-    places: dict[Any, float]
-    names: list[str] | None
-    is_log: bool
-    ends: tuple[float, float]
-
-    def of(self, present: Collection[Any]) -> _Scales:
-        """Those of one panel, which has no room for categories of other panels."""
-        if self.names is None or len(present) == len(self.names):
-            return self
-        kept = [(value, name) for value, name in zip(self.places, self.names, strict=True) if value in present]
-        return replace(self, places={value: float(i) for i, (value, _) in enumerate(kept)}, names=[name for _, name in kept])
-
-
 def _draw(found: Shown, words: Wording) -> Figure:
     """A panel for each facet, all on the same axes."""
     facets, lines = _groups(found.rows, found.facet), _groups(found.rows, found.colour)
@@ -191,17 +163,17 @@ def _is_broken(interval: Interval | None) -> bool:
     return interval is None or not math.isfinite(interval.estimate)
 
 
-def _scales(found: Shown, marks: list[Interval | None], words: Wording) -> _Scales:
+def _scales(found: Shown, marks: list[Interval | None], words: Wording) -> Scales:
     known = [one for one in marks if one is not None and math.isfinite(one.estimate)]
     positive = [one for one in known if one.estimate > 0]
     least, most = (end((one.estimate for one in positive), default=1.0) for end in (min, max))
-    is_log = most >= _DECADE * least and all(one.estimate >= 0 for one in known)
+    is_log = most >= LOG_FROM * least and all(one.estimate >= 0 for one in known)
     ends = at_least_a_decade(min(map(lowest, positive)) / 1.3, max(map(highest, positive)) * 1.3) if is_log else (0.0, 1.0)
     values = [key for (key,) in _groups(found.rows, (found.x,))]
     if is_numeric(found.rows[found.x]):
-        return _Scales({value: float(value) for value in values}, None, is_log, ends)
+        return Scales({value: float(value) for value in values}, None, is_log, ends)
     names = [words.value(found.x, value) for value in values]
-    return _Scales({value: float(i) for i, value in enumerate(values)}, names, is_log, ends)
+    return Scales({value: float(i) for i, value in enumerate(values)}, names, is_log, ends)
 
 
 _Look = tuple[str, str]
@@ -217,15 +189,15 @@ def _looks(lines: Mapping[Key, pd.DataFrame], found: Shown) -> list[_Look]:
         scale = colormaps["viridis"]
         shades = [tuple(scale(0.85 * i / (len(texts) - 1))) for i in range(len(texts))]
         return list(zip(shades, markers, strict=True))  # type: ignore[arg-type]
-    return list(zip(islice(cycle(_SHADES), len(texts)), markers, strict=True))
+    return list(zip(islice(cycle(SERIES), len(texts)), markers, strict=True))
 
 
 def _panel(
-    axes: Axes, lines: Mapping[Key, Mapping[Any, Interval | None]], looks: Mapping[Key, _Look], scales: _Scales, beside: int
+    axes: Axes, lines: Mapping[Key, Mapping[Any, Interval | None]], looks: Mapping[Key, _Look], scales: Scales, beside: int
 ) -> None:
     """Lines over numbers, dots over categories; at the foot of the panel a cross for NaN or Inf, and 0 below a log axis."""
     scales = scales.of({x for marks in lines.values() for x in marks})
-    _lay_axes(axes, scales, beside)
+    scales.lay(axes, beside)
     order, count = list(looks), len(looks)
     for line, marks in lines.items():
         shade, marker = looks[line]
@@ -240,35 +212,6 @@ def _panel(
             if places:  # the height of an empty line would count in the layout
                 at_foot: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
                 axes.plot(places, [0.03] * len(places), marker=sign, color=shade, **at_foot)
-
-
-def _lay_axes(axes: Axes, scales: _Scales, beside: int) -> None:
-    if scales.is_log:
-        log_y(axes, *scales.ends)
-    else:
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
-        axes.margins(y=0.1)
-    places = sorted(scales.places.values())
-    if scales.names is not None:
-        _name_categories(axes, scales.names, _LONG // beside)
-    elif places[0] > 0 and places[-1] >= _DECADE / 2 * places[0]:
-        if len(places) <= 12:
-            plain_ticks(axes, places, turned=len(places) > 8)
-        else:
-            axes.set_xscale("log")
-            name_steps(axes.xaxis)
-    elif len(places) <= 8:
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(8))
-
-
-def _name_categories(axes: Axes, names: list[str], room: int) -> None:
-    is_long = sum(map(len, names)) > room
-    turn: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-    axes.set_xticks(range(len(names)), [textwrap.fill(name, 28) for name in names], **turn)
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.6, len(names) - 0.4)
 
 
 def _below(found: Shown, words: Wording) -> str:

@@ -238,7 +238,8 @@ def _panel(
         lost = [scales.places[x] + shift for x, one in marks.items() if _is_broken(one)]
         for places, sign in ((zero, "$0$"), (lost, "x")):
             if places:  # the height of an empty line would count in the layout
-                axes.plot(places, [0.03] * len(places), sign, color=shade, transform=axes.get_xaxis_transform(), markersize=5)
+                at_foot: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
+                axes.plot(places, [0.03] * len(places), marker=sign, color=shade, **at_foot)
 
 
 def _lay_axes(axes: Axes, scales: _Scales, beside: int) -> None:

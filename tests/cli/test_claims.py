@@ -13,10 +13,16 @@ from numdev.errors import BadInput
 from numdev.results.claim import BASELINE, ClaimKind, Reference, StatedClaim
 from numdev.results.study import Study
 
-AXES = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}
+AXES: dict[str, list[Any]] = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}
 FIGURES = ("out.max_difference", "out.rmse", "lse.rmse")
 SLOPE = {"claim": "It grows", "kind": "slope", "metric": "out.rmse", "over": "problem.n", "above": 0.1}
-RATIO = {"claim": "It is larger", "kind": "ratio", "metric": "out.rmse", "of": {"step": "scores"}, "to": {"step": "none"}}
+RATIO: dict[str, Any] = {
+    "claim": "It is larger",
+    "kind": "ratio",
+    "metric": "out.rmse",
+    "of": {"step": "scores"},
+    "to": {"step": "none"},
+}
 RATIO |= {"above": 2}
 ORDER = {"claim": "In order", "kind": "order", "metric": "out.rmse", "over": "step", "order": ["scores", "none"]}
 SAME = {"claim": "Alike", "kind": "same", "metric": "out.rmse", "of": {"step": "scores"}, "to": "baseline", "margin": 1.2}

@@ -16,7 +16,7 @@ from tests.report.claims.test_claims import SEEDS, replicates, table
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
 SIZES = (128, 256, 512, 1024)
-GOLDEN = {"reference": "golden"}
+GOLDEN: dict[str, Any] = {"reference": "golden"}
 
 
 def find(rows: pd.DataFrame, kind: str, metric: str = "out.rmse", /, **fields: Any) -> Finding:
@@ -128,7 +128,7 @@ def test_nothing_in_common_is_undecided() -> None:
 
 
 def test_the_points_beside_their_baselines() -> None:
-    own = {"label.step": "a", "reference": "golden"}
+    own: dict[str, Any] = {"label.step": "a", "reference": "golden"}
     rows = table([replicates(3.0, **own), replicates(1.0, 0.0, subject="baseline", **own)])
     found = find(rows, "ratio", to="baseline", above=2.0)
     assert found.verdict is HOLDS
@@ -162,7 +162,8 @@ def test_formats_are_judged_as_everywhere() -> None:
     assert found.sentence.startswith("At bf16: the exponent of problem.n in the RMSE of out from golden is 0.50")
     assert "Other formats: fp64 exponent -0.50" in found.sentence
     both = {"bf16": 3.0, "fp16": 1.0}
-    rows = table(replicates(v, **GOLDEN, format=f, **{"label.precision": f}) for f, v in both.items())
+    of_each = (table([replicates(v, **GOLDEN, format=f)]).assign(**{"label.precision": f}) for f, v in both.items())
+    rows = pd.concat(of_each)
     found = find(rows, "ratio", of={"precision": "bf16"}, to={"precision": "fp16"}, above=2.0)
     assert (found.verdict, found.sentence[:8]) == (HOLDS, "The rati")
 

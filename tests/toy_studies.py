@@ -128,7 +128,7 @@ def by_shape(name: str, others: tuple[str, ...], size: Size) -> Study:
                         labels = {"tiling.sram": sram, "tiling.shape": shape}
                         yield _point(scenario, fmt, shapes[shape], size, labels)
 
-    return Study(name, f"The tile as it is, and {', '.join(others)}", name, (name,), tuple(points()))
+    return Study(name, f"The tile as it is, and {', '.join(others)}".replace("_", " "), name, (name,), tuple(points()))
 
 
 def by_area(size: Size) -> Study:

@@ -63,9 +63,11 @@ def _record(problem: Problem, variant: Tiled, seeds: int, device: str) -> Record
 @lru_cache(_KEPT)
 def _out(problem: Problem, variant: Tiled, seed: int) -> Tensor:
     own = variant.replicate(seed)
-    return own(*own.round_inputs(**problem.inputs(seed)), **problem.arguments()).out[0, 0].double()
+    q, k, v = own.round_inputs(*problem.inputs(seed).values())
+    return own(q, k, v, problem.mask, problem.softmax_scale).out[0, 0].double()
 
 
 @lru_cache(8)
 def _golden(problem: Problem, seed: int) -> Tensor:
-    return Exact()(**problem.inputs(seed), **problem.arguments()).out[0, 0]
+    q, k, v = problem.inputs(seed).values()
+    return Exact()(q, k, v, problem.mask, problem.softmax_scale).out[0, 0]

@@ -82,7 +82,7 @@ class View:
             BadInput: for a setting that does not exist, and for a value that cannot be used.
         """
         given = {name: value for name, value in settings.items() if value is not None}
-        known = list(_names(given.get("problem", SHARED["problem"])))
+        known = list(_names(str(given.get("problem", SHARED["problem"]))))
         for name, value in given.items():
             if name not in known:
                 raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")

@@ -170,11 +170,11 @@ def test_nan_is_written_and_not_drawn() -> None:
 
 def dots(figure: Figure) -> list[float]:
     """Where they stand on the axis of the metric."""
-    return [float(line.get_xdata()[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]  # type: ignore[index]
+    return [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]
 
 
 def dashed(figure: Figure) -> list[float]:
-    return [float(line.get_xdata()[0]) for line in figure.axes[0].lines if line.get_linestyle() == "--"]  # type: ignore[index]
+    return [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines if line.get_linestyle() == "--"]
 
 
 def test_blame_has_a_pair_of_dots_for_each_step() -> None:

@@ -50,7 +50,8 @@ def test_both_sides_have_the_same_axes(sides: tuple[Side, Side]) -> None:
 
 def test_both_are_in_units_of_one_format(sides: tuple[Side, Side]) -> None:
     """An FP16 error is an eighth of a BF16 one, and is drawn as such."""
-    shown = [np.ma.abs(panels(sides)[place].images[0].get_array()) for place in (0, 2)]
+    drawn = panels(sides)
+    shown = [np.abs(np.asarray(drawn[place].images[0].get_array())) for place in (0, 2)]
     for own, array in zip(sides, shown, strict=True):
         largest = float((own.out - own.golden).abs().max() / (BF16.u * own.golden.max()))
         assert array.max() == pytest.approx(largest)
@@ -67,7 +68,7 @@ def test_axes_of_another_picture_are_kept(sides: tuple[Side, Side]) -> None:
 
 def test_the_metric_is_the_mean_over_replicates(sides: tuple[Side, Side]) -> None:
     metric = panels(sides, "rmse")[-1]
-    drawn = [float(line.get_xdata()[0]) for line in metric.lines if line.get_marker() == "o"]  # type: ignore[index]
+    drawn = [float(np.asarray(line.get_xdata())[0]) for line in metric.lines if line.get_marker() == "o"]
     for place, own in enumerate(sides):
         values = own.frame.query("subject == 'variant' and reference == 'golden'")["rmse"]
         assert drawn[4 * place] == pytest.approx(float(np.exp(np.log(values).mean())))

@@ -118,6 +118,7 @@ def commands() -> Iterator[str]:
     from numdev.settings import declared
 
     kinds = {
+        "map": schema.MappedConfig,
         "paper": schema.StudiesConfig,
         "report": schema.ReportConfig,
         "speed": schema.TimedConfig,
@@ -131,7 +132,7 @@ def commands() -> Iterator[str]:
         if name == "report":
             continue
         own = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-        yield from (f"| `{key}` | `{_stated(value)}` | | |" for key, value in own.items() if key != "defaults")
+        yield from (f"| `{key}` | `{_stated(value)}` | | |" for key, value in own.items() if key not in ("defaults", "hydra"))
 
 
 def options() -> Iterator[str]:

@@ -86,6 +86,13 @@ def paper(cfg: DictConfig) -> Ended:
     return ended
 
 
+def error_map(cfg: DictConfig) -> Ended:
+    """The error of every element of one head."""
+    from numdev.cli.map import draw
+
+    return draw(cfg, overrides())
+
+
 def report(cfg: DictConfig) -> Ended:
     """Tables, figures and documents from what was measured."""
     if cfg.format not in FORMATS:

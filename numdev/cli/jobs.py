@@ -21,6 +21,8 @@ from numdev.cli import app
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
 
+_FUNCTIONS = {"map": "error_map"}
+"""Of the commands whose names Python has taken."""
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
 
 
@@ -74,7 +76,7 @@ class Job:
     """Hydra's task.
 
     Attributes:
-        command: its name, that of a function of `numdev.cli.app`.
+        command: its name, that of a function of `numdev.cli.app` unless `_FUNCTIONS` names another.
         outlet: where the user reads. What a job prints that runs where nobody does, it returns.
         tracebacks: whether an error passes with its traceback.
     """
@@ -105,7 +107,7 @@ class Job:
             runtime = HydraConfig.get().runtime
             app.refuse_unknown(cfg, groups=runtime.choices)
             make_importable(runtime.config_sources)
-            ended: Ended = getattr(app, self.command)(cfg)
+            ended: Ended = getattr(app, _FUNCTIONS.get(self.command, self.command))(cfg)
         except BrokenPipeError:
             raise
         except Exception as error:

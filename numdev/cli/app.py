@@ -16,7 +16,7 @@ from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
-FORMATS = ("csv", "parquet", "pdf")
+FORMATS = ("csv", "parquet", "pdf", "html")
 
 
 def measure(cfg: DictConfig) -> Ended:
@@ -74,6 +74,7 @@ def paper(cfg: DictConfig) -> Ended:
         if cfg[name] != whole:
             value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
             raise BadInput(name, value, "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study=")
+    _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
     expander = studies.expander(HydraConfig.get(), cfg)
@@ -82,7 +83,7 @@ def paper(cfg: DictConfig) -> Ended:
         own = expander.of(name)
         work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
     ended = studies.run(work, cfg, live=None)
-    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), "pdf")
+    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), cfg.format)
     return ended
 
 
@@ -95,8 +96,7 @@ def error_map(cfg: DictConfig) -> Ended:
 
 def report(cfg: DictConfig) -> Ended:
     """Tables, figures and documents from what was measured."""
-    if cfg.format not in FORMATS:
-        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
+    _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
@@ -104,6 +104,11 @@ def report(cfg: DictConfig) -> Ended:
         chosen = _measured_of_paper(Path(cfg.results))
     _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format)
     return Ended()
+
+
+def _refuse_format(cfg: DictConfig) -> None:
+    if cfg.format not in FORMATS:
+        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
 
 
 def _measured_of_paper(results: Path) -> list[str]:
@@ -211,7 +216,7 @@ def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str) 
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf")
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html")
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -88,6 +88,9 @@ class StudiesConfig:
 
     studies: list[str] = MISSING
     out: str = setting("reports/paper", "folder of the report")
+    format: str = setting(
+        "pdf", "what the report has beside tables and figures, as numdev report takes it: pdf, html, csv, parquet"
+    )
 
 
 @dataclass
@@ -111,7 +114,7 @@ class ReportConfig:
     results: str = setting("results", "folder of the records")
     out: str = setting("reports/paper", "folder of the report")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
-    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
+    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf report.pdf, html report.html")
 
 
 @dataclass
@@ -174,7 +177,7 @@ def settings() -> dict[str, Setting]:
 
 
 def explained(group: str, *names: str) -> str:
-    """What `--help` says of the settings of a group, of the run, of `timed` or of `mapped`: each with its default, unit and sentence.
+    """What `--help` says of the settings of a group, the run, `timed` or `mapped`: each with its default, unit and sentence.
 
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.

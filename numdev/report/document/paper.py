@@ -37,6 +37,7 @@ def make_report(
     console: Console | None = None,
     *,
     pdf: bool = False,
+    html: bool = False,
 ) -> None:
     """Write tables, figures and claims of stored studies into `out`, and print the claims.
 
@@ -47,6 +48,7 @@ def make_report(
         parquet: also write results.parquet.
         console: where to print.
         pdf: also set report.pdf.
+        html: also write report.html, one file with the claims, the figures and a table of the rows.
 
     Raises:
         BadInput: if there are no results, or not those asked for.
@@ -59,13 +61,13 @@ def make_report(
         claims = judge(CLAIMS, loaded)
         write_tables(loaded, claims, out, parquet)
         shown = [failures_table(loaded), worst_table(loaded)]
-        _documents(loaded, claims, store.path, out, (console, shown), speed=results / "speed", pdf=pdf)
+        _documents(loaded, claims, store.path, out, (console, shown), speed=results / "speed", pdf=pdf, html=html)
     if own:
         folder = out / TRAINING if others else out  # the tables of both have the same names
         loaded = load_training(store, own)
         claims = judge(CLAIMS, loaded)
         write_training_tables(loaded, claims, folder, parquet)
-        _documents(loaded, claims, store.path, folder, (console, [failures_table(loaded)]), pdf=pdf)
+        _documents(loaded, claims, store.path, folder, (console, [failures_table(loaded)]), pdf=pdf, html=html)
 
 
 def _of_training(store: Store, studies: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -84,18 +86,24 @@ def _documents(
     printed: tuple[Console, list[Table | None]],
     *,
     pdf: bool,
+    html: bool,
     speed: Path | None = None,
 ) -> None:
-    """Write claims.md, figures and, if wanted, report.pdf into `out`; print the tables and the claims."""
+    """Write claims.md, figures and, if wanted, report.pdf and report.html into `out`; print the tables and the claims."""
     console, tables = printed
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
     drawn = write_figures(loaded, claims, out / "figures", results)
-    for note in [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *drawn]:
+    notes = [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *drawn]
+    for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+    timed = _speed(speed, out / "figures") if speed is not None and (pdf or html) else None
+    if html:
+        from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
+
+        write_atomically(out / "report.html", write_html(loaded, claims, out / "figures", notes, timed))
     if pdf:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
 
-        timed = None if speed is None else _speed(speed, out / "figures")
         write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures", timed))
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:

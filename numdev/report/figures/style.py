@@ -11,6 +11,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from numdev.report.figures.values import with_values
+
 # Okabe & Ito's palette: told apart with any colour vision, and in print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 INDIGO = "#332288"
@@ -81,7 +83,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, title: str, alt: str) -> bytes:
-    """The figure as SVG, its title and its description for those who cannot see it inside."""
+    """The figure as SVG, its title and its description for those who cannot see it inside, and the value of each point."""
     buffer = io.BytesIO()
     with styled():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "numdev", "Title": title})
@@ -89,4 +91,4 @@ def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     text = buffer.getvalue().decode()
     if named not in text:
         raise AssertionError("matplotlib writes the title of an SVG differently now")
-    return text.replace(named, f"{named}\n <desc>{escape(alt, quote=False)}</desc>", 1).encode()
+    return with_values(text.replace(named, f"{named}\n <desc>{escape(alt, quote=False)}</desc>", 1), figure).encode()

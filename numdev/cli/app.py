@@ -181,7 +181,7 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found))
+    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found), key=found.key)
 
 
 def _has_own_terminal() -> bool | None:

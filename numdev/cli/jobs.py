@@ -149,8 +149,8 @@ def keep(ended: Ended) -> None:
         held[ended.number] = ended
 
 
-def keep_returned(job: JobReturn) -> None:
-    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+def ended_of(job: JobReturn) -> Ended | None:
+    """How a job ended that a launcher ran; None where it raised what the sweeper is to raise."""
     if job.status is JobStatus.COMPLETED:
         value = job.return_value
     else:
@@ -160,7 +160,14 @@ def keep_returned(job: JobReturn) -> None:
             except NoFigure as error:
                 value = error
             except Exception:
-                return  # the sweeper raises it
-    ended = value if isinstance(value, Ended) else value.ended
-    keep(ended)
-    sys.stdout.write(ended.said)
+                return None
+    ended: Ended = value if isinstance(value, Ended) else value.ended
+    return ended
+
+
+def keep_returned(job: JobReturn) -> None:
+    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+    ended = ended_of(job)
+    if ended is not None:
+        keep(ended)
+        sys.stdout.write(ended.said)

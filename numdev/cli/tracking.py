@@ -25,7 +25,7 @@ KEY = "numdev.key"
 class Mlflow(Callback):
     """After each job, every point of it that has a record becomes a run of MLflow, once.
 
-    A run has the settings of the point as parameters, the means of the headline metrics, `<output>.<subject>.<reference>.<metric>`,
+    A run has the settings of the point as parameters, the means of the chief metrics, `<output>.<subject>.<reference>.<metric>`,
     the status and the place in a study as tags, and the record as an artifact.
 
     Args:
@@ -33,15 +33,19 @@ class Mlflow(Callback):
         experiment: their experiment; it is made where there is none.
 
     Raises:
-        BadInput: where MLflow is not installed.
+        BadInput: where MLflow is not installed, or cannot keep runs there.
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "numdev") -> None:
         try:
             from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
         except ImportError:
             raise BadInput("hydra/callbacks", "mlflow", "MLflow is not installed; pip install mlflow-skinny") from None
-        self.client = MlflowClient(tracking_uri)
+        try:
+            self.client = MlflowClient(tracking_uri)
+        except MlflowException as error:
+            raise BadInput("hydra.callbacks.mlflow.tracking_uri", tracking_uri, " ".join(str(error).split())) from None
         self.experiment = experiment
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:

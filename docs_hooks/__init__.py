@@ -1,6 +1,7 @@
 """The parts of pages that are made from the code, from `configs/` and from `reports/reference`: none stands in git a second time.
 
-MkDocs' plugin `macros` replaces `{{ name() }}` in a page by what the function `name` of `BLOCKS` yields.
+MkDocs' plugin `macros` replaces `{{ name() }}` in a page by what the function `name` of `BLOCKS` yields, and
+`{{ figure(...) }}` by one number of the reference results.
 """
 
 from __future__ import annotations
@@ -8,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from docs_hooks import gallery, tables
+from docs_hooks import gallery, measured, quoted, tables
 
 BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     gallery.gallery,
+    measured.backward_speed,
+    measured.claims,
+    measured.decode_speed,
+    measured.instrument_speed,
+    measured.instrumented_speed,
+    measured.kernel_speed,
+    measured.paper,
+    tables.assumed,
     tables.changelog,
-    tables.claims,
     tables.columns,
     tables.commands,
-    tables.decode_speed,
     tables.honoured,
-    tables.kernel_speed,
-    tables.backward_speed,
     tables.launch_table,
-    tables.meanings,
     tables.notebooks,
     tables.options,
     tables.rules,
@@ -34,3 +38,4 @@ def define_env(env: Any) -> None:
     """Called by the plugin: tells it the names of the blocks."""
     for block in BLOCKS:
         env.macro(lambda block=block: "\n".join(block()), block.__name__)
+    env.macro(lambda *given, **row: tables.powers(quoted.figure(*given, **row)), "figure")

@@ -1,4 +1,4 @@
-"""The gallery: every figure of the reference results with its caption, its verdict and the commands that make it."""
+"""The gallery: every figure of the reference results with its title, caption, verdict and the commands that make it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from pathlib import Path
 from docs_hooks.tables import REFERENCE, cell, escaped, studies
 
 Rows = list[dict[str, str]]
+
+TITLES = {
+    "cpu": "Figures 3 to 6 of the paper, on a CPU",
+    "cpu/elements": "Errors of single elements, on a CPU",
+    "cpu/speed": "Speed, on a CPU",
+    "cpu/training": "Training, on a CPU",
+    "h200": "Real kernels and long sequences, on a GPU",
+    "h200/backward": "Gradients, on GPUs",
+    "h200/speed": "Speed, on a GPU",
+    "h200/training": "Training, on GPUs",
+}
+"""What readers see of the folders that have figures."""
 
 
 def figures() -> list[Path]:
@@ -34,7 +46,7 @@ def address(path: Path) -> str:
 def gallery() -> Iterator[str]:
     """One part for each folder, in the order of the report's sections."""
     for name in sorted(set(map(place, figures()))):
-        yield from ("", f"## {name}", "")
+        yield from ("", f"## {TITLES[name]} {{ #{name.replace('/', '-')} }}", "")
         yield f"Measured by {_made_by(name)}{_on(REFERENCE / name)}."
         yield f"Its files are in `reports/reference/{name}`."
         for path in sorted((path for path in figures() if place(path) == name), key=lambda path: _order(path.stem)):
@@ -42,21 +54,36 @@ def gallery() -> Iterator[str]:
 
 
 def _figure(path: Path) -> Iterator[str]:
-    text, name, study = path.read_text(), place(path), study_of(path.stem)
-    title, shown = (_tag(text, tag) for tag in ("title", "desc"))
+    name, study = place(path), study_of(path.stem)
+    shown = _tag(path.read_text(), "desc")
     found = [row for row in _claims(REFERENCE / name) if row["study"] == path.stem]
     said = shown
     for row in found:  # they stand in the table
         said = said.replace(f" {row['scenario.title']}: {row['figure']}.", "")
-    yield from ("", f"### {path.stem} {{ #{name.replace('/', '-')}-{path.stem} }}", "")
+    yield from ("", f"### {escaped(title(path))} {{ #{name.replace('/', '-')}-{path.stem} }}", "")
     alt = shown.replace("[", "(").replace("]", ")").replace('"', "'")
     yield f"[![{alt}]({address(path)})]({address(path)})"
-    yield from ("", f"*{escaped(title)}.* {escaped(said)}", "")
+    yield from ("", escaped(said), "")
     if found:
         yield from _verdicts(found)
     if study is not None:
         device = "cpu" if name.startswith("cpu") else "cuda"
         yield from ("```sh", *_commands(study, device), "```")
+
+
+def title(path: Path) -> str:
+    """What a figure is called: its own title; where others have the same, its study's, and which of the study's figures it is."""
+    own, study = _tag(path.read_text(), "title"), study_of(path.stem)
+    which = path.stem.removeprefix(study or path.stem).strip("_").replace("_", " ")
+    if study and which and _titles().count(own) > 1:
+        own = f"{studies()[study]['title']}: {which}"
+    number = re.match(r"fig(\d[abc]?)", path.stem)
+    return f"Figure {number[1]}: {own}" if number and not own.startswith("Figure") else own
+
+
+@lru_cache(maxsize=1)
+def _titles() -> list[str]:
+    return [_tag(path.read_text(), "title") for path in figures()]
 
 
 def _commands(study: str, device: str) -> Iterator[str]:

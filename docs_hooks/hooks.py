@@ -1,7 +1,7 @@
-"""Hooks of the documentation's build: figures from where they are kept, and formulae as MathML.
+"""Hooks of the documentation's build: figures from where they are kept, notebooks executed, and formulae as MathML.
 
-No plugin serves for either: mkdocs-gen-files would copy every figure, and brings a second MkDocs along; no extension of Markdown
-makes MathML, which needs no script and no network, without a program outside of Python.
+No plugin does this: mkdocs-gen-files would copy every figure and depends on another MkDocs; no extension of Markdown makes
+MathML, which needs no script and no network, without a program outside of Python.
 """
 
 from __future__ import annotations
@@ -19,13 +19,35 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 _PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 
 
+_RUN = {"command": "build"}  # MkDocs tells it to the first event alone
+
+
+def on_startup(command: str, **_: Any) -> None:
+    """Note whether the site is built, or shown while it is written."""
+    _RUN["command"] = command
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The figures of the reference results, at `figures/<folder>/<name>.svg`."""
-    from docs_hooks.gallery import address, figures  # by now the plugin `macros` has made the package importable
+    """Add the figures of the reference results, at `figures/<folder>/<name>.svg`, and the notebooks, at `notebooks/<name>.md`."""
+    from docs_hooks import notebooks  # by now the plugin `macros` has made the package importable
+    from docs_hooks.gallery import address, figures
 
     for path in figures():
         files.append(File.generated(config, address(path), abs_src_path=str(path)))
+    found = notebooks.pages(stale=_RUN["command"] == "serve")
+    for name, page in found.items():
+        files.append(File.generated(config, f"notebooks/{name}.md", content=page.text))
+        for image, content in page.images.items():
+            files.append(File.generated(config, f"notebooks/{image}", content=content))
+    _add_to_nav(config, [f"notebooks/{name}.md" for name in found])
     return files
+
+
+def _add_to_nav(config: MkDocsConfig, pages: list[str]) -> None:
+    """Make the entry of the notebooks a section, with a page for each."""
+    for entry in config.nav or []:
+        if entry.get("Notebooks") == "notebooks.md":
+            entry["Notebooks"] = ["notebooks.md", *pages]
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:

@@ -1,11 +1,11 @@
-"""Tables that pages take from the code, from `configs/` and from the reference results."""
+"""Tables that pages take from the code and from `configs/`."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import MISSING
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,18 @@ GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", 
 
 
 def escaped(text: str) -> str:
-    """Plain text as Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+    """A sentence as Markdown: names in backticks are code, a power is one, and no other sign means anything."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick without another
+        parts = [text]
+    plain = (powers(re.sub(r"([\\`*_\[\]<>|])", r"\\\1", part)) for part in parts[::2])
+    code = [f"`{part}`" for part in parts[1::2]]
+    return "".join(part for pair in zip(plain, [*code, ""], strict=True) for part in pair)
+
+
+def powers(text: str) -> str:
+    """Exponents set as such, as of N^0.58."""
+    return re.sub(r"\b(\w+)\^(-?\d[\d.]*(?:e-?\d+)?)", r"\1<sup>\2</sup>", text)
 
 
 def cell(text: str) -> str:
@@ -39,6 +49,16 @@ def study_table() -> Iterator[str]:
     yield from (f"| `{name}` | {cell(study['title'])} |" for name, study in studies().items())
 
 
+_PARTS = {
+    "problem": "what is measured on",
+    "precision": "the format of each step",
+    "tiling": "which tiles of K and V, in which order",
+    "softmax": "the online recurrence",
+    "": "replicates, device, results and sweeps",
+}
+_OF_TABLE = ("| setting | default | unit | meaning |", "|---|---|---|---|")
+
+
 def settings() -> Iterator[str]:
     """Every setting of the groups and of the run: its default, unit and sentence, where it is declared."""
     from numdev.attention.settings import BACKWARD_GROUPS
@@ -47,20 +67,23 @@ def settings() -> Iterator[str]:
     from numdev.settings import declared
     from numdev.training.settings import GROUPS as TRAINING
 
-    yield from ("| setting | default | unit | |", "|---|---|---|---|")
     for group, kind in {**TYPED, "": RunConfig}.items():
-        for one in declared(kind):
-            name = f"{group}.{one.name}" if group else one.name
-            yield f"| `{name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |"
+        yield from ("", f"### {group or 'the run'}: {_PARTS[group]}", "", *_OF_TABLE)
+        yield from (_setting(f"{group}.{one.name}".lstrip("."), one) for one in declared(kind))
+    yield from ("", "### Settings that one option has", "", *_OF_TABLE, *_of_options())
     known = {(group, one.name, one.text) for group, kind in TYPED.items() for one in declared(kind)}
-    others = [("the backward pass", item) for item in BACKWARD_GROUPS.items()] + [("training", item) for item in TRAINING.items()]
-    for operation, (group, kind) in others:
-        for one in declared(kind):
-            if (group, one.name, one.text) not in known:
-                known.add((group, one.name, one.text))
-                text = f"of {operation}: {escaped(one.text)}"
-                yield f"| `{group}.{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(text)} |"
-    yield from _of_options()
+    for title, groups in (("operation=attention_backward", BACKWARD_GROUPS), ("numdev train", TRAINING)):
+        yield from ("", f"### What {title} has of its own", "", *_OF_TABLE)
+        for group, kind in groups.items():
+            for one in declared(kind):
+                if (group, one.name, one.text) not in known:
+                    known.add((group, one.name, one.text))
+                    yield _setting(f"{group}.{one.name}", one)
+
+
+def _setting(name: str, one: Any, of: str = "", default: object = MISSING) -> str:
+    shown = _stated(one.default if default is MISSING else default)
+    return f"| `{name}` | `{shown}` | {one.unit} | {of}{cell(escaped(one.text))} |"
 
 
 def _of_options() -> Iterator[str]:
@@ -78,8 +101,7 @@ def _of_options() -> Iterator[str]:
                 for one in declared(kind) if kind else ():
                     if one.name in node and (name, one.name, path.stem) not in told:
                         told.add((name, one.name, path.stem))
-                        text = f"of `{group}={path.stem}`: {escaped(one.text)}"
-                        yield f"| `{name}.{one.name}` | `{_stated(node[one.name])}` | {one.unit} | {cell(text)} |"
+                        yield _setting(f"{name}.{one.name}", one, f"`{group}={path.stem}`: ", node[one.name])
 
 
 def _stated(value: object) -> str:
@@ -124,65 +146,95 @@ def commands() -> Iterator[str]:
         "speed": schema.TimedConfig,
         "train": schema.TrainedConfig,
     }
+    run = {one.name: one for one in declared(schema.RunConfig)}
     for name, kind in kinds.items():
-        yield from ("", f"### numdev {name}", "", "| setting | default | unit | |", "|---|---|---|---|")
-        yield from (
-            f"| `{one.name}` | `{_stated(one.default)}` | {one.unit} | {cell(escaped(one.text))} |" for one in declared(kind)
-        )
+        known = {one.name: one for one in declared(kind)}
+        yield from ("", f"### numdev {name}", "", *_OF_TABLE)
+        yield from (_setting(each, one) for each, one in known.items())
         if name == "report":
             continue
         own = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-        yield from (f"| `{key}` | `{_stated(value)}` | | |" for key, value in own.items() if key not in ("defaults", "hydra"))
+        for key, value in own.items():
+            if key in run:
+                yield _setting(key, run[key], default=value)
+            elif key not in ("defaults", "hydra", *known):
+                yield f"| `{key}` | `{_stated(value)}` | | |"
 
 
 def options() -> Iterator[str]:
-    """Every option of every group: its comment, and what its file says."""
+    """Every option of every group: what it is, and the values that its file states."""
     for group in GROUPS:
-        yield from ("", f"### {group}", "", "| option | says | |", "|---|---|---|")
+        yield from ("", f"### {group}", "", "| option | meaning | states |", "|---|---|---|")
         for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
-            lines = path.read_text().splitlines()
-            comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-            stated = "; ".join(f"`{cell(line.partition('#')[0].strip())}`" for line in lines if line and line[0] != "#")
-            note = " ".join(line.partition("#")[2].strip() for line in lines if not line.startswith("#") and "#" in line)
-            yield f"| `{group}={path.stem}` | {stated} | {cell(f'{comment} {note}'.strip())} |"
+            values = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "preset"}
+            stated = ", ".join(f"`{key}={_stated(value)}`" for key, value in values.items() if _is_plain(key, value))
+            yield f"| `{group}={path.stem}` | {cell(escaped(_said(path) or _preset(path.stem)))} | {cell(stated)} |"
 
 
-def meanings() -> Iterator[str]:
-    """What `numdev measure --help` says of each group."""
-    from numdev.cli.schema import explained
+def _said(path: Path) -> str:
+    """The comments of a file of options: those above it, then those behind its values."""
+    lines = path.read_text().splitlines()
+    above = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+    behind = [line.partition("# ")[2].strip() for line in lines if not line.startswith("#")]
+    return " ".join(filter(None, above + behind))
 
-    text = yaml.safe_load((ROOT / "configs" / "hydra" / "help" / "measure.yaml").read_text())["template"]
-    body = text[text.index("== problem") : text.index("Groups and options")]
-    filled = re.sub(r"\$\{numdev\.settings:(\w+)\}", lambda found: explained(found[1]), body)
-    yield from ("```text", filled.rstrip(), "```")
+
+def _is_plain(key: str, value: object) -> bool:
+    """Whether a value says something by itself: no node, no reference, nothing that is left open."""
+    return key != "_target_" and value is not None and not isinstance(value, dict) and "${" not in str(value)
+
+
+def _preset(name: str) -> str:
+    """What the option of a preset means, where its name says it all."""
+    policy, _, fmt = name.rpartition("_")
+    meanings = {
+        "": f"Every step in {fmt.upper()}: each elementary operation rounds its exact result once.",
+        "kernel": f"Inputs, P and output in {fmt.upper()}, all else in FP32, as in fused kernels.",
+        "eager": f"Three tensor operations in {fmt.upper()}: matmul, softmax in FP32 or wider, rounded once, matmul.",
+    }
+    named = {"golden": "Every step in FP64.", "fp8": "The same as fa3_fp8.", "int8": "SageAttention with blocks of 64 rows."}
+    return named.get(name) or meanings[policy]
 
 
 def columns() -> Iterator[str]:
-    """The data dictionary, by kind of column."""
+    """The data dictionary of every kind of measurement, by kind of column."""
+    from numdev.attention.backward.operation import ATTENTION_BACKWARD
     from numdev.attention.operation import ATTENTION
-    from numdev.measurement.deviation.measurement import COMPARISON
+    from numdev.measurement.deviation.measurement import COMPARISON, DIRECTIONS
     from numdev.measurement.deviation.metrics import METRICS
     from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.report.reading import configuration
+    from numdev.training import columns as training
+    from numdev.training.operation import TRAINING
 
-    settings = {column.name: column for column in ATTENTION.settings()}
+    operations = (ATTENTION, ATTENTION_BACKWARD, TRAINING)
+    settings = {column.name: column for operation in reversed(operations) for column in operation.settings()}
+    counters = {f"counter.{column.name}": column for operation in operations for column in operation.counters}
     tables = {
-        "Of a row, a point or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
-        "Metrics": [*METRICS],
-        "Counters": [f"counter.{column.name}" for column in ATTENTION.counters],
+        "Metrics of a deviation": [*METRICS],
+        "Metrics of the error of a gradient": [column.name for column in DIRECTIONS],
+        "Counters": [*counters],
         "Speed": [*MEASURED, *COUNTED, *FOLLOWING],
-        "Problem": [name for name in settings if name.startswith("problem.")],
-        "What is measured, and the baseline": [name for name in settings if name.startswith("variant.")],
-        "How speed is timed": [*configuration.TIMING],
+        "Of a row, a point, a claim or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
+        "Settings: problem": [name for name in settings if name.startswith("problem.")],
+        "Settings: what is measured": [name for name in settings if name.startswith("variant.")],
+        "Settings: how speed is timed": [*configuration.TIMING],
     }
-    counters = {f"counter.{column.name}": column for column in ATTENTION.counters}
     text = known.dictionary(tables, known.SHIPPED | counters | settings)
+    first, others = text[text.index("\n## ") :].split("\n## Of a row", 1)
+    yield first
+    trained = {**training.TABLES, training.WATCH: training.WATCHED}
+    text = known.dictionary(
+        {f"Training: the table `{name}`": [column.name for column in table] for name, table in trained.items()},
+        {column.name: column for table in trained.values() for column in table},
+    )
     yield text[text.index("\n## ") :]
+    yield f"## Of a row{others}"
     yield from ("## Made from others", "", "| column | meaning |", "|---|---|")
     yield from (f"| `<metric>.{name}` | {text} |" for name, text in known.STATISTICS.items())
     yield f"| `label.<name>` | {known.LABELLED} |"
-    yield "| `baseline.<name>` | of the baseline, what `variant.<name>` is of what is measured |"
+    yield "| `baseline.<name>` | what `variant.<name>` is, of the baseline |"
 
 
 def rules() -> Iterator[str]:
@@ -191,25 +243,6 @@ def rules() -> Iterator[str]:
 
     yield from ("| question | holds if the interval | fails if the interval |", "|---|---|---|")
     yield from ("| " + " | ".join(map(cell, rule)) + " |" for rule in finding.rules())
-
-
-def claims() -> Iterator[str]:
-    """Every claim, and what the reference results say of it in the first scenario."""
-    from numdev.report.studies.registry import CLAIMS
-
-    folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]
-    found = {folder.name: _first_findings(folder / "claims.csv") for folder in folders}
-    yield "| name | claim | source | " + " | ".join(found) + " |"
-    yield "|---|---|---|" + "---|" * len(found)
-    for name, claim in CLAIMS.items():
-        cells = [escaped(rows.get(name, "not measured")) for rows in found.values()]
-        yield f"| `{name}` | {cell(claim.text)} | {cell(claim.source)} | {' | '.join(cells)} |"
-
-
-def _first_findings(path: Path) -> dict[str, str]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {row["claim"]: f"{row['verdict']}: {row['figure']}" for row in reversed(rows)}
 
 
 def launch_table() -> Iterator[str]:
@@ -222,61 +255,17 @@ def launch_table() -> Iterator[str]:
     yield from ("| " + " | ".join(str(each.get(name, "")) for name in names) + " |" for each in entries)
 
 
-def kernel_speed() -> Iterator[str]:
-    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "kernels.txt").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("d ")]
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    kernels = ("sdpa cudnn", "sdpa flash", "numdev portable", "numdev hopper")
-    yield f"| d | mask | N | {' | '.join(kernels)} | hopper / cudnn |"
-    yield "|---" * (len(kernels) + 4) + "|"
-    for line in rows:
-        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
-        rates = dict(re.findall(r"((?:sdpa|numdev) \w+) +(\d+)", line))
-        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} | {line.split()[-1]} |"
-    yield from ("", f"{'; '.join(lines[len(rows) :])}.")
-
-
-def backward_speed() -> Iterator[str]:
-    """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "backward.txt").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("d ")]
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    kernels = ("cudnn", "flash", "portable", "split", "fused")
-    yield f"| d | mask | N | {' | '.join(kernels)} |"
-    yield "|---" * (len(kernels) + 3) + "|"
-    for line in rows:
-        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
-        rates = {name: f"{rate} ({share})" for name, rate, share in re.findall(r"(\w+) +(\d+) \(([\d.]+)\)", line)}
-        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} |"
-    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if 'cudnn' in line)}.")
-
-
-def decode_speed() -> Iterator[str]:
-    """What `benchmarks/decode.py` printed on one H200: GB/s of each kernel, and ours over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
-    kernels = ("sdpa cudnn", "sdpa flash", "numdev auto", "unsplit hopper", "unsplit portable")
-    yield f"| sequences | keys | {' | '.join(kernels)} | auto / cudnn | what auto ran |"
-    yield "|---" * (len(kernels) + 4) + "|"
-    for line in lines[:-1]:
-        batch, keys = re.findall(r"batch +(\d+) keys +(\d+)", line)[0]
-        rates = dict(re.findall(r"((?:sdpa|numdev|unsplit) \w+) +(\d+)", line))
-        ratio, kernel = re.findall(r"auto/cudnn ([\d.]+)  (.*)", line)[0]
-        yield f"| {batch} | {keys} | {' | '.join(rates[name] for name in kernels)} | {ratio} | {kernel} |"
-
-
 def _listed(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def notebooks() -> Iterator[str]:
-    """Each notebook's title and what it says of itself: its first cell, but for how to install it."""
+    """Each notebook's title with a link to its page, and what its first cell says, but for how to install it."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
         title, *paragraphs = first.split("\n\n")
         told = [text for text in paragraphs if not text.startswith("Install it")]
-        yield from ("", f"## {title.removeprefix('# ')}", "", "\n\n".join(told), "")
+        yield from ("", f"## [{title.removeprefix('# ')}](notebooks/{path.stem}.md)", "", "\n\n".join(told), "")
         yield from ("```sh", f"jupyter lab notebooks/{path.name}", "```")
 
 
@@ -284,3 +273,17 @@ def changelog() -> Iterator[str]:
     """The changelog from its first version on."""
     text = (ROOT / "CHANGELOG.md").read_text()
     yield text[text.index("\n## ") + 1 :]
+
+
+def assumed() -> Iterator[str]:
+    """What the first scenario that stands for the paper sets, of each study of Figures 3 to 6."""
+    yield from ("| study | settings | axes |", "|---|---|---|")
+    for name, study in studies().items():
+        if not re.fullmatch(r"fig[3-6][abc]?", name):
+            continue
+        scenario = next(each for each in study["scenarios"].values() if each["role"] in ("paper", "assumed"))
+        own = {key: value for key, value in scenario.items() if key not in ("title", "role", "axes")}
+        axes = study["axes"] | scenario.get("axes", {})
+        stated = " ".join(f"`{key}={_stated(value)}`" for key, value in (study["base"] | own).items())
+        swept = " ".join(f"`{key}={','.join(map(_stated, values))}`" for key, values in axes.items())
+        yield f"| `{name}` | {stated} | {swept} |"

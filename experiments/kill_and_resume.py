@@ -1,4 +1,4 @@
-"""Kill a study at random moments, run the same command again, and compare with a run that nobody disturbed.
+"""Kill a study at random moments, run the same command again, and compare with an undisturbed run.
 
     python experiments/kill_and_resume.py [trials=100] [seed=0]
 

@@ -1,4 +1,4 @@
-"""numdev: how far fast attention strays numerically from exact attention, and which step and format is to blame.
+"""numdev: how far fast attention deviates numerically from exact attention, and which step and format cause it.
 
     >>> import numdev as nd
     >>> problem = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=1024, keys=1024, head_dim=64))

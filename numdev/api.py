@@ -1,4 +1,4 @@
-"""Attention measured in one call: where the general measurement meets the exact and the baseline attention."""
+"""Attention measured in one call: the general measurement with exact attention as golden and a baseline."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def speed_bench(
 ) -> Runner:
     """Times attention on a device, one variant at a time.
 
-    With `counters` the GPU's are read too; `tell` gets a sentence where they cannot be, and the rest is measured.
+    With `counters` the GPU's counters are read too; `tell` gets a sentence where they cannot, and the rest is measured.
 
     Raises:
-        BadInput: for a device that is not there, and for counters where nothing could read any.
+        BadInput: for a device that does not exist, and for counters that cannot be read.
     """
     traffic = Traffic(ATTENTION, resolve_device(device), tell) if counters else None
     return Runner(Speeds(ATTENTION, budget or Budget(), traffic), device)

@@ -19,7 +19,7 @@ class Sized(Protocol):
 
 
 class LeastRecentlyUsed:
-    """Values by key, of up to `limit` bytes together; a value larger than the limit is kept alone."""
+    """Values by key, up to `limit` bytes in all; a value larger than the limit is kept alone."""
 
     def __init__(self, limit: int) -> None:
         # LRUCache refuses a value larger than its limit; counted as the whole limit, the value evicts all others.

@@ -1,4 +1,4 @@
-"""The two errors that a user can cause, each one sentence that names the field, what was wrong, and the mend."""
+"""The two errors that a user can cause, each one sentence that names the field, what was wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class NumdevError(Exception):
 
 
 class BadInput(NumdevError, ValueError):
-    """A value that cannot be used: `field` got `value`; `mend` says what would do."""
+    """A value that cannot be used: `field` got `value`; `mend` says what to give instead."""
 
     def __init__(self, field: str, value: object, mend: str) -> None:
         super().__init__(f"{field}: {value!r} cannot be used; {mend}")
@@ -19,7 +19,7 @@ class BadInput(NumdevError, ValueError):
 
 
 class NotHonoured(BadInput):
-    """A setting that is stated explicitly and that what is measured does not read."""
+    """A setting that is stated explicitly and that the measured implementation does not read."""
 
 
 class Unsupported(NumdevError):

@@ -1,4 +1,4 @@
-"""Names near to a misspelt one, and choices by their names."""
+"""Names similar to a misspelt one, and members of an Enum by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_near(wrong: object, names: Iterable[str]) -> bool:
 
 
 def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
-    """The mend for a name that does not exist: those that look like it, and all there are unless they are more than `most`."""
+    """What to use for a name that does not exist: similar names, and all names unless there are more than `most`."""
     known = list(names)
     near = difflib.get_close_matches(str(wrong), known, n=3, cutoff=_CUTOFF)
     rest = [name for name in known if name not in near]
@@ -34,7 +34,7 @@ def choice(field: str, kind: type[E], value: object) -> E:
     """The member of an Enum with this value.
 
     Raises:
-        BadInput: naming the setting, and the values that there are.
+        BadInput: naming the setting and its possible values.
     """
     known = [member.value for member in kind]
     if value not in known:
@@ -43,7 +43,7 @@ def choice(field: str, kind: type[E], value: object) -> E:
 
 
 def named(field: str, parse: Callable[[str], T], text: str) -> T:
-    """`parse(text)`, with a complaint that names the setting."""
+    """`parse(text)`, whose error names the setting."""
     try:
         return parse(text)
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""torch's profiler, for whoever asks which kernels ran or how much memory they took."""
+"""torch's profiler, which says which kernels ran and how much memory they took."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _KEY = "setting"
 
 @dataclass(frozen=True)
 class Overruled:
-    """Settings which, where all are stated, leave nothing of another; `value` is the one that does, None any."""
+    """Settings that together replace another one; it is then read only if they have the value `value`, None any."""
 
     by: tuple[str, ...]
     value: Any = None
@@ -28,6 +28,7 @@ class Setting:
         unit: of its value; empty where it has none.
         column: of tables, behind `problem.` or what the group is part of, where it is not the name; empty where there is none.
         overruled: see `Overruled`.
+        word: what stands on the axis of a figure; empty where that is the name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Setting:
     unit: str
     column: str
     overruled: Overruled | None
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,14 @@ class _Declared:
     unit: str
     column: str | None
     overruled: Overruled | None
+    word: str
 
 
 def setting(
-    default: Any, text: str, unit: str = "", *, column: str | None = None, overruled: Overruled | None = None
+    default: Any, text: str, unit: str = "", *, column: str | None = None, overruled: Overruled | None = None, word: str = ""
 ) -> Any:  # as `dataclasses.field`: the type is the annotation's
     """A field of a dataclass that a user can set; see `Setting`."""
-    return field(default=default, metadata={_KEY: _Declared(text, unit, column, overruled)})
+    return field(default=default, metadata={_KEY: _Declared(text, unit, column, overruled, word)})
 
 
 def declared(kind: type, prefix: str = "") -> Iterator[Setting]:
@@ -60,7 +63,7 @@ def declared(kind: type, prefix: str = "") -> Iterator[Setting]:
         if _KEY in each.metadata:
             said: _Declared = each.metadata[_KEY]
             column = name if said.column is None else said.column
-            yield Setting(name, each.default, said.text, said.unit, column, said.overruled)
+            yield Setting(name, each.default, said.text, said.unit, column, said.overruled, said.word)
         elif (nested := _nested(each)) is not None:
             yield from declared(nested, f"{name}.")
 

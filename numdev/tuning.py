@@ -47,12 +47,12 @@ def candidates(fmt: Format) -> list[Launch]:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best entry for one row of the table, and how many candidates were of no use.
+    """The best entry for one row of the table, and how many candidates could not be used.
 
     Attributes:
         entry: of the table.
         unlaunched: candidates that the compiler or the driver refused: too much shared memory, too many registers.
-        wrong: candidates whose result was not attention.
+        wrong: candidates whose result was wrong.
     """
 
     entry: dict[str, Any]
@@ -100,7 +100,7 @@ def _inputs(attend: Triton, heads: int, n: int, head_dim: int, device: torch.dev
 
 
 def is_right(attend: Triton, launch: Launch, head_dim: int, mask: Mask, device: torch.device) -> bool:
-    """Whether a candidate errs no more than four times as much, in norm, as the emulation with its tile.
+    """Whether the error of a candidate is at most four times, in norm, that of the emulation with its tile.
 
     Both round in the same places. What is left is FP32's: other orders of its sums, and an exponential within 2 ulp on a GPU
     (CUDA C++ programming guide, intrinsic functions) where torch's is within half of one or little more.

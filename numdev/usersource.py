@@ -12,7 +12,7 @@ A function is known by what it computes, not by its name. So its digest is taken
 Imports are read from the syntax tree, so a module whose name is computed when the program runs is not seen, nor is a file that
 the function opens.
 
-Python keeps a module that is imported once, whatever becomes of its file. `loaded` refuses a function whose file differs from
+Python keeps a module as it was imported, also after a change of its file. `loaded` refuses a function whose file differs from
 what was imported: see there.
 """
 
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def is_current(self) -> bool:
-        """Whether none of the modules has been imported anew, so that the function still runs the sources of the digest."""
+        """Whether none of the modules has been imported again, so that the function still runs the sources of the digest."""
         return all(_spec(name) is spec for name, spec in self.modules)
 
 

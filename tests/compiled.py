@@ -1,6 +1,8 @@
 """Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: tests interpret kernels.
 
-python -m tests.compiled portable|hopper
+python -m tests.compiled portable|hopper COUNT
+
+COUNT is of how many requests, the most demanding ones first.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ SHARED = {86: 101376, 89: 101376, 90: 232448}
 # Format, head_dim, queries, compute capability
 PORTABLE = (
     ("fp32", 256, 512, 86),
-    ("fp32", 128, 512, 89),
-    ("bf16", 256, 512, 89),
-    ("fp16", 128, 512, 90),
     ("bf16", 256, 512, 90),
     ("e4m3fn", 256, 512, 89),
     ("bf16", 128, 1, 89),
+    ("fp32", 128, 512, 89),
+    ("bf16", 256, 512, 89),
+    ("fp16", 128, 512, 90),
     ("fp32", 256, 1, 86),
 )
 # head_dim, Br, causal, unaligned, masked, padded
 HOPPER = (
     (64, 192, True, False, True, False),
+    (128, 128, True, True, True, False),
+    (256, 128, True, True, True, True),
     (64, 192, False, False, False, False),
     (64, 128, True, True, True, True),
-    (128, 128, True, True, True, False),
     (128, 128, False, False, True, True),
     (256, 128, False, False, False, False),
     (256, 128, True, False, True, False),
-    (256, 128, True, True, True, True),
 )
 
 
@@ -69,7 +71,7 @@ def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capa
     return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def portable() -> list[dict[str, Any]]:
+def portable(count: int) -> list[dict[str, Any]]:
     from numdev.arithmetic.formats import Format
     from numdev.attention.kernels import forward, launch
     from numdev.attention.kernels import portable as host
@@ -80,7 +82,7 @@ def portable() -> list[dict[str, Any]]:
 
     dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
     found = []
-    for name, dim, queries, capability in PORTABLE:
+    for name, dim, queries, capability in PORTABLE[:count]:
         attend = Triton(Format.parse(name))
         device = launch.Device(f"sm_{capability}", SHARED[capability])
         chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
@@ -103,7 +105,7 @@ def portable() -> list[dict[str, Any]]:
     return found
 
 
-def hopper() -> list[dict[str, Any]]:
+def hopper(count: int) -> list[dict[str, Any]]:
     from triton.experimental.gluon import language as gl
 
     from numdev.attention.kernels import hopper as device
@@ -115,7 +117,7 @@ def hopper() -> list[dict[str, Any]]:
         return f"tensordesc<bf16[1, 1, {rows}, {columns}],{layout!r}>"
 
     found = []
-    for dim, br, causal, unaligned, masked, padded in HOPPER:
+    for dim, br, causal, unaligned, masked, padded in HOPPER[:count]:
         shape = SHAPES[dim, br]
         sizes = (shape.bc, dim, shape.groups, shape.stages)
         values = {"CODE": Code(*sizes, gl.bfloat16, causal, unaligned, masked, padded, shape.registers)}
@@ -154,4 +156,4 @@ def in_a_process(module: str, *arguments: str) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
-    print(json.dumps({"portable": portable, "hopper": hopper}[sys.argv[1]]()))
+    print(json.dumps({"portable": portable, "hopper": hopper}[sys.argv[1]](int(sys.argv[2]))))

@@ -26,8 +26,11 @@ def checked(folder: Path, package: str) -> list[str]:
     return [f"{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)])]
 
 
+# Results and what reads them hold no tensors, and are most of the calls of a test that measures and reports.
+NO_TENSORS = ("numdev.results", "numdev.report", "numdev.cli")
+
 install_import_hook(
-    [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__")]
+    [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__", *NO_TENSORS)]
     + [name for name in checked(ROOT / "attention", "numdev.attention") if name != "numdev.attention.kernels"],
     "beartype.beartype",
 )

@@ -74,6 +74,8 @@ def check_numdev(words: list[str], folder: Path) -> None:
         assert command in ("--help", "--version")
         return
     assert command in COMMANDS
+    if "--help" in rest:
+        return
     if command == "studies":
         assert rest == []
     elif command == "compare":

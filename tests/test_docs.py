@@ -66,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
         check=False,
         cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "NUMDEV_NOTEBOOK_SMALL": "1"},
         capture_output=True,
         text=True,
     )
@@ -115,6 +115,19 @@ class TestSite:
         assert drawn
         assert text.count("<strong>Verdict:</strong>") == len(drawn)
 
+    def test_headings_of_the_gallery_are_titles(self, site: Path) -> None:
+        found = re.findall(r"<h[23][^>]*>(.*?)<", (site / "gallery.html").read_text())
+        assert len(found) > 20
+        assert [text for text in found if re.fullmatch(r"[\w/]+", text)] == []
+
+    def test_notebooks_are_shown_with_their_figures(self, site: Path) -> None:
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+            text = (site / "notebooks" / f"{path.stem}.html").read_text()
+            shown = re.findall(r'<img [^>]*class="notebook"[^>]*src="([^"]+)"', text)
+            assert shown or "need a running notebook" in text, path.stem
+            assert all((site / "notebooks" / name).stat().st_size > 5000 for name in shown)
+            assert f"notebooks/{path.stem}.html" in (site / "notebooks.html").read_text()
+
     @pytest.mark.parametrize("page", ["gallery", "notebooks"])
     def test_commands_of_generated_blocks_work(self, site: Path, tmp_path: Path, page: str) -> None:
         found = re.findall(r'<div class="language-sh highlight">(.*?)</div>', (site / f"{page}.html").read_text(), re.DOTALL)
@@ -155,7 +168,17 @@ addEventListener("message", (e) => { found.push(e.data); document.body.dataset.f
 @pytest.mark.slow
 @pytest.mark.xdist_group("docs")
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium, chromium-browser or google-chrome on PATH")
-@pytest.mark.parametrize(("page", "images", "formulae"), [("index", 1, 0), ("concepts/recurrence", 0, 10), ("gallery", 26, 0)])
+@pytest.mark.parametrize(
+    ("page", "images", "formulae"),
+    [
+        ("index", 1, 0),
+        ("findings", 0, 5),
+        ("concepts/recurrence", 0, 10),
+        ("reference/configuration", 0, 0),
+        ("gallery", 26, 0),
+        ("notebooks/1_first_measurement", 2, 0),
+    ],
+)
 def test_a_browser_shows_it(site: Path, tmp_path: Path, page: str, images: int, formulae: int) -> None:
     """At the width of a desktop and at that of a phone, side by side."""
     picture = tmp_path / "picture.png"

@@ -176,6 +176,11 @@ class TestByTheCommandLine:
         assert {row["output"] for row in rows} == {"y", "rms"}
         assert {row["output"] for row in rows if row["primary"] == "True"} == {"y"}
         assert {row["label.norm.block"] for row in rows} == {"64", "256", "1024"}
+        with Path("tables/claims.csv").open(newline="") as file:
+            judged = list(csv.DictReader(file))
+        assert [row["claim"] for row in judged] == [f"rmsnorm_blocks_{i}" for i in (1, 1, 2, 2)], "in two scenarios each"
+        assert {row["verdict"] for row in judged} <= {"holds", "fails", "undecided"}
+        assert "RMSE of y from golden over norm.block, by " in Path("tables/figures/rmsnorm_blocks.svg").read_text()
         ran = numdev("report", "results=after", "out=document", "format=pdf")
         assert ran.code == 0, ran.err
         assert Path("document/report.pdf").read_bytes().startswith(b"%PDF")

@@ -1,4 +1,4 @@
-"""Imports point one way: command line, report and training, measurement, results, attention, arithmetic."""
+"""Imports point one way: command line and explorer, report and training, measurement, results, attention, arithmetic."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ARROWS = {
     "attention": ("arithmetic",),
     "training": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
+    "explorer": ("report", "measurement", "results", "attention", "arithmetic", "api"),
     "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
 # Where an operation declares what the others must know of it.
@@ -183,6 +184,11 @@ def test_report_reads_results_and_nothing_else() -> None:
 @pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
 def test_hydra_only_in_the_command_line(framework: str) -> None:
     assert not found([name for name in MODULES if name not in of("cli")], framework)
+
+
+def test_widgets_only_in_the_explorer() -> None:
+    assert not found([name for name in MODULES if name not in of("explorer")], "ipywidgets")
+    assert not found(["numdev.explorer"], "ipywidgets", "numdev.explorer.widgets", late_too=False)
 
 
 def test_parquet_only_where_tables_are_kept_or_exported() -> None:

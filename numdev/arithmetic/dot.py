@@ -73,7 +73,7 @@ class Dot:
     ) -> Float[Tensor, "*batch rows 1"]:
         """The sum over the last dimension: the product with a column of ones, without forming it.
 
-        `watch` is told of each addition to a running sum: the sum before it, what is added, the sum after it.
+        `watch` is called for each addition to a running sum, with the sum before it, what is added, and the sum after it.
         """
         if self.every is None:
             return self.accumulate.apply_(row_sums(a), noise)

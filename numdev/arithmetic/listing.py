@@ -1,7 +1,7 @@
 """Formats that widths of fields do not describe: each is the list of its numbers, and of the points where rounding turns.
 
-Posits and codebooks such as NF4 have no equal steps between two powers of two. A list of their numbers serves every cast, since a
-result is one of two neighbours whatever lies between them.
+Posits and codebooks such as NF4 have no equal steps between two powers of two. A list of their numbers is enough for every
+cast, since a result is one of two neighbours whatever lies between them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Noise:
 
     Attributes:
         rows: the first row of the block in the whole problem.
-        total_rows: rows of the whole problem, by which places of different heads are told apart.
+        total_rows: rows of the whole problem, which distinguish places of different heads.
         event: of the next draw; `at` starts a group of events, each draw takes the next one of the group.
     """
 

@@ -78,7 +78,7 @@ class Attention(Protocol):
 
 @runtime_checkable
 class Modelled(Attention, Protocol):
-    """An implementation that answers for its own cost."""
+    """An implementation that declares its own cost model."""
 
     def cost_model(self, ran: Ran) -> CostModel | None:
         """What the cost model must know of a call that ran as `ran` says; None where no model counts its traffic."""
@@ -87,7 +87,7 @@ class Modelled(Attention, Protocol):
 
 @runtime_checkable
 class Emulated(Attention, Protocol):
-    """An implementation that answers for its own emulation."""
+    """An implementation that declares its own emulation."""
 
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         """How it computes and walks over the keys, as far as it is known, and why the rest is not."""
@@ -96,7 +96,7 @@ class Emulated(Attention, Protocol):
 
 @runtime_checkable
 class Held(Protocol):
-    """In what an implementation takes its inputs, and how it multiplies them."""
+    """The dtype in which an implementation takes its inputs, and how it multiplies them."""
 
     @property
     def storage(self) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""q, k and v captured from a trained model."""
+"""q, k and v captured from a trained model, and dO where a backward pass was captured too."""
 
 from __future__ import annotations
 
@@ -19,19 +19,31 @@ _SUFFIXES = (".safetensors", ".pt", ".npz")
 _FIELD = "problem.source.path"
 
 
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor | None
+
+
 @dataclass(frozen=True)
 class Captured:
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
+    `<layer>.do`, in the shape of q, is the gradient of the output. The backward pass is measured on it where the file has it.
+
     A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
-    (batch entries of the file stand behind one another), and replicates go round the layers: the first of each, then the second
-    of each. So any number of replicates is spread over the layers as evenly as can be. Heads of one layer are alike, so the
-    layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
+    (batch entries of the file follow one another), and replicates alternate between the layers: first the first of each, then
+    the second of each. So any number of replicates is spread over the layers as evenly as possible. Heads of one layer are
+    alike, so the layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
 
     Attributes:
         path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
         layer: the name before `.q`; None takes all layers, in the order of their names.
-        digest: SHA-256 of the file, so that results of another file under the same name are told apart.
+        digest: SHA-256 of the file, so that results of another file under the same name have another key.
     """
 
     path: str = setting("minilm", "file of captured tensors; `minilm` ships with numdev")
@@ -47,18 +59,45 @@ class Captured:
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
         layers = self._layers()
-        for q, k, _ in layers.values():
-            if len(q) * shape.kv_heads != len(k) * shape.heads:
-                mend = f"{self.path} has {len(k)} heads of k for {len(q)} of q; keep their ratio to problem.heads"
+        for layer in layers.values():
+            if len(layer.q) * shape.kv_heads != len(layer.k) * shape.heads:
+                mend = f"{self.path} has {len(layer.k)} heads of k for {len(layer.q)} of q; keep their ratio to problem.heads"
                 raise BadInput("problem.kv_heads", shape.kv_heads, mend)
-            self._check_size(q, "q", shape.q)
-            self._check_size(k, "k", shape.kv)
+            self._check_size(layer.q, "q", shape.q)
+            self._check_size(layer.k, "k", shape.kv)
         name, place = self._place(shape, seed)
-        q, k, v = (
-            tensor[place * size[0] * size[1] : (place + 1) * size[0] * size[1], : size[2]].double().unflatten(0, size[:2])
-            for tensor, size in zip(layers[name], (shape.q, shape.kv, shape.kv), strict=True)
-        )
-        return q, k, v
+        found = layers[name]
+        return _heads(found.q, place, shape.q), _heads(found.k, place, shape.kv), _heads(found.v, place, shape.kv)
+
+    def gradient(self, shape: Shape, seed: int) -> Tensor | None:
+        """dO of replicate `seed`, as FP64; None where no chosen layer has one.
+
+        Raises:
+            BadInput: where only some of the chosen layers have one, or one does not have the shape of q or is not finite.
+        """
+        layers = self._layers()
+        without = [name for name, layer in layers.items() if layer.do is None]
+        if len(without) == len(layers):
+            return None
+        if without:
+            mend = f"{without[0]} has no dO and other layers have; choose one with problem.source.layer, or capture dO of all"
+            raise BadInput(_FIELD, self.path, mend)
+        name, place = self._place(shape, seed)
+        q, stored = layers[name].q, layers[name].do
+        assert stored is not None
+        do = _check(stored, self.path, f"{name}.do")
+        if do.shape != q.shape:
+            mend = f"{name} has q {tuple(q.shape)} and do {tuple(do.shape)}; the two must agree"
+            raise BadInput(_FIELD, self.path, mend)
+        return _heads(do, place, shape.q)
+
+    @property
+    def shape(self) -> Shape:
+        """Of the smallest replicate: one head of k and v with the heads of q that share it, and the tokens of every layer."""
+        layers = list(self._layers().values())
+        tokens = {name: min(layer[i].shape[-2] for layer in layers) for i, name in enumerate(("queries", "keys"))}
+        q, k, _ = layers[0]
+        return Shape(heads=max(1, len(q) // len(k)), head_dim=q.shape[-1], **tokens)
 
     def replicates(self, shape: Shape) -> int:
         """How many replicates of this shape the chosen layers have."""
@@ -68,20 +107,20 @@ class Captured:
         """The layer of a replicate."""
         return self._place(shape, seed)[0]
 
-    def _layers(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    def _layers(self) -> dict[str, _Layer]:
         layers = _load(self.path, self.digest)
         return layers if self.layer is None else {self.layer: layers[self.layer]}
 
     def _counts(self, shape: Shape) -> dict[str, int]:
         """Replicates by layer."""
-        return {name: len(q) // (shape.batch * shape.heads) for name, (q, _, _) in self._layers().items()}
+        return {name: len(layer.q) // (shape.batch * shape.heads) for name, layer in self._layers().items()}
 
     def _place(self, shape: Shape, seed: int) -> tuple[str, int]:
         """Layer of a replicate, and its number in there."""
         counts = self._counts(shape)
         rounds = [(place, name) for name, count in counts.items() for place in range(count)]
         if seed >= len(rounds):
-            heads = ", ".join(f"{len(q)} in {name}" for name, (q, _, _) in self._layers().items())
+            heads = ", ".join(f"{len(layer.q)} in {name}" for name, layer in self._layers().items())
             mend = f"{self.path} has heads of q: {heads}; so {len(rounds)} replicates of {shape.batch * shape.heads}"
             raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
         place, name = sorted(rounds, key=lambda item: item[0])[seed]
@@ -96,19 +135,25 @@ class Captured:
             raise BadInput(where, tokens, f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that")
 
 
+def _heads(tensor: Tensor, place: int, size: tuple[int, int, int, int]) -> Tensor:
+    """The `place`-th `batch * heads` heads of a layer, and their first tokens, as `[batch, heads, tokens, head_dim]` in FP64."""
+    batch, heads, tokens, _ = size
+    return tensor[place * batch * heads : (place + 1) * batch * heads, :tokens].double().unflatten(0, (batch, heads))
+
+
 @lru_cache(maxsize=4)
-def _load(path: str, digest: str) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Layer name to its q, k, v, each `[heads, tokens, head_dim]`, of the file as it was when it had this digest."""
+def _load(path: str, digest: str) -> dict[str, _Layer]:
+    """The layers by name, of the file as it was when it had this digest."""
     if _digest(path, _written(path)) != digest:
         raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
     tensors = _read(_file(path))
-    layers: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    layers: dict[str, _Layer] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
         missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
         if missing:
             raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
-        layers[name] = tuple(_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")  # type: ignore[assignment]
-        q, k, v = layers[name]
+        q, k, v = (_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")
+        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"))
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")

@@ -23,7 +23,7 @@ _DEFAULT_CACHE = 1 << 20  # bytes, where the system does not say
 
 
 class Algorithm(Enum):
-    """What is counted."""
+    """The algorithm whose operations and bytes are counted."""
 
     VANILLA = "vanilla"
     TILED = "tiled"
@@ -97,7 +97,7 @@ def as_computed(problem: Problem, model: CostModel) -> Problem:
 
 
 def moved_bytes(problem: Problem, kind: Algorithm, each: Width, br: int) -> float:
-    """Bytes that the algorithm moves; `br` is the tile's rows and of no account to vanilla attention."""
+    """Bytes that the algorithm moves; `br` is the tile's rows, which vanilla attention ignores."""
     return _vanilla(problem, each) if kind is Algorithm.VANILLA else _tiled(problem, each, br)
 
 
@@ -112,7 +112,7 @@ def _vanilla(problem: Problem, each: Width) -> float:
 def _tiled(problem: Problem, each: Width, br: int) -> float:
     """Each block of `br` rows reads its q, the keys and values that any of its rows sees, and writes its O.
 
-    Heads that share a KV head read it each for itself, as far as no cache lies between.
+    Each of the heads that share a KV head reads it, as far as no cache lies between.
     """
     shape, keys = problem.shape, keys_of_tiles(problem, br)
     q = math.prod(shape.q)

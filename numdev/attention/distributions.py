@@ -60,6 +60,9 @@ class Drawn:
         q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
         return *self.posed(q, k, scale), v
 
+    def gradient(self, shape: Shape, seed: int) -> None:
+        """None: the backward pass draws dO."""
+
     def entries(self, size: Size, generator: Generator) -> Tensor:
         """The entries of one of the three, normal unless the distribution says otherwise."""
         return _normal(size, generator)

@@ -25,9 +25,9 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in
 class Exact(Primary):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
-    Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, `A = scale max_ij sum_t |q_it| |k_jt|` being what the scores
-    can reach (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham 2021; derived in
-    tests/cases.py). The tests hold it against 200-bit arithmetic.
+    Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, where `A = scale max_ij sum_t |q_it| |k_jt|` bounds the
+    scores (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham 2021; derived in
+    tests/cases.py). The tests compare it with 200-bit arithmetic.
     """
 
     honours: ClassVar[Honours] = Honours()
@@ -83,5 +83,5 @@ class Exact(Primary):
 
 
 def rounded_once(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None = None) -> Tensor:
-    """Exact attention, its output rounded once to the dtype of q: for `Custom`, the least that a kernel can err."""
+    """Exact attention, its output rounded once to the dtype of q: for `Custom`, the smallest error that a kernel can have."""
     return Exact()(q, k, v, mask, scale).out.to(q.dtype)

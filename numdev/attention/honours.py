@@ -1,7 +1,7 @@
-"""What an implementation of attention honours of all that can be set: nothing that is stated may be ignored.
+"""Which settings an implementation of attention honours: nothing that is stated may be ignored.
 
-A setting is known by its dotted name on the command line. Which ones an implementation reads stands beside its class; that a
-setting is read only under another one (`tiling.stride` only in the order `strided`) says the object itself, `idle`.
+A setting is known by its dotted name on the command line. A constant beside its class lists those that an implementation
+reads; the object itself says which of them it reads only under another one (`tiling.stride` in the order `strided`): `idle`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Honours:
         settings: their dotted names.
         family: of an implementation whose arithmetic is fixed, the policies that it has, `kernel` or `eager`; `precision` then
             names a format alone, or with this in front of it. Empty where the policy is free, or there is none.
-        formats: those that an implementation of fixed arithmetic can be asked for.
+        formats: those that an implementation of fixed arithmetic offers.
     """
 
     settings: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class Honours:
 
 @runtime_checkable
 class Honouring(Protocol):
-    """What says which settings it honours, as every implementation must that the command line can ask for."""
+    """An object that says which settings it honours, as every implementation that the command line can request must."""
 
     honours: ClassVar[Honours]
 

@@ -21,6 +21,9 @@ FORMATS = (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64)
 """The formats whose presets a policy is told by."""
 
 
+_FP32 = Cast(FP32)  # made once: every step of every policy is compared with it
+_FP64 = Cast(FP64)
+
 Kind = TypeVar("Kind", bound="Policy")
 
 
@@ -33,7 +36,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         for cast in self.casts():
-            if cast.to.precision >= 52 and cast != Cast(FP64):
+            if cast.to.precision >= 52 and cast != _FP64:
                 mend = "FP64 rounds to nearest even, and has no bits to spare for 52; give fp64, or at most 50 mantissa bits"
                 raise BadInput("precision", str(cast), mend)
 
@@ -56,14 +59,14 @@ class Policy:
         for field in fields(self):
             yield from casts_of(getattr(self, field.name))
 
-    @property
+    @cached_property
     def carrier(self) -> torch.dtype:
         """The dtype that the arithmetic runs in: FP32 if every step is FP32's own or has at most 11 bits, else FP64.
 
         In either, `numdev.arithmetic.elementary` rounds the result of every operation once; with formats of `p` bits and a
         carrier of at least `2p + 2` the carrier's own operation, then the cast, mostly does so by itself (Figueroa 1995).
         """
-        narrow = all(c == Cast(FP32) or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
+        narrow = all(c == _FP32 or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
         return torch.float32 if narrow else torch.float64
 
     @property

@@ -64,6 +64,10 @@ class Source(Protocol):
         """q, k, v in FP64 on the CPU, a function of the arguments alone."""
         ...
 
+    def gradient(self, shape: Shape, seed: int) -> Float[Tensor, "batch heads queries dim"] | None:
+        """dO of a replicate, in FP64 on the CPU; None where the source has none, and the backward pass draws one."""
+        ...
+
     def replicates(self, shape: Shape) -> int | None:
         """How many replicates there are; None where any number can be drawn."""
         ...

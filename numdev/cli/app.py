@@ -102,7 +102,10 @@ def report(cfg: DictConfig) -> Ended:
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
         chosen = _measured_of_paper(Path(cfg.results))
-    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format)
+    plain = _plain(cfg.plot)
+    _make_report(
+        Path(cfg.results), Path(cfg.out), chosen, cfg.format, {name: one for name, one in plain.items() if one is not None}
+    )
     return Ended()
 
 
@@ -146,7 +149,7 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
 
 def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
-    from numdev.cli import build, objective, studies
+    from numdev.cli import build, objective, placed, studies
     from numdev.cli.codes import code_of_point
     from numdev.cli.composed import of_points
     from numdev.cli.console import ERRORS, output
@@ -165,7 +168,8 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
     hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
     expander = studies.expander(hydra, cfg)
     options = of_points(hydra.runtime.choices)
-    point = build.point(request(raw, expander.said(raw, expander.task), options))
+    wanted = request(raw, expander.said(raw, expander.task), options)
+    point = build.point(wanted)
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     found = None if cfg.fresh else store.get(key)
@@ -177,6 +181,7 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
             where |= {"told": progress.replicates, "within": progress.within}
             found = bench.measure(*parts, **where)
         store.put(found)
+    placed.keep(store, program, cfg, expander, wanted, (bench, found))
     if hydra.mode is RunMode.MULTIRUN:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:
@@ -212,11 +217,11 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str) -> None:
+def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> None:
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html")
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

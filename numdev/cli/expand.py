@@ -1,9 +1,13 @@
 """From a study's YAML to its points.
 
     title: Larger tiles make the deviation smaller
+    question: Do larger tiles deviate less?   # for the section of the report
     figure: fig6c                       # a figure function, or null
+    plot: "x: tiling.bc, y: out.rmse"   # or a figure in words, where there is no function for it
     more: [rescales]                    # further figures of the same rows
-    claims: [fig6c]
+    claims:                             # names of claims that ship with numdev, and claims of its own (`numdev.results.claim`)
+      - fig6c
+      - {claim: The RMSE falls with Bc, kind: slope, metric: out.rmse, over: tiling.bc, below: -0.1}
     base: {tiling.br: 64}               # common to all points
     scenarios:                          # each point belongs to one; without any there is one, `default`
       uniform_each:
@@ -37,13 +41,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes
+from numdev.cli import build, nodes, objective, schema
+from numdev.cli.claims import claims_of
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
+from numdev.cli.plots import plot_of
 from numdev.cli.requests import Flat, Request, Statement, flat, written
+from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.results.claim import StatedClaim
 from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
 
@@ -112,22 +121,59 @@ class Expander:
         points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
+        claims, plot = self._answers(name, stated, fields)
         return Study(
             name,
             fields["title"],
             fields["figure"],
-            tuple(fields["claims"]),
+            claims,
             points,
             tuple(fields["more"]),
             self._command(name),
             scenarios,
             self._overrides(name, stated, fields, points),
+            {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
+            fields["question"],
+            plot,
         )
 
     @staticmethod
     def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A study's scenarios; one that states none has a single one, which is called as the study is."""
         return fields["scenarios"] or {"default": {"title": fields["title"]}}
+
+    def _answers(
+        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]
+    ) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
+        """The claims, and what the figure shows: what the file states of them is checked against axes and metrics."""
+        axes: dict[str, list[Any]] = {}
+        for own in scenarios.values():
+            for axis, values in (fields["axes"] | mapping("axes", own.get("axes"))).items():
+                known = axes.setdefault(axis, [])
+                known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
+        try:
+            claims = claims_of(fields["claims"], axes, self._figures)
+            if fields["plot"] is not None and fields["figure"] is not None:
+                raise BadInput(
+                    "plot", fields["plot"], f"the study names the figure {fields['figure']} too; leave one of them out"
+                )
+            return claims, None if fields["plot"] is None else plot_of(fields["plot"], axes, self._figures)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+
+    def _figures(self) -> list[str]:
+        """What a claim may compare and a figure show, as `output.metric`.
+
+        Raises:
+            BadInput: for an operation without an exact result.
+        """
+        operation = operation_of(self.composer.of)
+        if operation.golden is None:
+            mend = (
+                f"claims and plots in YAML show deviations from an exact result, which {operation.name} has not; leave them out"
+            )
+            raise BadInput("claims", operation.name, mend)
+        return objective.names(Deviations(operation))
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}

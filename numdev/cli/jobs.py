@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import app
+from numdev.cli import app, placed
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
 
@@ -79,11 +79,13 @@ class Job:
         command: its name, that of a function of `numdev.cli.app` unless `_FUNCTIONS` names another.
         outlet: where the user reads. What a job prints that runs where nobody does, it returns.
         tracebacks: whether an error passes with its traceback.
+        arguments: those of the command, of all its jobs.
     """
 
     command: str
     outlet: Outlet | None
     tracebacks: bool = False
+    arguments: tuple[str, ...] = ()
 
     def __call__(self, cfg: DictConfig) -> Ended | Figure:
         """Run one job; the figure where one is asked for, else how it ended.
@@ -107,7 +109,8 @@ class Job:
             runtime = HydraConfig.get().runtime
             app.refuse_unknown(cfg, groups=runtime.choices)
             make_importable(runtime.config_sources)
-            ended: Ended = getattr(app, _FUNCTIONS.get(self.command, self.command))(cfg)
+            with placed.asked(self.arguments):
+                ended: Ended = getattr(app, _FUNCTIONS.get(self.command, self.command))(cfg)
         except BrokenPipeError:
             raise
         except Exception as error:

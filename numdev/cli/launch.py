@@ -12,7 +12,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
-from numdev.cli import flags, process, schema, sources
+from numdev.cli import flags, plotted, process, schema, sources
 from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
@@ -30,9 +30,9 @@ def launch(command: str, arguments: list[str]) -> int:
     schema.register()
     sources.register()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return _run(Job(command, Outlet.here(), tracebacks=True), arguments)
+        return _run(Job(command, Outlet.here(), tracebacks=True, arguments=tuple(arguments)), arguments)
     try:
-        return _run(Job(command, Outlet.here()), arguments)
+        return _run(Job(command, Outlet.here(), arguments=tuple(arguments)), arguments)
     except KNOWN as error:
         print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
         return code_of(error)
@@ -84,8 +84,14 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     """
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        return [*(re.sub("^study=", "studies=", text) for text in overrides), *others]
+        return [*(_of_report(text) for text in overrides), *others]
     return [*overrides, *_shards(overrides), *others]
+
+
+def _of_report(text: str) -> str:
+    """An override of `numdev report`: `study=` is `studies=`, and `plot=x: a, y: b` is a mapping without its braces."""
+    name, _, value = text.partition("=")
+    return f"plot={plotted.mapping(value)}" if name == "plot" else re.sub("^study=", "studies=", text)
 
 
 def _shards(texts: list[str]) -> list[str]:

@@ -40,7 +40,7 @@ def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None)
 
 def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> MeasurementKind:
     """The kind of measurement of a command; arguments and errors as those of `runner`."""
-    operation = _operation(_node(cfg) if node is None else node)
+    operation = operation_of(_node(cfg) if node is None else node)
     if command == "train":
         return _training(operation)
     _refuse_without_golden(operation)
@@ -53,7 +53,7 @@ def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -
 @lru_cache(maxsize=2)
 def _deviations(node: str, device: str) -> Runner:
     """Kept so that golden results serve the next job of a sweep too."""
-    operation = _operation(json.loads(node))
+    operation = operation_of(json.loads(node))
     _refuse_without_golden(operation)
     return Runner(Deviations(operation), device)
 
@@ -77,8 +77,12 @@ def _node(cfg: DictConfig) -> Any:
     return None if cfg.operation is None else OmegaConf.to_container(cfg.operation, resolve=True)
 
 
-def _operation(node: Mapping[str, Any] | None) -> Operation:
-    """The operation that a node makes."""
+def operation_of(node: Mapping[str, Any] | None) -> Operation:
+    """The operation that a node makes.
+
+    Raises:
+        BadInput: if it makes none.
+    """
     made = nodes.build({OPERATION: node}, OPERATION)
     if isinstance(made, Operation):
         return made

@@ -31,7 +31,9 @@ class StudyConfig:
     title: str = MISSING
     figure: str | None = None
     more: list[str] = field(default_factory=list)
-    claims: list[str] = field(default_factory=list)
+    claims: Any = field(default_factory=list)  # a list; `numdev.cli.claims` checks it
+    question: str = ""
+    plot: Any = None  # text or a mapping; `numdev.cli.plots` checks it
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
@@ -108,6 +110,17 @@ class MappedConfig:
 
 
 @dataclass
+class PlotConfig:
+    """What a figure shows; see `numdev.report.reading.view.View`."""
+
+    x: str | None = setting(None, "what the metric is drawn over, such as problem.n")
+    y: str | None = setting(None, "the metric, such as rmse, or out.max_difference of the output out")
+    colour: Any = setting(None, "what the lines differ in, one name or several, as in [precision,softmax]")
+    facet: Any = setting(None, "what the panels differ in, likewise")
+    reference: str | None = setting(None, "what the metric is taken against: golden, golden_same_inputs or baseline")
+
+
+@dataclass
 class ReportConfig:
     """`numdev report`."""
 
@@ -115,6 +128,7 @@ class ReportConfig:
     out: str = setting("reports/paper", "folder of the report")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
     format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf report.pdf, html report.html")
+    plot: PlotConfig = field(default_factory=PlotConfig)
 
 
 @dataclass
@@ -174,6 +188,36 @@ def settings() -> dict[str, Setting]:
     """Every declared setting of the groups that have a schema, by its dotted name."""
     groups = [item for own in reversed(_OPERATIONS.values()) for item in own.items()]  # what several have is as in attention
     return {f"{group}.{one.name}": one for group, kind in groups for one in declared(kind)}
+
+
+_WORDS = {
+    "attention": "implementation",
+    "backward": "implementation",
+    "precision": "precision policy",
+    "forward_precision": "precision policy of the forward pass",
+    "problem": "inputs",
+    "softmax": "softmax recurrence",
+    "recompute": "recomputation",
+    "attention.backend": "backend",
+    "attention.kernel": "kernel",
+    "seeds": "replicates",
+}
+"""What stands on the axis of a figure for groups, and for settings that an option alone has."""
+
+
+def words(name: str) -> tuple[str, str]:
+    """The word for a setting or group on the axis of a figure, empty where that is its name, and its unit."""
+    known = settings().get(name)
+    if known is None:
+        return _WORDS.get(name, ""), ""
+    if known.unit == "format":  # a step of a policy
+        return f"format of {name.rpartition('.')[2].replace('_', ' ')}", ""
+    return known.word, known.unit
+
+
+def all_words() -> dict[str, tuple[str, str]]:
+    """Those of all settings and groups that have any."""
+    return {name: found for name in (*_WORDS, *settings()) if (found := words(name)) != ("", "")}
 
 
 def explained(group: str, *names: str) -> str:

@@ -93,7 +93,7 @@ class Mlflow(Callback):
         for start in range(0, len(params), _MOST_PARAMS):
             self.client.log_batch(number, params=params[start : start + _MOST_PARAMS])
         metrics = [Metric(name, value, now, 0) for name, value in headline(record)]
-        self.client.log_batch(number, metrics, tags=[RunTag(name, value[:_LONGEST]) for name, value in (about | tags).items()])
+        self.client.log_batch(number, metrics, tags=[RunTag(name, value[:_LONGEST]) for name, value in {**about, **tags}.items()])
         self.client.log_artifact(number, str(store.path / "records" / f"{key}.json"))
         self.client.set_terminated(number, "FINISHED" if metrics else "FAILED")
 

@@ -110,7 +110,7 @@ def _nothing(device: torch.device) -> dict[str, str]:
 class Operation:
     """An operation, such as attention: what is true of all its implementations.
 
-    An operation of one's own needs no line of numdev. `Sum` and `Numbers` being classes with the methods of `Measurable` and
+    An operation of your own needs no change of numdev. If `Sum` and `Numbers` are classes with the methods of `Measurable` and
     `Reproducible`:
 
         >>> TOTAL = Operation(
@@ -135,7 +135,7 @@ class Operation:
             study's manifest keeps them for its readers.
         environment: facts beyond those of torch and the processor that may change a result on a device.
         workload: what a measurement of speed must know of it.
-        smaller: what to ask for where memory does not suffice, as in "use ...".
+        smaller: what to use where memory does not suffice, as in "use ...".
     """
 
     name: str

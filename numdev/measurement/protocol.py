@@ -11,8 +11,10 @@ import torch
 
 from numdev.cache import LeastRecentlyUsed
 from numdev.measurement.operation import Operation
+from numdev.results.canonical import describe
 from numdev.results.columns import Column
 from numdev.results.where import Told, Within
+from numdev.usersource import foreign
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Context:
         kept: what measurements on this device share, such as golden results.
         folder: the measurement's own, in which it may keep what an interruption would lose; it stays until the record is stored.
             The measurement makes it. None where nothing is stored.
-        told: learns how many replicates are done.
-        within: learns how far a replicate is that takes long.
+        told: called with the number of replicates that are done.
+        within: called with the progress within a long replicate.
         shared: a folder that stays, for what several points have in common and takes long, such as a training run: the
             measurement makes it, and takes care that two processes do not write the same. None where nothing is stored.
     """
@@ -60,6 +62,15 @@ class Context:
             yield seed
             if self.told is not None:
                 self.told(seed + 1, self.seeds)
+
+
+def configuration(**parts: Any) -> dict[str, Any]:
+    """The canonical description of the parts of a point, with the sources of classes that are not numdev's own.
+
+    Raises:
+        BadInput: where the file of such a class has changed since it was imported.
+    """
+    return {name: describe(part) for name, part in parts.items()} | foreign(*parts.values())
 
 
 @runtime_checkable

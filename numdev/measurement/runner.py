@@ -1,4 +1,4 @@
-"""What every kind of measurement has in common: its key, its replicates, and how everything that goes wrong ends."""
+"""What every kind of measurement has in common: its key, its replicates, and the status for every failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CACHE_BYTES = 2 << 30
 class Runner:
     """Measures points in one way on one device.
 
-    Inputs and golden results are computed once per problem and seed, not once per point; the least recently used go first.
+    Inputs and golden results are computed once per problem and seed, not once per point, and evicted least recently used first.
 
     Attributes:
         kind: makes the measurement of a point.

@@ -63,7 +63,7 @@ class Workload:
         return Cost()
 
     def is_tf32(self, variant: Any) -> bool:
-        """Whether its products of FP32 are in TF32, and so what they are held against."""
+        """Whether its products of FP32 are in TF32, which decides what rate they are compared with."""
         return False
 
     def call(self, variant: Any) -> Any:
@@ -71,7 +71,7 @@ class Workload:
         return variant
 
     def bound(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        """The call that is measured; what it shall not be charged with is done here."""
+        """The call that is measured; preparations that are not to be timed are done here."""
         return partial(self.call(variant), *inputs, **problem.arguments())
 
     @property

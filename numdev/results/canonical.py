@@ -70,7 +70,7 @@ def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
 
     The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
-    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation makes
+    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation gives
     another key.
     """
     facts = {name: value for name, value in environment.items() if name not in _INFORMATION}

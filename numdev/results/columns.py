@@ -42,6 +42,6 @@ def column_of(name: str, unit: str, meaning: str, use: str) -> Column:
     """What `Column.stated` says; records of one kind share their columns.
 
     Raises:
-        ValueError: for a use that there is not.
+        ValueError: for a use that does not exist.
     """
     return Column(name, unit, meaning, Use(use))

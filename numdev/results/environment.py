@@ -36,7 +36,7 @@ UNSET = "unset"
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one, else the CPU; `cpu` and `cuda` are taken at their word.
+    """`auto` is the GPU where there is one, else the CPU; `cpu` and `cuda` are themselves.
 
     Raises:
         BadInput: for another name, or for `cuda` where torch finds no GPU.

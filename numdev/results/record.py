@@ -77,7 +77,7 @@ class Record:
         return next(iter(self.columns.values()), ())
 
     def to_json(self, apart: Mapping[str, Any] | None = None) -> bytes:
-        """The whole record, but for tables that are kept apart: what `apart` says of each of these stands in its place."""
+        """The whole record, except that `apart` replaces tables that are stored separately."""
         columns = {name: [column.stated() for column in table] for name, table in self.columns.items()}
         stated = vars(self) | {"status": self.status.value, "columns": columns, "tables": {**self.tables, **(apart or {})}}
         return json.dumps(stated, separators=(",", ":")).encode()

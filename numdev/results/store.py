@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numdev.results import sweep
 from numdev.results.files import StoreError, write_atomically
 from numdev.results.record import OldResults, Record
 from numdev.results.tables import LONG, pack, unpack
@@ -21,7 +22,8 @@ class Store:
     """A folder of results.
 
     `records/<key>.json` is a point, `records/<key>/<table>.*.parquet` a long table of it, `studies/<name>.json` says which points
-    belong to a study, `work/<key>/` is what a measurement keeps until its record is stored, and `runs/` what points share.
+    belong to a study, `sweeps/<name>/` which to a sweep or to none (`numdev.results.sweep`), `work/<key>/` is what a measurement
+    keeps until its record is stored, and `runs/` what points share.
 
     Attributes:
         path: the folder; it is made when something is written.
@@ -89,17 +91,18 @@ class Store:
         write_atomically(self.path / "studies" / f"{name}.json", json.dumps(manifest, indent=1).encode())
 
     def studies(self) -> dict[str, dict[str, Any]]:
-        """Every study's manifest by name."""
+        """Every study's manifest by name, then those of sweeps and single points, which are like it."""
         paths = sorted((self.path / "studies").glob("*.json"))
-        return {path.stem: found for path in paths if (found := self.study(path.stem)) is not None}
+        names = [*(path.stem for path in paths), *sweep.names(self.path)]
+        return {name: found for name in names if (found := self.study(name)) is not None}
 
     def study(self, name: str) -> dict[str, Any] | None:
-        """The manifest of one study, or None where there is none or its file is torn."""
+        """The manifest of one study or sweep, or None where there is none or its file is torn."""
         path = self.path / "studies" / f"{name}.json"
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
         except FileNotFoundError:
-            return None
+            return sweep.manifest(self.path, name, self._note_torn)
         except (OSError, ValueError):
             self._note_torn(path)
             return None

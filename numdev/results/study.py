@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeGuard, Unpack, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.results.canonical import describe
+from numdev.results.claim import StatedClaim, named
 from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.scenario import EntryRole, Scenario, is_old
@@ -21,11 +22,11 @@ DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study
 
 @dataclass(frozen=True)
 class Refused:
-    """What stands in the place of a variant that does not honour what is stated of it.
+    """Replaces a variant that does not honour what is stated about it.
 
     Attributes:
         kind: of the variant.
-        stated: everything that is stated, which tells the points of a grid apart.
+        stated: everything that is stated, which distinguishes the points of a grid.
     """
 
     kind: str
@@ -66,23 +67,29 @@ class Study:
         name: of the study, and of its manifest in a store.
         title: what it shows, in one line.
         figure: the figure function that draws it, or None.
-        claims: the claims of the table that it serves.
+        claims: that it serves, in the order of the table: names of claims that ship with numdev, and claims of its own.
         points: in the order of the grid.
         more: further figures of the same rows.
         command: what measures it again, but for the device.
         scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
         overrides: what the command line stated that gave the study points which its file does not have.
+        words: word and unit of the axes by name, for figures.
+        question: what it asks, in words.
+        plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
     """
 
     name: str
     title: str
-    figure: str | None
-    claims: tuple[str, ...]
-    points: tuple[StudyPoint, ...]
+    figure: str | None = None
+    claims: tuple[str | StatedClaim, ...] = ()
+    points: tuple[StudyPoint, ...] = ()
     more: tuple[str, ...] = ()
     command: str = ""
     scenarios: tuple[Scenario, ...] = ()
     overrides: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    question: str = ""
+    plot: Mapping[str, Any] | None = None
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
@@ -97,17 +104,22 @@ class Study:
         ]
         known = {scenario.name: scenario for scenario in self.scenarios}
         found = [known.get(name, Scenario(name, name)) for name in dict.fromkeys(point.scenario for point in self.points)]
+        claims = named(self.name, self.claims)
         return {
             "name": self.name,
             "kind": kind,
             "title": self.title,
+            "question": self.question,
             "command": self.command,
             "overrides": list(self.overrides),
             "figure": self.figure,
             "more": list(self.more),
-            "claims": list(self.claims),
+            "plot": None if self.plot is None else dict(self.plot),
+            "claims": list(claims),
+            "stated_claims": {name: claim.stated() for name, claim in claims.items() if claim is not None},
             "scenarios": [one.stated() for one in found],
             "settings": {column.name: [column.unit, column.meaning] for column in settings},
+            "words": {name: list(said) for name, said in self.words.items()},
             "points": points,
         }
 
@@ -211,7 +223,7 @@ def run(
 
 @dataclass(frozen=True)
 class Replaced:
-    """What becomes of a stored study's points when its manifest is written anew.
+    """What happens to a stored study's points when its manifest is replaced.
 
     Attributes:
         stored: points of the stored manifest.

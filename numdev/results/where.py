@@ -1,4 +1,4 @@
-"""What a measurement gets beside its point: folders in which it may keep something, and who learns how far it is."""
+"""What a measurement gets besides its point: folders in which it may keep something, and who is told of its progress."""
 
 from __future__ import annotations
 

@@ -116,6 +116,11 @@ def _check(asked: Asked) -> None:
             raise Unsupported(name, "it is a nested tensor; pad the sequences, or give enable_nested_tensor=False to the model")
         if tensor.ndim < 2 or 0 in tensor.shape:
             raise BadInput(name, tuple(tensor.shape), "give [..., heads, tokens, head_dim], none of them 0")
+        if tensor.ndim != asked.query.ndim:
+            mend = (
+                f"give it the {asked.query.ndim} dimensions of query; no implementation here repeats one over the other's batch"
+            )
+            raise BadInput(name, tuple(tensor.shape), mend)
     if asked.dropout_p > 0:
         raise Unsupported("dropout_p", f"{asked.dropout_p:g}: {_NO_DROPOUT}")
 

@@ -22,7 +22,7 @@ class Position:
 
     Attributes:
         done: steps that have been done.
-        restarted: whether the restart after half of the steps has been.
+        restarted: whether the restart after half of the steps has been done.
         seconds: spent on steps.
         seconds_per_step: the median over the stretches of the last process.
     """

@@ -1,4 +1,4 @@
-"""How a run is executed, and what it says while it runs."""
+"""How a run is executed, and how it reports its progress."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Calls of torch's `scaled_dot_product_attention` under any model, answered by someone else.
+"""Calls of torch's `scaled_dot_product_attention` under any model, answered by another implementation.
 
 Two things are needed to see every call. A `TorchFunctionMode` sees a call by whatever name, and of operators below the function.
 It sees none from inside `nn.MultiheadAttention`, whose own function torch gives to the mode as a whole, and runs without it. So
-the name in `torch.nn.functional` is replaced as well, while anyone intercepts. The fused path that `nn.MultiheadAttention`
-and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
+the name in `torch.nn.functional` is replaced as well, while any interception is active. The fused path that
+`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
 
-Who answers is known to each thread by itself. Torch computes gradients on threads of its own, on which a checkpointed layer calls
-its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees itself and
-which run without it: for their time such threads, which Python has not started, take the answer of their caller.
+Each thread has its own stack of interceptions. Torch computes gradients on threads of its own, on which a checkpointed layer
+calls its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees
+itself and which run without it: for their time such threads, which Python has not started, take the answer of their caller.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _WEIGHTS = "nn.MultiheadAttention with need_weights=True"
 
 @runtime_checkable
 class Answer(Protocol):
-    """Who answers calls of attention."""
+    """What computes calls of attention."""
 
     def answer(self, asked: Asked, onward: Onward) -> Tensor:
-        """O. `onward` asks who would have answered without this one, in the end torch's function."""
+        """O. `onward` calls what would have computed it without this one: the next on the stack, in the end torch's function."""
         ...
 
 
@@ -80,7 +80,7 @@ class Seen:
 
 
 class Interception:
-    """A context in which calls of attention are answered by someone else; it may be entered again, also within itself."""
+    """A context in which an `Answer` computes calls of attention; it may be entered again, also within itself."""
 
     def __init__(self, answer: Answer, seen: Seen) -> None:
         self._answer = answer
@@ -202,7 +202,7 @@ def _concerns(func: Any) -> bool:
 
 
 class _Patch:
-    """The replaced name in `torch.nn.functional`, and the fused path switched off, while anyone intercepts."""
+    """The replaced name in `torch.nn.functional`, and the fused path switched off, while any interception is active."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -260,7 +260,7 @@ _PATCH = _Patch()
 
 
 def _replacement(*args: Any, **kwargs: Any) -> Tensor:
-    """Stands for `torch.nn.functional.scaled_dot_product_attention` while anyone intercepts."""
+    """Stands for `torch.nn.functional.scaled_dot_product_attention` while any interception is active."""
     stack = _stack()
     if not stack:
         return _PATCH.beneath(*args, **kwargs)

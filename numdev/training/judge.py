@@ -1,4 +1,4 @@
-"""What the weights of a finished run are worth, told by one and the same measure for every rung."""
+"""How good the weights of a finished run are, by the same measure for every rung."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Within it no other process holds the lock of this file; the system opens it where a process ends, however it does.
+    """Within it no other process holds the lock of this file; the operating system releases it when a process ends or is killed.
 
     `waiting` is called once where another process holds it. The file stays: who removed it would let a third process lock another
     file of the same name.

@@ -28,15 +28,15 @@ from numdev.training.trained import Trained
 from numdev.training.watch import Watch, Watched
 from numdev.training.world import World
 
-_READ_EVERY = 25  # steps on a GPU from one read of the losses to the next: each waits for the device
+_READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
 
 
 class Training:
     """One process's part in a run. `finish` does it; everything else is its parts.
 
-    Losses are read after every step on a CPU, every 25 on a GPU and before every snapshot. A loss that is not finite, or
-    gradients that are not although the loss is not scaled, end the run at the first such step, whenever it is read.
+    Losses are read after every step on a CPU; on a GPU after every 25, and before every snapshot and restart. A loss that is not
+    finite, or gradients that are not although the loss is not scaled, end the run at the first such step, whenever it is read.
     """
 
     def __init__(
@@ -74,9 +74,20 @@ class Training:
                     self._advance(next(batches), seen)
         except KeyboardInterrupt:
             if self._world.leads and self._state.whole:
-                self._write_checkpoint()
+                self._keep()
             raise
         return self._end()
+
+    def _keep(self) -> None:
+        """What Ctrl-C would lose: a checkpoint of the step that was done last, with the snapshot that it was to leave."""
+        done = self._position.done
+        if done > self._read_at:
+            self._read()
+        if self._stopped:
+            return  # the run that goes on from an earlier checkpoint comes to this step again
+        if done in self._snapshots.steps and not self._snapshots.complete(done):
+            self._snapshots.write(done, self._state)
+        self._write_checkpoint()
 
     def _attention(self) -> Differentiable:
         attention, watch = self._run.rung.attention, self._history.watch
@@ -138,9 +149,12 @@ class Training:
         self._position = replace(self._position, done=done)
         self._state.whole = True
         last, snapshot = done == self._run.task.steps, done in self._snapshots.steps
-        if not (self._device.type == "cpu" or done % _READ_EVERY == 0 or last or snapshot):
+        if not (done % _READ_EVERY[self._device.type] == 0 or last or snapshot or done == self._run.half):
             return
-        self._read()
+        loss = self._read()
+        if self._told is not None and self._world.leads:
+            rate = 1 / max(self._position.seconds_per_step, 1e-9)
+            self._told(Progress(self._position.done, self._run.task.steps, loss, rate))
         if self._stopped:
             return
         if self._world.leads and snapshot:
@@ -152,8 +166,8 @@ class Training:
     def _start_clock(self) -> None:
         self._clock, self._read_at = time.perf_counter(), self._position.done
 
-    def _read(self) -> None:
-        """Wait for the device, take the time, and look at the losses since the last read."""
+    def _read(self) -> float:
+        """Wait for the device, take the time, and look at the losses since the last read; returns the last one."""
         done, first = self._position.done, self._read_at
         losses, norms = (x[first:done].cpu() for x in (self._history.losses, self._history.norms))
         seconds = time.perf_counter() - self._clock
@@ -161,8 +175,8 @@ class Training:
         per_step = statistics.median(self._stretches[1:] or self._stretches)  # the first compiles and captures
         self._position = replace(self._position, seconds=self._position.seconds + seconds, seconds_per_step=per_step)
         self._look_for_nonfinite(losses, norms, first)
-        if self._told is not None and self._world.leads:
-            self._told(Progress(self._position.done, self._run.task.steps, float(losses[-1]), 1 / max(per_step, 1e-9)))
+        self._start_clock()
+        return float(losses[-1])
 
     def _look_for_nonfinite(self, losses: Tensor, norms: Tensor, first: int) -> None:
         good = losses.isfinite() if self._state.scale is not None else losses.isfinite() & norms.isfinite()

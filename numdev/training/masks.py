@@ -103,14 +103,21 @@ def _says(mask: Mask, seen: Tensor, queries: int, keys: int) -> bool:
 
 
 def _boolean(tensor: Tensor) -> Tensor:
-    """Whether a key is seen. A mask of zeros and minus infinity adds nothing to a score that counts."""
+    """Whether a key is seen. A mask of zeros and minus infinity adds nothing to a score that counts.
+
+    Some models write the lowest number of the dtype for minus infinity. Beside a key that is seen, the P of both is exactly 0; in
+    a row that sees none it is not.
+    """
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bool:
         return tensor
-    seen = tensor == 0
-    if not bool((seen | (tensor == float("-inf"))).all()):
+    seen, lowest = tensor == 0, tensor == torch.finfo(tensor.dtype).min
+    if not bool((seen | lowest | (tensor == float("-inf"))).all()):
         why = "it adds to the scores, which no implementation here does"
         raise Unsupported(_FIELD, f"{why}; give a boolean mask, or one of zeros and minus infinity")
+    if bool((lowest.any(-1) & ~seen.any(-1)).any()):
+        why = "a row sees no key and holds the lowest number, with which torch gives the mean of all values"
+        raise Unsupported(_FIELD, f"{why}; give minus infinity")
     return seen
 
 

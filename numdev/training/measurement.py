@@ -1,4 +1,4 @@
-"""How far the weights of a rung stray from those of its reference over training."""
+"""How far the weights of a rung deviate from those of its reference over training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 
 from numdev.errors import BadInput
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings
-from numdev.results.canonical import describe
+from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.results.columns import Column
 from numdev.training.columns import LOSS, RUN, TABLES, WATCH, WATCHED, WEIGHTS
 from numdev.training.judge import SAMPLES
@@ -24,7 +23,6 @@ from numdev.training.task import Task
 from numdev.training.trained import Trained
 from numdev.training.watch import FIGURES
 from numdev.training.weights import Weights, deviations
-from numdev.usersource import foreign
 
 KIND = "training"
 _FIRST, _MOST = 50, 450  # rows of the table of losses: of each of the first steps, and of the others at most
@@ -59,9 +57,7 @@ class TrainingPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """With the sources of what is no class of numdev's own; BadInput where the file of such a class has changed."""
-        parts = {"problem": self.problem, "variant": self.variant, "baseline": self.baseline, "seeds": self.seeds}
-        return {name: describe(part) for name, part in parts.items()} | foreign(self.problem, self.variant, self.baseline)
+        return configuration(problem=self.problem, variant=self.variant, baseline=self.baseline, seeds=self.seeds)
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
@@ -70,9 +66,9 @@ class TrainingPoint:
         return WeightsOverTraining(self.operation).columns | watched
 
     def run(self, context: Context) -> Findings:
-        """Trains each replicate of the rung and of its reference, those that are not there yet.
+        """Trains each replicate of the rung and of its reference that has not been trained yet.
 
-        A run whose loss stops being finite is told in `nonfinite`, with the step; the tables go until there.
+        A run whose loss stops being finite is reported in `nonfinite`, with the step; its tables end there.
 
         Raises:
             BadInput: for what is no task or no rung, and for a run that cannot be trained.

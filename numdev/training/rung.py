@@ -15,8 +15,8 @@ APART = 1000  # seeds between one initialisation, or order of the data, and the 
 class Restart(Enum):
     """What happens after half of the steps.
 
-    `none`; `exact`: the run is stopped and resumed from its checkpoint; `lossy`: of a checkpoint whose weights and moments were
-    rounded to BF16; `weights_only`: of the weights alone, the moments of the optimizer start from zero again.
+    `none`; `exact`: the run is stopped and resumed from its checkpoint; `lossy`: from a checkpoint whose weights and moments were
+    rounded to BF16; `weights_only`: from a checkpoint without the moments of the optimizer, which start from zero again.
     """
 
     NONE = "none"

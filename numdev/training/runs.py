@@ -25,7 +25,7 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that was trained, and what its weights are worth."""
+    """A run that was trained, and how good its weights are."""
 
     trained: Trained
     judged: Judged
@@ -38,7 +38,7 @@ class Runs:
     Attributes:
         folder: of the runs.
         device: where they are trained.
-        within: learns how far the run at hand is.
+        within: is called with the progress of the current run.
     """
 
     folder: Path

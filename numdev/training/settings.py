@@ -46,7 +46,8 @@ class RungSettings:
     )
     repeat: int = setting(0, "changes nothing: another number is another run of the same, which must come out the same")
     watch: bool = setting(
-        False, "keep for each step the largest logit, ties, and how far attention strays from exact attention; changes no weight"
+        False,
+        "keep for each step the largest logit, ties, and how far attention deviates from exact attention; changes no weight",
     )
 
 

@@ -46,6 +46,11 @@ def _move(model: nn.Module, ulp: int) -> None:
     parameters = {name: x.detach() for name, x in model.named_parameters()}
     name, index = moved(parameters)
     bits = parameters[name].view(-1).view(torch.int32)
+    magnitude = int(bits[index]) & _MAGNITUDE
+    if not 0 <= magnitude + ulp < _INFINITY:
+        mend = f"the weight {float(parameters[name].view(-1)[index]):g} would pass 0 or the largest number of FP32; give fewer"
+        raise BadInput("rung.ulp", ulp, mend)
     bits[index] += ulp  # sign and magnitude: the next number away from zero has the next bit pattern
-    if not bool(parameters[name].view(-1)[index].isfinite()):
-        raise BadInput("rung.ulp", ulp, "the weight leaves the numbers of FP32; give fewer")
+
+
+_MAGNITUDE, _INFINITY = 0x7FFF_FFFF, 0x7F80_0000  # bits of an FP32 number without its sign, and those of infinity

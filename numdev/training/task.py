@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from numdev.errors import BadInput
+from numdev.settings import setting
 
 Batch = dict[str, Tensor]
 """Named tensors on the CPU, FP32 or int64, of one length in the first dimension."""
@@ -77,8 +78,14 @@ class Task(Protocol):
         """What the model makes of held-out captions, with its score."""
 
 
-class Replicated:
-    """How many replicates a point has that is measured on a task."""
+@dataclass(frozen=True, kw_only=True)
+class Optimised:
+    """The settings of AdamW that tasks share, and how many replicates a point has that is measured on one."""
+
+    learning_rate: float = setting(3e-3, "largest learning rate of AdamW")
+    warmup: int = setting(30, "steps over which the learning rate rises")
+    weight_decay: float = setting(0.01, "of AdamW")
+    clip: float = setting(1.0, "largest norm of the gradient; 0 clips nothing")
 
     def replicates(self, seeds: int | None = None) -> int:
         """One unless told otherwise: each is a whole run, and one of its reference."""

@@ -24,7 +24,7 @@ def train(run: Run, folder: Path, device: torch.device, told: Told | None = None
         run: what is trained.
         folder: holds its checkpoints and snapshots and nothing else; all ranks see it.
         device: where. Several ranks on CUDA take the devices from 0 on.
-        told: hears of progress.
+        told: is called with the progress, each time that the losses are read.
         execution: how; as `Execution()` unless given.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What attention does in each step of a training run: logits, ties, and how far it strays from exact attention.
+"""What attention does in each step of a training run: logits, ties, and how far it deviates from exact attention.
 
 Exact means FP64 of the same q, k, v and dO. FP32 is not enough: its scores err by up to `d 2^-24 max |q| |k|`, some 0.04 at
 head_dim 64 and logits of 10^4, such as come before a loss spikes, more than the `u = 2^-9` of BF16 inside; and the bias of
@@ -48,7 +48,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.row: Float[Tensor, " figures"] = torch.full((len(FIGURES),), torch.nan, dtype=torch.float64, device=device)
-        names = ("logit", "tied", "rows", "deviation", "strayed", "out", "biased", "delta", "dq_strayed", "dq")
+        names = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta", "dq_error", "dq")
         sums = torch.zeros(len(names), dtype=torch.float64, device=device)
         self._sums, self._of = sums, dict(zip(names, sums.unbind(), strict=True))
 
@@ -59,7 +59,7 @@ class Watch:
     def end(self) -> None:
         """Turn sums into figures."""
         of = self._of
-        relative, bias, dq = of["strayed"] / of["out"], of["biased"] / of["delta"], of["dq_strayed"] / of["dq"]
+        relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
         figures = of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()
         self.row.copy_(torch.stack(figures))
 
@@ -116,7 +116,7 @@ class Watched:
         with torch.no_grad(), uncast(q):
             exact = _Exact(self.watch, (q, k, v), mask, softmax_scale(q, scale))
         if isinstance(self.attention, Paired):
-            out = applied(q, k, v, _Heard(self.attention.pair, exact), mask, scale)
+            out = applied(q, k, v, _Reporting(self.attention.pair, exact), mask, scale)
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):
@@ -130,8 +130,8 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """A pair of passes, of whose delta an exact one hears."""
+class _Reporting:
+    """A pair of passes that also hands its delta to an `_Exact`."""
 
     pair: Pair
     exact: _Exact
@@ -180,10 +180,10 @@ class _Exact:
         self._watch.add("rows", float(tied.numel()))
 
     def compare(self, out: Tensor) -> None:
-        """Note how far O strays."""
-        strayed = self._grouped(out.detach().double()).sub(self._out)
-        self._watch.largest("deviation", strayed)
-        self._both("strayed", strayed, "out", self._out)
+        """Note how far O deviates."""
+        error = self._grouped(out.detach().double()).sub(self._out)
+        self._watch.largest("deviation", error)
+        self._both("error", error, "out", self._out)
 
     @torch.no_grad()
     def take(self, do: Tensor) -> None:
@@ -197,17 +197,17 @@ class _Exact:
     @torch.no_grad()
     def compare_delta(self, delta: Tensor) -> None:
         """Note the bias of delta."""
-        strayed = self._grouped(delta.double()[..., None]).sub(self._delta)
-        self._watch.add("biased", strayed.sum())
+        error = self._grouped(delta.double()[..., None]).sub(self._delta)
+        self._watch.add("biased", error.sum())
         self._watch.add("delta", self._delta.abs().sum())
 
     @torch.no_grad()
     def compare_dq(self, dq: Tensor) -> None:
-        """Note how far dQ strays."""
-        self._both("dq_strayed", self._grouped(dq.double()).sub(self._dq), "dq", self._dq)
+        """Note how far dQ deviates."""
+        self._both("dq_error", self._grouped(dq.double()).sub(self._dq), "dq", self._dq)
 
-    def _both(self, strayed: str, difference: Tensor, exact: str, value: Tensor) -> None:
-        self._watch.add(strayed, difference.square().sum())
+    def _both(self, error: str, difference: Tensor, exact: str, value: Tensor) -> None:
+        self._watch.add(error, difference.square().sum())
         self._watch.add(exact, value.square().sum())
 
     def _grouped(self, x: Tensor) -> Tensor:

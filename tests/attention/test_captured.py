@@ -185,6 +185,46 @@ def test_what_the_file_cannot_serve(tmp_path: Path, shape: Shape, seed: int, fie
     refused(lambda: Problem(source, shape).inputs(seed), field=field, mend=mend)
 
 
+def with_do(tensors: Layers) -> Layers:
+    """As `nd.capture` writes them of a training step; here dO is q with the heads in another order."""
+    return tensors | {f"{name.removesuffix('.q')}.do": x.roll(1, -3) for name, x in tensors.items() if name.endswith(".q")}
+
+
+def test_the_gradient_of_a_replicate_is_of_its_heads(tmp_path: Path) -> None:
+    """dO of the same layer, heads and first tokens as q, with a batch before the heads or without."""
+    flat = with_do(layers("a", "b", heads=8, kv_heads=2))
+    shape = Shape(heads=4, kv_heads=1, queries=5, keys=6, head_dim=3)
+    for name, stored in (("flat", flat), ("deep", {name: t.unflatten(0, (2, -1)).contiguous() for name, t in flat.items()})):
+        source = Captured(save(tmp_path / f"{name}.safetensors", stored))
+        for seed in range(4):
+            do = source.gradient(shape, seed)
+            assert do is not None
+            assert do.dtype == torch.float64
+            start = 4 * (seed // 2)
+            assert torch.equal(do, flat[f"{'ab'[seed % 2]}.do"][None, start : start + 4, :5].double())
+    assert Captured().gradient(Shape(queries=4, keys=4, head_dim=32), 0) is None
+
+
+def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
+    """It is refused where it is asked for; q, k and v of the same file are served."""
+    stored, shape = with_do(layers("a", "b")), Shape(queries=6, keys=6, head_dim=3)
+    partial = {name: x for name, x in stored.items() if name != "b.do"}
+    for number, (changed, mend) in enumerate(
+        [
+            (stored | {"a.do": stored["a.do"][:, :5]}, r"a has q (4, 6, 3) and do (4, 5, 3)"),
+            (stored | {"a.do": stored["a.do"][..., :2]}, "do (4, 6, 2)"),
+            (stored | {"a.do": stored["a.do"] / 0}, "a.do holds 72 NaN or infinite values"),
+            (stored | {"a.do": stored["a.do"].int()}, "a.do must be a floating tensor"),
+            (partial, "b has no dO"),
+        ]
+    ):
+        source = Captured(save(tmp_path / f"{number}.pt", changed))
+        refused(lambda source=source: source.gradient(shape, 0), mend=mend)  # type: ignore[misc]
+        assert source.draw(shape, 1.0, 0)[0].shape == shape.q
+    assert Captured(str(tmp_path / "4.pt"), "a").gradient(shape, 0) is not None
+    assert Captured(str(tmp_path / "4.pt"), "b").gradient(shape, 0) is None
+
+
 def test_missing_files_and_other_suffixes(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         refused(lambda suffix=suffix: Captured(str(tmp_path / f"none{suffix}")), mend="no such file")  # type: ignore[misc]

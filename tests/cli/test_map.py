@@ -31,7 +31,7 @@ def test_the_largest_error_is_that_of_the_measurement(numdev: Command, tmp_path:
     numdev("map", *stated, "seed=2", "out=m")
     both.append(pd.read_csv(tmp_path / "m" / "elements.csv"))
     assert max(own["error"].abs().max() for own in both) == pytest.approx(found["max_difference"], rel=1e-6)
-    worst = both[0].loc[both[0]["error"].abs().idxmax()]
+    worst = both[0].iloc[int(both[0]["error"].abs().argmax())]
     assert f"at row {worst['row']}, column {worst['column']}, " in ran.out
     assert "out of attention=tiled precision=fp16: head 1 of 2, replicate 2, 16 x 8 elements" in ran.out
 

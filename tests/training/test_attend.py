@@ -203,6 +203,14 @@ def test_heads_that_share_kv_heads() -> None:
             functional.scaled_dot_product_attention(q, kv, kv)
 
 
+def test_what_torch_repeats_over_a_batch_is_refused() -> None:
+    """Never taken for something else: three heads of k without a batch are no batch of three."""
+    q, k = torch.randn(3, 3, 5, 4), torch.randn(3, 6, 4)
+    for query, key, value, name in ((q, k, k, "key"), (q, q, k, "value"), (k, q, q, "key"), (q, q[:1], q[:1], "k")):
+        with pytest.raises(BadInput, match=f"^{name}: "), nd.attend(EXACT):
+            functional.scaled_dot_product_attention(query, key, value)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_what_attention_takes(x: Tensor, dtype: torch.dtype) -> None:
     """O has autocast's dtype; FP64 is left alone; and the steps of the implementation are not cast."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from numdev.errors import BadInput
+from numdev.training import numerics
 from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
 from numdev.training.execution import Execution
 from numdev.training.numerics import Numerics
@@ -54,10 +56,28 @@ class TestResume:
         assert same(trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole"))
         assert not checkpoints(tmp_path / "parts")
 
+    def test_so_it_does_while_steps_overflow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The scale of the loss that steps have halved is part of a checkpoint."""
+        monkeypatch.setattr(numerics, "_FIRST_SCALE", 2.0**22)
+        run = toy(numerics=Numerics.FP16)
+        stopped(run, tmp_path / "parts", 7)
+        found, unbroken = trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole")
+        assert 0 < sum(not math.isfinite(norm) for norm in unbroken.gradient_norms) < 7, "steps overflow before the stop alone"
+        assert found.checksum == unbroken.checksum
+
     def test_ctrl_c_keeps_what_was_done(self, tmp_path: Path, whole: Trained) -> None:
         stopped(toy(), tmp_path, 7, seconds=3600.0)
         assert [found.step for found in checkpoints(tmp_path)] == [7]
         assert same(trained(toy(), tmp_path), whole)
+
+    def test_ctrl_c_before_a_snapshot_is_written_keeps_it_too(self, tmp_path: Path, whole: Trained) -> None:
+        """A checkpoint of step 8 without its snapshot would start the run anew."""
+        stopped(toy(), tmp_path, 8, seconds=3600.0)
+        assert [found.step for found in checkpoints(tmp_path)] == [8]
+        found = trained(toy(), tmp_path)
+        assert same(found, whole)
+        assert list(found.snapshots) == list(whole.snapshots)
+        assert not found.notes
 
     def test_the_last_two_are_kept(self, tmp_path: Path) -> None:
         stopped(toy(), tmp_path, 9)

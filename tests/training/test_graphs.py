@@ -71,10 +71,10 @@ def test_a_run_resumed_half_way_has_the_bits_of_one_that_was_not(tmp_path: Path)
     assert exact.losses == whole.losses
 
 
-@pytest.mark.parametrize("step", [1, 30, 39])
-def test_a_loss_that_is_not_finite_is_told_to_the_step(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "restart"), [(1, Restart.NONE), (18, Restart.EXACT), (30, Restart.NONE), (39, Restart.NONE)])
+def test_a_loss_that_is_not_finite_is_told_to_the_step(tmp_path: Path, step: int, restart: Restart) -> None:
     """Losses are read every 25 steps; the report does not depend on it."""
-    found = on_gpu(Run(Toy(40, poison=step), Rung(VANILLA, Numerics.FP32)), tmp_path, Graphs.ON)
+    found = on_gpu(Run(Toy(40, poison=step), Rung(VANILLA, Numerics.FP32, restart=restart)), tmp_path, Graphs.ON)
     assert found.stopped == f"the loss is not finite at step {step}"
     assert found.done == step
     assert max(found.snapshots) <= step

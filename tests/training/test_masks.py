@@ -43,6 +43,19 @@ def test_what_a_mask_states_is_read(mask: Mask, additive: bool, expanded: bool) 
     read.check(2, 7)
 
 
+def test_the_lowest_number_stands_for_minus_infinity() -> None:
+    """As in models of transformers: what torch makes of the mask is what it makes of the `Mask` that is read."""
+    q, lowest = torch.randn(2, 3, 5, 4), torch.finfo(torch.float32).min
+    mask, k = Mask(key_lengths=(7, 3)), torch.randn(2, 3, 7, 4)
+    tensor = torch.zeros(2, 1, 1, 7).masked_fill_(torch.arange(7) >= torch.tensor([7, 3])[:, None, None, None], lowest)
+    read = MaskReader().read(tensor, SHAPE)
+    assert read == mask
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert torch.equal(attend(q, k, k, tensor), attend(q, k, k, dense(read)))
+    with pytest.raises(Unsupported, match="^attn_mask: a row sees no key"):
+        MaskReader().read(tensor.clone().fill_(lowest), SHAPE)
+
+
 @pytest.mark.parametrize("shape", [(7,), (3, 5, 7), (2, 2, 3, 5, 7), (5, 7)])
 def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
     if len(shape) < 2:

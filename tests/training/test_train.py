@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from numdev.arithmetic.formats import BF16
 from numdev.attention.backward.vendor import VanillaBackward
 from numdev.errors import BadInput, Unsupported
+from numdev.training import loop
 from numdev.training.execution import Execution, Graphs, Progress
 from numdev.training.numerics import Numerics
 from numdev.training.run import Run
@@ -145,6 +146,14 @@ class TestTheEndBeforeTheEnd:
         assert found.checksum == checksum(found.weights(max(found.snapshots)))
         assert trained(Run(Toy(poison=step), Rung(VANILLA, numerics)), tmp_path).losses[:-1] == found.losses[:-1]
 
+    def test_losses_that_are_read_later_stop_it_at_the_same_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on a GPU, here also just before a restart: the snapshots are of steps 16 and 32, the restart is after 20."""
+        monkeypatch.setitem(loop._READ_EVERY, "cpu", 25)
+        for step, restart in ((18, Restart.EXACT), (30, Restart.NONE)):
+            found = trained(Run(Toy(40, poison=step), Rung(VANILLA, Numerics.FP32, restart=restart)), tmp_path / str(step))
+            assert found.stopped == f"the loss is not finite at step {step}"
+            assert len(found.losses) == step + 1
+
     def test_a_batch_that_cannot_be_made_is_the_error_of_the_run(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="no such picture"):
             trained(Run(Toy(torn=4), Rung(VANILLA, Numerics.FP32)), tmp_path)
@@ -197,6 +206,11 @@ class TestUlp:
         assert other[name].flatten()[0] == expected
         for key, x in plain.items():
             assert int((x != other[key]).sum()) == (key == name)
+
+    @pytest.mark.parametrize("ulp", [2**31, -(2**31), -(2**30)])
+    def test_a_move_beyond_the_numbers_of_fp32_or_past_0_is_refused(self, ulp: int) -> None:
+        with pytest.raises(BadInput, match=r"^rung\.ulp: -?\d+ cannot be used; the weight .* would pass 0 or the largest number"):
+            initial(toy(ulp=ulp), CPU)
 
     def test_a_matrix_of_zeros_is_passed_over(self) -> None:
         found = moved({"zero": torch.zeros(9, 9), "bias": torch.ones(99), "small": torch.tensor([[0.0, 3.0]])})

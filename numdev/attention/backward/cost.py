@@ -37,7 +37,7 @@ class BackwardCostModel:
 def operations(problem: Problem) -> int:
     """`10 d` for each visible pair of each head: a product and a sum in each of `Q K^T`, `dO V^T`, `P^T dO`, `dS^T Q`, `dS K`.
 
-    The first is counted although an implementation that stores P does without: it is how a backward pass is counted everywhere
+    The first is counted although an implementation that stores P does not compute it: this is the usual count
     (Dao 2023, section 4.1, 2.5 times the forward pass).
     """
     return 5 * cost.operations(problem) // 2
@@ -73,7 +73,7 @@ def tiled_bytes(problem: Problem, declared: BackwardCostModel, br: int, bc: int)
       second pass, in which a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
     - dQ, dK and dV are written.
 
-    Heads that share a KV head read it each for itself.
+    Each of the heads that share a KV head reads it.
     """
     shape, each = problem.shape, declared.model.width
     q, kv, rows = math.prod(shape.q), math.prod(shape.kv), shape.batch * shape.heads * shape.queries

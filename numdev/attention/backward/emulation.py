@@ -16,7 +16,7 @@ from numdev.errors import BadInput
 
 @runtime_checkable
 class EmulatedBackward(Protocol):
-    """An implementation of the backward pass that answers for its own emulation."""
+    """An implementation of the backward pass that declares its own emulation."""
 
     @property
     def forward(self) -> Attention:

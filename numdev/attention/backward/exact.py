@@ -35,7 +35,7 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the
 class ExactBackward(BySaved, TimedFromSaved):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
 
-    Its own error is bounded in tests/attention/backward/bounds.py, and held against mpmath.
+    Its own error is bounded in tests/attention/backward/bounds.py, and compared with mpmath.
     """
 
     honours: ClassVar[Honours] = Honours()
@@ -111,7 +111,7 @@ class ExactBackward(BySaved, TimedFromSaved):
 
 @dataclass(frozen=True)
 class RoundedBackward(BySaved, TimedFromSaved):
-    """Exact gradients of inputs in a format, rounded once to it: the least that a kernel can err.
+    """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
 
     Attributes:
         fmt: of inputs and gradients; delta is rounded to FP32.

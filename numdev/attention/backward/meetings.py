@@ -18,8 +18,8 @@ class Meeting:
 
     Attributes:
         heads: of the group that shares the KV head, one after the other.
-        keys: the tile of keys, which dQ of the queries takes up.
-        queries: the tiles of queries, which dK and dV of the keys take up in this order; together they are one range.
+        keys: the tile of keys, whose share is added to dQ of the queries.
+        queries: the tiles of queries, whose shares are added to dK and dV of the keys in this order; together they are one range.
     """
 
     heads: Range

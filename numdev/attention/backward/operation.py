@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from numdev.attention.backward.events import BACKWARD_COUNTERS
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.problem import BackwardProblem
+from numdev.attention.backward.problem import draw_do
 from numdev.attention.backward.workload import BackwardWorkload
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.results.columns import Column
-
-_STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: not the draws of q, k and v of any small seed
-
-
-def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """`do` `[batch, heads, queries, head_dim]`, independent N(mean, 1) in FP64: drawn on the CPU, so the same on every device.
-
-    The mean is 0 unless the problem has another.
-    """
-    generator = torch.Generator().manual_seed(seed ^ _STREAM)
-    do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator)
-    if isinstance(problem, BackwardProblem):
-        do += problem.do_mean
-    return {"do": do.to(device)}
 
 
 def settings() -> tuple[Column, ...]:

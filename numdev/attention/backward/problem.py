@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from numdev.attention.problem import Problem
+from numdev.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,25 @@ class BackwardProblem(Problem):
         """See `Problem.inputs`."""
         drawn = super().inputs(seed, device)
         return drawn if self.v_mean == 0 else drawn | {"v": drawn["v"] + self.v_mean}
+
+
+_STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: not the draws of q, k and v of any small seed
+
+
+def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
+    """`do` `[batch, heads, queries, head_dim]` in FP64, drawn on the CPU, so the same on every device.
+
+    That of the problem's source where it has one, as of captured tensors; else independent N(mean, 1). The mean is 0 unless the
+    problem has another.
+
+    Raises:
+        BadInput: for a mean where the source has dO, and for dO that the source cannot serve.
+    """
+    mean = problem.do_mean if isinstance(problem, BackwardProblem) else 0.0
+    do = problem.source.gradient(problem.shape, seed)
+    if do is None:
+        generator = torch.Generator().manual_seed(seed ^ _STREAM)
+        do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator) + mean
+    elif mean != 0:
+        raise BadInput("problem.do_mean", mean, "dO comes from the captured file; give 0, or a file without dO")
+    return {"do": do.to(device)}

@@ -93,7 +93,7 @@ class Run:
         return dq, dk, dv
 
     def _add_to_keys(self, dk: Tensor, dv: Tensor, ds: Tensor, p: Tensor, found: Recomputed) -> None:
-        """dK and dV of one KV tile, which take up head after head of the meeting, query tile after query tile."""
+        """dK and dV of one KV tile, summed over the heads of the meeting and, within a head, over the query tiles."""
         q, do = self.q[found.here], self.do[found.here]
         for head in range(q.shape[2]):
             for start, stop in found.met:

@@ -39,9 +39,9 @@ from numdev.settings import setting
 class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the tiled backward pass under a precision policy.
 
-    dQ of a row takes up the KV tiles in the tiling's order. dK and dV of a KV tile take up, for one head of the group after the
-    other, the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that adds to dQ by atomics has no
-    order: `Order.RANDOM` with a seed, beside a `query_order` of its own, draws one.
+    dQ of a row is summed over the KV tiles in the tiling's order. dK and dV of a KV tile are summed over the heads of the
+    group and, within a head, over the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that
+    adds to dQ by atomics has no order: `Order.RANDOM` with a seed, beside a `query_order` of its own, draws one.
 
     Attributes:
         forward: what saves O and LSE.

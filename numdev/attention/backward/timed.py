@@ -1,4 +1,4 @@
-"""What a measurement of speed asks of an implementation of the backward pass: its two passes apart and together, and its cost."""
+"""What a measurement of speed needs of an implementation of the backward pass: both passes, alone and together, and its cost."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _GROUP = "backward"
 class ByAutograd:
     """A forward pass of torch, differentiated by torch's autograd. Delta is not returned.
 
-    The forward pass refuses what it cannot honour. Which kernel computes the gradients is asked of the profiler, and one of
+    The forward pass refuses what it cannot honour. The profiler says which kernel computes the gradients, and a kernel of
     another family than the forward pass's is refused.
     """
 
@@ -106,7 +106,7 @@ class ByAutograd:
         return self.passes(q, k, v, do, mask, scale).backward()
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """See `numdev.attention.backward.timed.TimedBackward`. What the forward pass leaves is torch's to say."""
+        """See `numdev.attention.backward.timed.TimedBackward`. torch decides what the forward pass keeps."""
         check_backward_shapes(q, k, v, do, mask)
         q, k, v, do = (x.detach().to(self.forward.dtype) for x in (q, k, v, do))
         leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
@@ -178,7 +178,7 @@ class SdpaBackward(ByAutograd):
 
     @property
     def forward_pass(self) -> Sdpa:
-        """It returns the LSE that the backward pass reads, which `math` saves none of."""
+        """It returns the LSE that the backward pass reads; `math` saves none."""
         return self.forward if self.backend is Backend.MATH else SavingSdpa(self.backend, self.fmt)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:

@@ -38,7 +38,7 @@ REGISTERS = 240  # of a thread of two computing warp groups
 def gradients(given: Given, mask: Mask, scale: float, design: Design | None = None, spins: int = 0) -> tuple[Found, Ran]:
     """Of what `hopper_backward_launch.refusal` does not refuse: gradients in the format of q, delta in FP32, and what ran.
 
-    With `spins`, the one kernel gives up after as many looks at a counter instead of waiting for ever.
+    With `spins`, the one kernel gives up after that many reads of a counter instead of waiting for ever.
 
     Raises:
         Unsupported: for a design whose turns could not be awaited.

@@ -36,7 +36,7 @@ class Code(NamedTuple):
         skewed: whether the next tile's S is in flight beside this tile's products (the kernel of dK and dV alone).
         pingpong: whether the computing warp groups take turns (the kernel of dK and dV alone).
         registers: of a computing thread.
-        spins: looks at a counter before the kernel gives up; 0 for no end (the one-kernel form).
+        spins: reads of a counter before the kernel gives up; 0 for no end (the one-kernel form).
     """
 
     br: int

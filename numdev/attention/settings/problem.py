@@ -17,29 +17,43 @@ class ProblemSettings:
 
     _target_: str = "numdev.attention.settings.problem.problem"
     n: int = setting(
-        1024, "queries and keys", "tokens", column="", overruled=Overruled(("problem.queries", "problem.keys"))
+        1024,
+        "queries and keys",
+        "tokens",
+        column="",
+        overruled=Overruled(("problem.queries", "problem.keys")),
+        word="sequence length N",
     )  # `source` is of the option: each has parameters of its own
-    batch: int = setting(1, "sequences in a batch", "count", column="shape.batch")
-    heads: int = setting(1, "attention heads, each with a q of its own", "count", column="shape.heads")
+    batch: int = setting(1, "sequences in a batch", "count", column="shape.batch", word="batch size")
+    heads: int = setting(1, "attention heads, each with a q of its own", "count", column="shape.heads", word="heads")
     kv_heads: int = setting(
         "${.heads}",
         "heads of k and v; fewer than heads of q in grouped-query attention, 1 in multi-query attention",
         "count",
         column="shape.kv_heads",
+        word="heads of k and v",
     )
-    queries: int = setting("${.n}", "length of q, and rows of the output in each head", "tokens", column="shape.queries")
-    keys: int = setting("${.n}", "length of k and v, which is N where there are as many queries", "tokens", column="shape.keys")
-    head_dim: int = setting(64, "d, the length of one row of q, k or v", "entries", column="shape.head_dim")
+    queries: int = setting(
+        "${.n}", "length of q, and rows of the output in each head", "tokens", column="shape.queries", word="queries"
+    )
+    keys: int = setting(
+        "${.n}", "length of k and v, which is N where there are as many queries", "tokens", column="shape.keys", word="keys"
+    )
+    head_dim: int = setting(
+        64, "d, the length of one row of q, k or v", "entries", column="shape.head_dim", word="head dimension d"
+    )
     causal: bool = setting(
         False,
         "whether a query sees no key behind its own position; the last query stands at the last key",
         column="mask.causal",
+        word="causal mask",
     )
     window: int | None = setting(
         None,
         "a query sees only keys less far from its position than this; empty without a window",
         "tokens",
         column="mask.window",
+        word="window",
     )
     key_lengths: list[int] | None = setting(
         None,

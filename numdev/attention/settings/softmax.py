@@ -19,16 +19,20 @@ class SoftmaxSettings:
 
     _target_: str = "numdev.attention.settings.softmax.softmax"
     normalise: str = setting(
-        "end", "when O is divided by l: `each`, after every tile (FlashAttention-1), or `end`, once (FlashAttention-2)"
+        "end",
+        "when O is divided by l: `each`, after every tile (FlashAttention-1), or `end`, once (FlashAttention-2)",
+        word="place of the division by l",
     )
     maximum: str = setting(
         "running",
         "maximum that exponentials are taken from: `running` (FlashAttention-2), or the tile's own, `local` (FlashAttention-1)",
+        word="running maximum",
     )
     exp: str | None = setting(
         None,
         "how the exponential of S - m is computed: exp, exp2, or exp2 by a named or written polynomial in some columns: "
         "exp2_poly1 to exp2_poly5, exp2_fa4, exp2_fa4_fp8; null is exp, and exp2 for attention=triton",
+        word="exponential",
     )
     exp_coefficients: list[float] | None = setting(
         None, "of a polynomial of 2^f in place of exp2, lowest power first, as in [1,0.7]", column=""
@@ -38,9 +42,12 @@ class SoftmaxSettings:
     )
     scale_on: str = setting("scores", "what 1/sqrt(d) is multiplied with: the scores, or the queries, which are rounded again")
     rescale_threshold: float = setting(
-        0.0, "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always", "log 2"
+        0.0,
+        "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always",
+        "log 2",
+        word="threshold of rescaling",
     )
-    p_scale: float = setting(1.0, "factor of P before it is rounded, taken out after the product with V")
+    p_scale: float = setting(1.0, "factor of P before it is rounded, taken out after the product with V", word="factor of P")
     tie_shift: float | None = setting(
         None, "factor of m in S - m where a row's largest score is tied (Qiu & Yao 2025); empty leaves ties alone"
     )

@@ -21,15 +21,22 @@ class TilingSettings:
 
     _target_: str = "numdev.attention.settings.tiling.tiling"
     br: int | None = setting(
-        None, "Br, queries in one tile; null is 64, unless sram says", "rows", overruled=Overruled(("tiling.shape",), "square_bc")
+        None,
+        "Br, queries in one tile; null is 64, unless sram says",
+        "rows",
+        overruled=Overruled(("tiling.shape",), "square_bc"),
+        word="tile rows Br",
     )
-    bc: int | None = setting(None, "Bc, keys in one tile; null is 64, unless sram says", "rows")
-    sram: int | None = setting(None, "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does", "entries", column="")
-    shape: str = setting("as_is", f"what becomes of the two sides: {', '.join(SHAPES)}", column="")
+    bc: int | None = setting(None, "Bc, keys in one tile; null is 64, unless sram says", "rows", word="tile columns Bc")
+    sram: int | None = setting(
+        None, "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does", "entries", column="", word="on-chip memory M"
+    )
+    shape: str = setting("as_is", f"what becomes of the two sides: {', '.join(SHAPES)}", column="", word="tile shape")
     order: str | None = setting(
         None,
         "in which order a row of queries meets the tiles of keys: forward, reverse, outside_in, strided or random; null is "
         "forward, and a kernel's own",
+        word="order of the tiles",
     )
     stride: int = setting(2, "from one tile to the next in the order `strided`", "tiles")
     seed: int = setting(0, "what the order `random` is drawn with")
@@ -38,6 +45,7 @@ class TilingSettings:
         "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp; null is 1, and a kernel's own "
         "rule",
         "count",
+        word="splits of the keys",
     )
     head_dim: int = "${problem.head_dim}"  # type: ignore[assignment]  # which `sram` is divided by
 

@@ -32,7 +32,7 @@ class Custom(Primary):
     Attributes:
         function: where to import it from.
         fmt: the format of its inputs and of its output. Its LSE is taken to be in FP32, in FP64 for FP64.
-        digest: SHA-256 of its sources, so that results of an edited function are told apart; see `numdev.usersource`.
+        digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.usersource`.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)

@@ -19,11 +19,9 @@ from numdev.measurement.deviation.direction import DIRECTED, Course
 from numdev.measurement.deviation.metrics import METRICS, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
-from numdev.measurement.protocol import Context, Findings
+from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.memory import available_bytes
-from numdev.results.canonical import describe
 from numdev.results.columns import Column, Use
-from numdev.usersource import foreign
 
 KIND = "deviation"
 COMPARISON = (
@@ -85,7 +83,7 @@ class Deviations:
 
 @dataclass(frozen=True)
 class DeviationPoint:
-    """How far a variant, and a baseline beside it, strays from golden on a problem."""
+    """How far a variant, and a baseline beside it, deviates from golden on a problem."""
 
     operation: Operation
     problem: Reproducible
@@ -96,9 +94,7 @@ class DeviationPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """With the sources of what is no class of numdev's own; BadInput where the file of such a class has changed."""
-        parts = {"problem": self.problem, "variant": self.variant, "baseline": self.baseline, "seeds": self.seeds}
-        return {name: describe(part) for name, part in parts.items()} | foreign(self.problem, self.variant, self.baseline)
+        return configuration(problem=self.problem, variant=self.variant, baseline=self.baseline, seeds=self.seeds)
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
@@ -236,7 +232,7 @@ def _samples(output: Outputs) -> dict[str, Sample]:
 def nonfinite(rows: list[dict[str, Any]]) -> str:
     """Whose results hold NaN, or Inf where another has none, and in how many places of all outputs and seeds; or nothing.
 
-    Variant and baseline are told by the comparison with golden. Golden's own are told by that with the variant.
+    Those of variant and baseline come from the comparison with golden, golden's own from that with the variant.
     """
     found = {}
     for subject in ("variant", "baseline"):

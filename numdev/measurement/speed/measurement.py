@@ -14,16 +14,14 @@ from numdev.measurement.deviation.measurement import COMPARISON, nonfinite
 from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings
+from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.measurement.speed.ceiling import matmul_flops
 from numdev.measurement.speed.columns import COUNTED, MEASURED, of_beside
 from numdev.measurement.speed.memory import peak_bytes
 from numdev.measurement.speed.timing import Budget, timed
 from numdev.measurement.speed.traffic import Traffic
 from numdev.memory import available_bytes
-from numdev.results.canonical import describe
 from numdev.results.columns import Column
-from numdev.usersource import foreign
 
 KIND = "speed"
 DEVIATIONS = ("rmse", "max_difference", "max_u")
@@ -82,9 +80,9 @@ class SpeedPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        parts = {"problem": self.problem, "variant": self.variant, "baseline": None, "seeds": self.seeds, "timing": self.budget}
         counters = {} if self.traffic is None else {"counters": True}
-        return {name: describe(part) for name, part in parts.items()} | counters | foreign(self.problem, self.variant)
+        parts = {"problem": self.problem, "variant": self.variant, "baseline": None, "seeds": self.seeds, "timing": self.budget}
+        return configuration(**parts, **counters)
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:

@@ -37,6 +37,7 @@ def write_html(
 ) -> bytes:
     """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
     wholes = [whole for whole in (results, speed) if whole is not None]
+    titles = {name: str(own["title"]) for whole in wholes for name, own in whole.manifests.items()}
     template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = template.get_template("report.html").render(
         title=words_of(pd.concat([whole.points[["operation"]] for whole in wholes])).title,
@@ -47,7 +48,7 @@ def write_html(
         sections=[_section(whole, study, claims, figures) for whole in wholes for study in whole.manifests],
         table=_json(table(results)),
         environments=list(overview.environments(wholes)),
-        failures=list(overview.failures(wholes)),
+        failures=list(overview.failures(wholes, titles)),
         notes=list(notes),
         style=_part("report.css"),
         script=_part("report.js"),

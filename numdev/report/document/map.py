@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,7 +48,8 @@ def to_npz(elements: pd.DataFrame) -> bytes:
     """The matrices `reference`, `error`, `error_u` and `error_ulp`, rows by columns, numbers in full."""
     shape = elements[ROW].max() + 1, elements[COLUMN].max() + 1
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{name: elements[name].to_numpy().reshape(shape) for name in _NUMBERS})
+    matrices: dict[str, Any] = {name: elements[name].to_numpy().reshape(shape) for name in _NUMBERS}
+    np.savez_compressed(buffer, **matrices)
     return buffer.getvalue()
 
 

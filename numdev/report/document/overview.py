@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document.tables import place
+from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.reading.words import Words
 
+_MOST_FINDINGS = 3
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
 
 
 def subtitle(wholes: Sequence[Results]) -> str:
-    """The version and the studies."""
+    """The version, the number of points and the devices."""
     versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
-    return f"numdev {', '.join(versions)}: {', '.join(name for whole in wholes for name in whole.manifests)}"
+    return f"numdev {', '.join(versions)}: {_points(wholes)} points on {_devices(wholes)}"
+
+
+def findings(results: Results, claims: Sequence[ClaimResult], words: Words) -> list[dict[str, str]]:
+    """The first findings, each a heading and a sentence: those of the operation, or else its first claims."""
+    told = list(words.findings(results)) or [(result.claim.text, _found(result)) for result in claims]
+    return [{"heading": typeset(heading), "sentence": typeset(sentence)} for heading, sentence in told[:_MOST_FINDINGS]]
+
+
+def _found(result: ClaimResult) -> str:
+    word = result.brief
+    return f"{word[0].upper()}{word[1:]}. {result.main.title}: {result.findings[result.main].figure}."
+
+
+def _points(wholes: Sequence[Results]) -> int:
+    return sum(whole.points["key"].nunique() for whole in wholes)
+
+
+def _devices(wholes: Sequence[Results]) -> str:
+    return " and ".join(dict.fromkeys(_device(environment) for whole in wholes for environment in whole.environments))
 
 
 def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
-    """The first paragraph, in Typst markup."""
-    devices = " and ".join(dict.fromkeys(_device(environment) for whole in wholes for environment in whole.environments))
-    measured = sum(whole.points["key"].nunique() for whole in wholes)
-    head = f"{measured} points were measured on {escaped(devices)}."
+    """How much was measured where, and how many claims have which verdict, in Typst markup."""
+    head = f"{_points(wholes)} points were measured on {escaped(_devices(wholes))}."
     if not claims:
         return head
     counted = Counter(result.word for result in claims)
@@ -33,7 +52,12 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     same = sum(result.everywhere for result in claims)
     seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
     rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
-    return f"{head} {seen} {rest} {escaped(note(list(claims)))}"
+    return f"{head} {seen} {rest}"
+
+
+def reading(claims: Sequence[ClaimResult]) -> str:
+    """How to read the table of claims, in Typst markup."""
+    return escaped(note(list(claims)))
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -44,24 +68,19 @@ def _device(environment: Mapping[str, str]) -> str:
     return environment["processor"] if environment["device"] == "cpu" else environment["device"]
 
 
-def escaped(text: str) -> str:
-    """Text with the characters of Typst's markup escaped."""
-    return re.sub(r"([\\#*_`$<>@\[\]~])", r"\\\1", text)
-
-
 def claim(result: ClaimResult) -> dict[str, Any]:
     chief = [
         {
-            "title": scenario.title,
+            "title": typeset(scenario.title),
             "role": ROLES[scenario.role],
-            "figure": result.findings[scenario].figure,
+            "figure": typeset(result.findings[scenario].figure),
             "verdict": result.findings[scenario].verdict.value,
         }
         for scenario in result.chief
     ]
     rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
     elsewhere = ", ".join(f"{verdict} in {count}" for verdict, count in rest.items())
-    return {"text": result.claim.text, "source": result.claim.source, "chief": chief, "elsewhere": elsewhere}
+    return {"text": typeset(result.claim.text), "source": result.claim.source, "chief": chief, "elsewhere": elsewhere}
 
 
 def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
@@ -76,9 +95,10 @@ def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
         yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
 
 
-def failures(wholes: Sequence[Results]) -> Iterator[list[str]]:
+def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:
+    """Study, point, status and reason of each point that failed; studies by their titles."""
     failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
     for point in failed[:_MOST_FAILURES]:
-        yield [point["study"], place(point), point["status"], point["reason"]]
+        yield [titles[point["study"]], place(point), point["status"], point["reason"]]
     if len(failed) > _MOST_FAILURES:
         yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

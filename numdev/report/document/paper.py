@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,30 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.export import write_tables
-from numdev.report.document.speed import draw
+from numdev.report.document.speed import draw, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import POINTS
 from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.reading.tidy import EVERY, tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
-from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies.own import own_plot
+from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
+
+Asked = tuple[Plot, pd.DataFrame]
+"""A figure that somebody asks for, and what it is drawn from."""
 
 
 def make_report(
@@ -38,8 +45,11 @@ def make_report(
     *,
     pdf: bool = False,
     html: bool = False,
+    plot: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write tables, figures and claims of stored studies into `out`, and print the claims.
+    """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
+
+    What is of training or speed goes into a folder of its own where there is something else too.
 
     Args:
         results: folder of a `Store`.
@@ -49,51 +59,76 @@ def make_report(
         console: where to print.
         pdf: also set report.pdf.
         html: also write report.html, one file with the claims, the figures and a table of the rows.
+        plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
 
     Raises:
-        BadInput: if there are no results, or not those asked for.
+        BadInput: if there are no results, or not those asked for, or if `plot` names what they do not have.
         StoreError: if a file cannot be written.
     """
     console, store = console or Console(), Store(results)
-    own, others = _of_training(store, studies)
-    if others or not own:
-        loaded = load(store, others if own else studies, kind="deviation")
-        claims = judge(CLAIMS, loaded)
+    wanted = _by_kind(store, studies)
+    trained, timed, others = (wanted.pop(kind, []) for kind in (TRAINING, SPEED, DEVIATION))
+    if plot and sum(map(bool, (trained, timed, others))) > 1:
+        raise BadInput(
+            "plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {DEVIATION}, {SPEED} or {TRAINING}"
+        )
+    if others or not (trained or timed):
+        loaded = load(store, others or studies, kind=DEVIATION)
+        asked = _asked(store, loaded, plot, DEVIATION)
+        claims = judge(claims_of(loaded), loaded)
         write_tables(loaded, claims, out, parquet)
         shown = [failures_table(loaded), worst_table(loaded)]
-        _documents(loaded, claims, store.path, out, (console, shown), speed=results / "speed", pdf=pdf, html=html)
-    if own:
+        _documents(loaded, claims, (store.path, out), (console, shown), asked, speed=results / "speed", documents=(pdf, html))
+    if trained:
         folder = out / TRAINING if others else out  # the tables of both have the same names
-        loaded = load_training(store, own)
-        claims = judge(CLAIMS, loaded)
+        loaded = load_training(store, trained)
+        asked = _asked(store, loaded, plot, TRAINING)
+        claims = judge(claims_of(loaded), loaded)
         write_training_tables(loaded, claims, folder, parquet)
-        _documents(loaded, claims, store.path, folder, (console, [failures_table(loaded)]), pdf=pdf, html=html)
+        _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, documents=(pdf, html))
+    if timed:
+        if (pdf or html) and not (others or trained):
+            kind = "pdf" if pdf else "html"
+            raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
+        make_speed_report(results, out / SPEED if others or trained else out, console, timed, plot)
 
 
-def _of_training(store: Store, studies: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The names of the studies of training among those wanted, and the others."""
-    kinds = {name: manifest.get("kind") for name, manifest in store.studies().items()}
-    wanted = list(kinds) if studies is None else studies
-    own = [name for name in wanted if kinds.get(name) == TRAINING]
-    return own, [name for name in wanted if name not in own and (studies is not None or kinds[name] == DEVIATION)]
+def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
+    """The names of the studies and sweeps wanted, by kind; of one that is not there as if it were of deviation, for the error."""
+    kinds = {name: str(manifest.get("kind", DEVIATION)) for name, manifest in store.studies().items()}
+    found: dict[str, list[str]] = {}
+    for name in kinds if studies is None else studies:
+        found.setdefault(kinds.get(name, DEVIATION), []).append(name)
+    return found
+
+
+def _asked(store: Store, loaded: Results, plot: Mapping[str, Any] | None, kind: str) -> Asked | None:
+    """The figure that somebody asks for, of every column that there is; checked before anything is written."""
+    if not plot:
+        return None
+    rows = tidy(load(store, list(loaded.manifests), kind=kind, axes=EVERY))
+    return plot_of(rows, plot), rows
 
 
 def _documents(
     loaded: Results,
     claims: list[ClaimResult],
-    results: Path,
-    out: Path,
+    folders: tuple[Path, Path],
     printed: tuple[Console, list[Table | None]],
+    asked: Asked | None = None,
     *,
-    pdf: bool,
-    html: bool,
+    documents: tuple[bool, bool],
     speed: Path | None = None,
 ) -> None:
-    """Write claims.md, figures and, if wanted, report.pdf and report.html into `out`; print the tables and the claims."""
-    console, tables = printed
+    """Write claims.md, figures and the documents that are wanted, report.pdf and report.html; print the tables and the claims.
+
+    `folders` are that of the results and that of the report, `asked` a figure beside those of the studies,
+    `documents` whether there is to be a PDF and a page.
+    """
+    (console, tables), (results, out), (pdf, html) = printed, folders, documents
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    drawn = write_figures(loaded, claims, out / "figures", results)
-    notes = [*loaded.notes, *unknown(CLAIMS, loaded.manifests), *drawn]
+    drawn = write_figures(loaded, claims, out / "figures", results, asked)
+    notes = [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     timed = _speed(speed, out / "figures") if speed is not None and (pdf or html) else None
@@ -121,16 +156,26 @@ def _speed(path: Path, folder: Path) -> Results | None:
     return loaded
 
 
-def write_figures(results: Results, claims: list[ClaimResult], folder: Path, home: Path = Path()) -> list[str]:
+def write_figures(
+    results: Results, claims: list[ClaimResult], folder: Path, home: Path = Path(), asked: Asked | None = None
+) -> list[str]:
     """Draws the figures of every study as PNG and SVG; returns a note on each that could not be drawn.
 
-    `home` is the folder of the results, in which columns of paths (`Plot.files`) name files.
+    `home` is the folder of the results, in which columns of paths (`Plot.files`) name files. The figure `asked` takes the place
+    of that of a single study or sweep which names none, and else stands beside the others.
     """
-    notes = []
+    notes, only = [], next(iter(results.manifests)) if len(results.manifests) == 1 else ""
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
+        if asked is not None and study == only and names == [""]:
+            _write(folder / study, asked[0], asked[1], asked[0].title)
+            return notes
         for name in names:
-            plot = FIGURES.get(name) if name else POINTS
+            try:
+                plot = FIGURES.get(name) if name else _usual(results, study)
+            except BadInput as reason:
+                notes.append(f"{study}: its figure is not drawn: {reason}")
+                continue
             rows = _drawn(results.study(study, plot.table if plot else ""), plot, home)
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
@@ -142,12 +187,24 @@ def write_figures(results: Results, claims: list[ClaimResult], folder: Path, hom
             elif lacking:
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
-                figure = plot(rows)
                 file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", plot.title)
-                alt = " ".join([plot.alt, *_findings(claims, study, name)])
-                write_atomically(folder / f"{file}.png", to_png(figure))
-                write_atomically(folder / f"{file}.svg", to_svg(figure, title or manifest["title"], alt))
+                _write(
+                    folder / file,
+                    plot,
+                    rows if name else tidy(results, rows),
+                    title or manifest["title"],
+                    *_findings(claims, study, name),
+                )
+    if asked is not None:
+        _write(folder / (f"{only}_plot" if only else "plot"), asked[0], asked[1], asked[0].title)
     return notes
+
+
+def _write(path: Path, plot: Plot, rows: pd.DataFrame, title: str, *findings: str) -> None:
+    """A figure as PNG and SVG; `path` is without its suffix."""
+    figure = plot(rows)
+    write_atomically(path.with_name(f"{path.name}.png"), to_png(figure))
+    write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, title, " ".join([plot.alt, *findings])))
 
 
 def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:
@@ -157,14 +214,27 @@ def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:
     return rows.assign(**named) if named else rows
 
 
+def _usual(results: Results, study: str) -> Plot:
+    """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
+
+    Raises:
+        BadInput: if the rows do not have what the study describes.
+    """
+    manifest, rows = results.manifests[study], tidy(results, results.study(study))
+    is_grid = manifest.get("axes") != []
+    return own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None) or POINTS
+
+
+SPEED = "speed"  # the kind
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw
 
 
 def _figures(manifest: dict[str, Any]) -> list[str]:
-    """The figure that a study names, those of its claims, and further ones; where there is none that of its kind, or `POINTS`."""
-    named = [manifest["figure"]] if manifest["figure"] else []
+    """The figure that a study names or describes, those of its claims, and more; without any that of its kind, or `POINTS`."""
+    named = [manifest["figure"]] if manifest["figure"] else [""] if manifest.get("plot") else []
     claimed = (name for name in manifest["claims"] if name in FIGURES)
-    return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [_DEFAULT.get(manifest["kind"], "")]
+    usual = "" if "axes" in manifest else _DEFAULT.get(manifest["kind"], "")
+    return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [usual]
 
 
 def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[str]:

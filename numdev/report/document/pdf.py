@@ -1,6 +1,7 @@
 """The report as a PDF, set by Typst from the figures in SVG and tables of the results. The same results give the same bytes.
 
-Each chapter of `numdev.report.studies` is a section. A chapter whose study has no results is left out and listed.
+Each chapter of `numdev.report.studies` is a section: those that make a figure of a source again first, then our own. A chapter
+whose study has no results is left out and listed.
 """
 
 from __future__ import annotations
@@ -23,40 +24,47 @@ from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
 from numdev.report.document.tables import deviations
+from numdev.report.document.typeset import typeset
+from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
-from numdev.report.studies.registry import CHAPTERS, WORDS, words_of
+from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, chapter_of, words_of
 from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)
-_WIDEST = 430.0  # points, of 481 between the margins: a figure and the text of its section share a page
+WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
+_HIGHEST = 370.0  # points that the findings leave on the first page
+_FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
-    """The section of a study without a chapter: its title and what was measured, in the table of its operation's chapters."""
-    title = overview.escaped(str(results.manifests[study]["title"]))
-    operations = set(results.points["operation"][results.points["study"] == study])
-    like = next((chapter for chapter in CHAPTERS if chapter.table is not None and operations == {chapter.operation}), None)
-    empty = Chapter(0, study, title, "", "", "")
-    return empty if like is None else replace(empty, by_claim=like.by_claim, table=like.table)
+    """The section of a study without a chapter in the package: what its file says, as markup."""
+    own = chapter_of(results, study)
+    title, question, measured = map(typeset, (own.title, own.question, own.measured))
+    return replace(own, title=title, question=question, measured=measured)
 
 
 def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
     """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
+    drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for path in (HERE / "templates").glob("*.typ"):
-            shutil.copy(path, root)
-        drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
-        for path in drawn.values():
-            shutil.copy(path, root)
-        (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
+        write_root(results, claims, drawn, root, speed)
         return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+
+
+def write_root(
+    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], root: Path, speed: Results | None = None
+) -> None:
+    """Write what Typst reads, templates, figures and `data.json`, into a folder."""
+    for path in [*(HERE / "templates").glob("*.typ"), *drawn.values()]:
+        shutil.copy(path, root)
+    (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
 
 
 def contents(
@@ -70,22 +78,25 @@ def contents(
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
-    shown = [_section(section, of[section.study], claims, drawn, first=not i) for i, section in enumerate(present)]
+    shown = [_section(section, of[section.study], claims, drawn) for section in present]
+    shown = [*(one for one in shown if one["source"]), *(one for one in shown if not one["source"])]
     return {
         "title": words.title,
         "subtitle": overview.subtitle(wholes),
+        "highlights": overview.findings(results, claims, words),
         "summary": overview.summary(wholes, claims),
+        "reading": overview.reading(claims),
         "claims": [overview.claim(result) for result in claims],
         "headline": _headline(shown, words.headlines),
-        "absent": [section.title for section in known if section not in present],
+        "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
         "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
         "rules": [list(rule) for rule in (*rules(), *words.rules)],
         "deviates": any(manifest["kind"] != KIND for whole in wholes for manifest in whole.manifests.values()),
         "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
         "environments": list(overview.environments(wholes)),
-        "commands": [[section.study, command(of[section.study], section.study)] for section in present],
-        "failures": list(overview.failures(wholes)),
+        "commands": [[section["title"], section["command"]] for section in shown],
+        "failures": list(overview.failures(wholes, {section.study: section.title for section in present})),
     }
 
 
@@ -98,34 +109,40 @@ def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from ((name, unit, text) for name, (unit, text) in METRICS.items())
 
 
-def _section(
-    section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], *, first: bool
-) -> dict[str, Any]:
+def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
     own = [result for result in claims if result.study == section.study]
+    by_claim = section.by_claim or len(own) > 1
     words = words_of(results.points[results.points["study"] == section.study])
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")
     others = [name for name in results.manifests if name != section.study and name.startswith(section.study)]
     mine = [name for name in drawn if wanted.fullmatch(name) and not any(name.startswith(other) for other in others)]
     return {
         "title": section.title,
-        "first": first,
+        "source": _source(own),
         "question": section.question,
         "measured": section.measured,
         "paper": section.paper,
-        "figures": [_figure(drawn[name]) for name in mine],
-        "found": "" if section.by_claim else " ".join(result.findings[result.main].sentence for result in own),
-        "findings": list(_found(section, own, results, words)),
+        "figures": [_figure(drawn[name], _plot(results.manifests[section.study], section.study, name)) for name in mine],
+        "found": "" if by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
+        "compact": not by_claim and not any(result.claim.across for result in own),
+        "findings": list(_found(own, results.study(section.study), words, by_claim=by_claim)),
         "tables": list(_tables(section, results, with_claims=bool(own))),
-        "verdict": "" if section.by_claim else " ".join(f"{result.claim.text}: {result.brief}." for result in own),
+        "verdict": "" if by_claim else " ".join(typeset(f"{result.claim.text}: {result.brief}.") for result in own),
         "command": command(results, section.study),
     }
 
 
-def _found(section: Chapter, own: Sequence[ClaimResult], results: Results, words: Words) -> Iterator[dict[str, str]]:
-    """What is found for every claim, the first of each under its text if the section wants that."""
+def _source(own: Sequence[ClaimResult]) -> str:
+    """The figure of Golden et al. that a section makes again, by the claims that it serves; empty for a question of ours."""
+    found = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)
+    return next((match[1] for match in found if match), "")
+
+
+def _found(own: Sequence[ClaimResult], rows: pd.DataFrame, words: Words, *, by_claim: bool) -> Iterator[dict[str, str]]:
+    """What is found for every claim, the first of each under its text where a section has several."""
     for result in own:
-        for place, found in enumerate(_findings(result, results.study(section.study), words)):
-            told = f"{result.claim.text}: {result.brief}." if section.by_claim and place == 0 else ""
+        for place, found in enumerate(_findings(result, rows, words)):
+            told = typeset(f"{result.claim.text}: {result.brief}.") if by_claim and place == 0 else ""
             yield found | {"claim": told}
 
 
@@ -134,16 +151,27 @@ def _findings(result: ClaimResult, rows: pd.DataFrame, words: Words) -> Iterator
     for scenario, finding in result.findings.items():
         about = circumstances(rows if result.claim.across else of(rows, scenario), words)
         role = ROLES[scenario.role]
-        head = {"title": scenario.title, "about": "; ".join(part for part in (role, about) if part)}
-        yield head | {"verdict": finding.verdict.value, "told": finding.told, "sentence": finding.sentence}
+        head = {
+            "title": typeset(scenario.title),
+            "role": role,
+            "about": typeset("; ".join(part for part in (role, about) if part)),
+        }
+        beside = finding.beside
+        yield head | {
+            "verdict": finding.verdict.value,
+            "told": typeset(finding.told.partition(" (")[2].rstrip(")")),
+            "figure": typeset(finding.figure),
+            "beside": "" if beside is None else f"{beside.verdict.value}, {typeset(beside.figure)}",
+            "sentence": typeset(finding.sentence),
+        }
 
 
 def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
-    """The table of its chapter; of a study without a claim speed at the greatest length, or the deviation of every point."""
+    """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
     study = section.study
     if section.table is not None and len(found := section.table(results, study)):
         yield {"columns": list(found.columns), "rows": found.values.tolist()}
-    if with_claims or section.table is not None:
+    if section.table is not None or (with_claims and not section.with_points):
         return
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
@@ -155,19 +183,30 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
 
 
 def _headline(shown: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any] | None:
-    """The figure of the first page: the first of those wanted that is drawn, or else the first figure."""
-    figures = {figure["file"]: figure for section in shown for figure in section["figures"]}
+    """The figure of the first page: the first of those wanted that is drawn and not too high, or else the first of all."""
+    every = (figure for section in shown for figure in section["figures"])
+    figures = {figure["file"]: figure for figure in every if figure["height"] <= _HIGHEST}
     return next((figures[name] for name in (*wanted, *figures) if name in figures), None)
 
 
-def _figure(path: Path) -> dict[str, Any]:
-    """An SVG with its width, its description, and its title as the caption."""
+def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
+    """What drew a file: the study's first figure has its name, others have their own behind that."""
+    own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
+    names = [own] if own else [manifest["figure"], *manifest["claims"]]
+    return next((FIGURES[name] for name in names if name in FIGURES), None)
+
+
+def _figure(path: Path, plot: Plot | None) -> dict[str, Any]:
+    """An SVG with its width, its descriptions, and its title as the caption."""
     text = path.read_text()
-    width = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', text)
+    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', text)
     title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
     caption, words = (unescape(found[1]) if found else "" for found in (title, alt))
-    points = float(width[1]) if width else _WIDEST
-    return {"file": path.name, "width": min(points, _WIDEST), "alt": words, "caption": caption}
+    width, height = (float(size[1]), float(size[2])) if size else (WIDEST, WIDEST)
+    scale = min(1.0, WIDEST / width)
+    shape = {"width": scale * width, "height": scale * height}
+    about = typeset(plot.alt) if plot else ""
+    return {"file": path.name, **shape, "alt": words, "caption": caption, "about": about}
 
 
 def command(results: Results, study: str) -> str:
@@ -176,4 +215,4 @@ def command(results: Results, study: str) -> str:
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
     stated = results.manifests[study].get("command") or f"numdev measure study={study}"
-    return " ".join([stated, *(f"device={name}" for name in sorted(devices))])
+    return " ".join([stated, *(f"device={name}" for name in sorted(devices) if "device=" not in stated)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -11,25 +13,38 @@ from rich.text import Text
 
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.tables import failures_table
+from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results, load
+from numdev.report.reading.tidy import EVERY, tidy
 from numdev.report.studies.latency import TABLES, crossovers, frame, of_attention
 from numdev.report.studies.speed import SPEED_FIGURES
 from numdev.results.store import Store, write_atomically
 
 
-def make_speed_report(results: Path, out: Path, console: Console | None = None) -> None:
-    """Write speed.csv, crossover.csv, unsupported.csv, columns.md, environment.json and figures of all speed studies into `out`.
+def make_speed_report(
+    results: Path,
+    out: Path,
+    console: Console | None = None,
+    studies: Sequence[str] | None = None,
+    plot: Mapping[str, Any] | None = None,
+) -> None:
+    """Write speed.csv, crossover.csv, unsupported.csv, columns.md, environment.json and figures of speed studies into `out`.
+
+    `studies` are the names of studies and sweeps, all unless given; `plot` see `numdev.report.figures.sweep.plot_of`.
 
     Raises:
-        BadInput: if there are no results.
+        BadInput: if there are no results, or if `plot` names what they do not have.
         StoreError: if a file cannot be written.
     """
     console = console or Console()
-    loaded = load(Store(results), kind="speed")
+    loaded = load(Store(results), studies, kind="speed")
     rows = frame(loaded)
+    every = tidy(load(Store(results), studies, kind="speed", axes=EVERY))
+    asked = plot_of(every, plot) if plot else None
     own = of_attention(rows)
     failed = loaded.points[loaded.points["status"] != "ok"]
     labels = [name for name in failed.columns if name.startswith(LABEL)]
@@ -47,6 +62,7 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(loaded))
     draw(loaded, rows, out / "figures")
+    _draw_sweeps(loaded, every, asked, out / "figures")
     for note in loaded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     for shown in (failures_table(loaded), *(_shown(make(own), title) for title, make in TABLES.items())):
@@ -58,12 +74,25 @@ def make_speed_report(results: Path, out: Path, console: Console | None = None) 
 def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
     """The figures of every study of the speed of attention as PNG and SVG."""
     found = of_attention(rows)
-    for study in loaded.manifests:
+    for study in (name for name, manifest in loaded.manifests.items() if "axes" not in manifest):
         own = found[found["study"] == study]
         for name, plot in SPEED_FIGURES.items() if len(own) else ():
             figure = plot(own)
             write_atomically(folder / f"{study}_{name}.png", to_png(figure))
             write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, plot.title, plot.alt))
+
+
+def _draw_sweeps(loaded: Results, rows: pd.DataFrame, asked: Plot | None, folder: Path) -> None:
+    """The figure of every sweep of speed, and the one that is asked for, of all the results."""
+    drawn = {} if asked is None else {"plot": (asked, rows, asked.title)}
+    for study in (name for name, manifest in loaded.manifests.items() if manifest.get("axes")):
+        own = rows[rows["study"] == study]
+        if len(own) and (plot := default_of(own)) is not None:
+            drawn[study] = plot, own, str(loaded.manifests[study]["title"])
+    for name, (plot, own, title) in drawn.items():
+        figure = plot(own)
+        write_atomically(folder / f"{name}.png", to_png(figure))
+        write_atomically(folder / f"{name}.svg", to_svg(figure, title, plot.alt))
 
 
 def _shown(found: pd.DataFrame, title: str) -> Table | None:

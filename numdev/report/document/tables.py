@@ -83,7 +83,7 @@ def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
 def place(point: pd.Series[str]) -> str:
     """Scenario and labels of a point in one line."""
     labels = [f"{name.removeprefix(LABEL)}={point[name]}" for name in labels_of(point)]
-    return " ".join([str(point[TITLE]), *labels])
+    return " ".join(part for part in (str(point[TITLE]), *labels) if part)
 
 
 def labels_of(point: pd.Series[str]) -> list[str]:

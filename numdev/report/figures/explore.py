@@ -1,34 +1,38 @@
-"""Figures of the notebooks: where one result deviates, by how many ulp, and which change is to blame."""
+"""Figures of the notebooks: where one result deviates, by how many ulp, and which change adds most error."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.figures.grid import chosen, replicates, whiskers
+from numdev.report.figures.labels import WHITE
 from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION, freeze, styled
 from numdev.report.reading.elements import COLUMN, ROW
 from numdev.report.reading.frames import LABEL
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
+from numdev.report.reading.wording import Wording
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.results.scenario import EntryRole
 
 _P = ParamSpec("_P")
-_SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
+SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
 _SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a few large errors would hide the rest
-_BINS = 121  # odd, so that one bin is centred at zero
-_SUBJECTS = {"variant": "measured", "baseline": "baseline"}
-_REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
+BINS = 121  # odd, so that one bin is centred at zero
+SUBJECTS = {"variant": "measured", "baseline": "baseline"}
+REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
 _SHADES_OF = (BLUE, VERMILION)  # of the scenarios of `blame`, in the order of the study
 _UNCHANGED = "without the change"
 
@@ -48,15 +52,15 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
     """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
 
-    The scale ends at the 98th percentile of `|D|`. A ring stands at the largest `|D|`; NaN and Inf are black. `title` stands
-    above, such as the policy in words; `reference` is what r is called.
+    The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
+    policy in words, is written above; `reference` is what r is called.
     """
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
-    end = _end(error)
+    end = end_of(error)
     shown = np.ma.masked_invalid(error)
     figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(shown, cmap=_SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
+    image = axes.imshow(shown, cmap=SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
     if np.isfinite(error).any():
         column, row = np.unravel_index(int(np.ma.abs(shown).argmax()), error.shape)
         axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
@@ -72,31 +76,31 @@ def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden"
 def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
 
-    A band marks +- 1/2 ulp, which golden rounded once to nearest never leaves. The axis ends at the 98th percentile. `title`
-    stands above, such as the policy in words.
+    A grey band marks +- 1/2 ulp, within which golden rounded once to nearest lies. The axis ends at the 98th percentile.
+    `title`, such as the policy in words, is written above.
     """
     error = elements["error_ulp"].to_numpy()
     finite = error[np.isfinite(error)]
-    end = max(1.0, _end(error))
+    end = max(1.0, end_of(error))
     figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
     axes = figure.add_subplot()
     axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
-    axes.hist(finite, bins=_BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
+    axes.hist(finite, bins=BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
     axes.set_xlim(-end, end)
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_title("\n".join(_words(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
+    axes.set_title("\n".join(words_of(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure
 
 
-def _words(error: NDArray[np.float64], end: float) -> list[str]:
+def words_of(error: NDArray[np.float64], end: float) -> list[str]:
     """Words on the elements that the histogram leaves out or cannot show."""
     finite = np.abs(error[np.isfinite(error)])
     beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
     words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]
     lost = len(error) - len(finite)
-    return words + ([f"{lost} elements are NaN or Inf"] if lost else [])
+    return words + ([f"{lost} element{'s are' if lost > 1 else ' is'} NaN or Inf"] if lost else [])
 
 
 @_laid_out
@@ -108,18 +112,18 @@ def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> 
     """
     figure = Figure(figsize=(PAGE, 1.7), layout="constrained")
     axes = figure.add_subplot()
-    for place, subject in enumerate(_SUBJECTS):
-        for shift, (reference, (_, shade)) in zip((-0.2, 0.2), _REFERENCES.items(), strict=True):
+    for place, subject in enumerate(SUBJECTS):
+        for shift, (reference, (_, shade)) in zip((-0.2, 0.2), REFERENCES.items(), strict=True):
             interval = replicates(chosen(rows, subject, reference), metric)
             _across(axes, place + shift, interval, shade)
-    for words, shade in _REFERENCES.values():
+    for words, shade in REFERENCES.values():
         axes.barh(0, 0, color=shade, label=words)
-    axes.set_yticks(range(len(_SUBJECTS)), list(_SUBJECTS.values()))
+    axes.set_yticks(range(len(SUBJECTS)), list(SUBJECTS.values()))
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(_axis(metric))
+    axes.set_xlabel(axis_of(metric))
     figure.legend(loc="outside upper right", ncols=2, frameon=False)
     return figure
 
@@ -138,10 +142,10 @@ def _across(axes: Axes, place: float, interval: Interval | None, shade: str) -> 
 
 @_laid_out
 def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step") -> Figure:
-    """The total error with one thing changed at a time, such as one step of a policy in another format: a bar for each change.
+    """The total error with one thing changed at a time, such as one step of a policy in another format: a dot for each change.
 
-    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line
-    stands at the entry that the study declares to be the control, in which nothing is changed.
+    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line is
+    the control that the study declares, in which nothing is changed.
 
     Args:
         rows: of a study of one scenario or two, with an axis of changes.
@@ -160,41 +164,48 @@ def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step"
         raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
     is_control = found.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
     names = found[label][~is_control].unique().tolist()
-    figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
+    figure = Figure(figsize=(PAGE, 0.8 + 0.28 * len(names)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yscale("log")
-    shifts = (-0.2, 0.2) if len(scenarios) > 1 else (0.0,)
-    for shift, scenario, shade in zip(shifts, scenarios, _SHADES_OF, strict=False):
+    axes.set_xscale("log")
+    keys: list[Line2D] = []
+    for shift, scenario, shade in zip((-0.15, 0.15) if len(scenarios) > 1 else (0.0,), scenarios, _SHADES_OF, strict=False):
         own = of(found, scenario)
         for place, name in enumerate(names):
-            _up(axes, place + shift, replicates(own[own[label] == name], metric), shade)
-        axes.bar(0, 0, color=shade, label=scenario.title)
-        if (line := replicates(own[is_control[own.index]], metric)) is not None:
-            axes.axhline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=_UNCHANGED)
-    axes.set_xticks(
-        range(len(names)), [str(name).replace("_", " ") for name in names], rotation=30, ha="right", rotation_mode="anchor"
-    )
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(_axis(metric))
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+            dot(axes, place + shift, replicates(own[own[label] == name], metric), shade, nothing=0.0)
+        keys.append(Line2D([], [], color=shade, marker="o", linestyle="none", label=scenario.title))
+        if (line := replicates(own[is_control[own.index]], metric)) is not None and line.estimate > 0:
+            keys.append(
+                axes.axvline(line.estimate, color=shade, linewidth=0.9, linestyle=(0, (4, 2)), zorder=0, label=_UNCHANGED)
+            )
+    axes.set_yticks(range(len(names)), [str(name).replace("_", " ") for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(axis_of(metric))
+    figure.legend(handles=keys, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
-def _up(axes: Axes, place: float, interval: Interval | None, shade: str) -> None:
-    """A bar with its interval; a word where there is nothing to draw on a log axis."""
-    if interval is None or not interval.estimate > 0:
-        word = "NaN" if interval is None else "0"
-        axes.annotate(word, (place, 0.02), xycoords=axes.get_xaxis_transform(), ha="center", fontsize=SMALL)
+def dot(axes: Axes, height: float, interval: Interval | None, shade: str, nothing: float | None = None) -> None:
+    """A dot with its interval and its value; a word where there is nothing to draw, also for `nothing`, which has no place."""
+    if interval is None or not math.isfinite(interval.estimate) or interval.estimate == nothing:
+        word = "NaN, Inf or not measured" if interval is None or not math.isfinite(interval.estimate) else "0"
+        place: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(word, (0, height), (3, 0), va="center", fontsize=SMALL, color=shade, **place)
         return
-    axes.bar(place, interval.estimate, 0.38, color=shade)
-    axes.errorbar(place, interval.estimate, whiskers([interval]), color="black", linewidth=0.8)
+    bars = whiskers([interval])
+    axes.errorbar(interval.estimate, height, xerr=bars, color=shade, marker="o")
+    right, text = interval.estimate + bars[1][0], significant(interval.estimate)
+    axes.annotate(text, (right, height), (4, 0), textcoords="offset points", va="center", fontsize=SMALL, bbox=WHITE)
 
 
-def _axis(metric: str) -> str:
-    return f"{metric.replace('_', ' ')} from golden, {METRICS[metric][0]}"
+def axis_of(metric: str) -> str:
+    return f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}"
 
 
-def _end(error: NDArray[np.float64]) -> float:
+def end_of(error: NDArray[np.float64]) -> float:
     """Where a scale ends, the same on both sides of zero."""
     finite = np.abs(error[np.isfinite(error)])
     return float(np.quantile(finite, _SHOWN, method="higher")) or 1.0 if finite.size else 1.0

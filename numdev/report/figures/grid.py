@@ -21,7 +21,7 @@ from numdev.report.figures.style import GREY, HALF_PAGE, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
 from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
-from numdev.report.statistics.estimates import Interval, typical
+from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.results.scenario import Scenario
 
 
@@ -35,7 +35,7 @@ class Panel:
     large: bool
 
 
-_CHARACTERS = 640  # of one point, bold, that stand beside one another on a page within its axes
+_CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
 
 Draw = Callable[[Axes, Panel], None]
 Limits = Callable[[pd.DataFrame], tuple[float, float]]
@@ -46,16 +46,16 @@ def by_scenario(rows: pd.DataFrame) -> list[list[Panel]]:
     found = ordered(rows)
     first = [scenario for scenario in found if is_sources(scenario)] or found[:1]
     return [
-        [_panel(rows, scenario, True) for scenario in first],
-        *_wrapped(_panel(rows, scenario, False) for scenario in found if scenario not in first),
+        [panel_of(rows, scenario, large=True) for scenario in first],
+        *wrapped(panel_of(rows, scenario, large=False) for scenario in found if scenario not in first),
     ]
 
 
-def _panel(rows: pd.DataFrame, scenario: Scenario, large: bool) -> Panel:
+def panel_of(rows: pd.DataFrame, scenario: Scenario, *, large: bool) -> Panel:
     return Panel(scenario.title, ROLES[scenario.role], of(rows, scenario), large)
 
 
-def _wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
+def wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
     """Rows of three, or of four where that leaves fewer gaps."""
     found = list(panels)
     across = 3 if len(found) in (1, 2, 3, 5, 6, 9) else 4
@@ -104,7 +104,7 @@ def draw_grid(
 
 def head(axes: Axes, panel: Panel, beside: int) -> None:
     """Writes the title of a panel and a note below it; `beside` panels share the width of the page."""
-    size = 8 if panel.large else 7
+    size = 8 if panel.large else SMALL
     title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
     axes.set_title(title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
     axes.annotate(
@@ -210,6 +210,13 @@ def _plain(value: float) -> str:
     digits, power = f"{value:.0e}".split("e")
     factor = "" if digits == "1" else rf"{digits} \times "
     return f"${factor}10^{{{int(power)}}}$"
+
+
+def scientific(value: float, digits: int = 2) -> str:
+    """A number with significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
+    text = significant(value, digits)
+    factor, _, power = text.partition("e")
+    return rf"${factor} \times 10^{{{power}}}$" if power else text
 
 
 def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:

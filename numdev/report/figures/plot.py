@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 from numdev.report.figures.style import freeze, styled
 
-PANELS = (
-    "One panel per scenario, our assumption about the paper first; geometric means over seeds or captured heads, with their 95 % "
-    "confidence intervals."
-)
-"""The description of a figure that has a panel for each scenario."""
+_DOTS = "Dots are geometric means over seeds or captured heads, bars their 95 % confidence intervals."
+PANELS = f"One panel for each scenario, our assumption about the paper first. {_DOTS}"
+"""The end of the description of a figure that has a panel for each scenario."""
+BELOW = f"Below, one panel for each other scenario. {_DOTS}"
+"""The end of the description of a figure that shows the scenario of the source large."""
 
 
 @dataclass(frozen=True)

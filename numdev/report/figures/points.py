@@ -26,11 +26,11 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, VERMILION
+from numdev.report.figures.style import BASELINE, PAGE, SERIES, TILED
 from numdev.report.reading.frames import LABEL
 
 METRIC, TEXT = "rmse", "RMSE from golden, absolute"
-_SHADES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INDIGO)
+_SHADES = SERIES
 _MARKERS = "os^vD<>"
 _MOST = 40  # points of a panel, a line each
 _ROW = 0.2  # inches of such a line
@@ -103,7 +103,7 @@ def _over(rows: pd.DataFrame, axis: str) -> Figure:
 
 
 def _listed(rows: pd.DataFrame) -> Figure:
-    """A panel per scenario, a line for each point; a grey mark is its baseline's."""
+    """A panel per scenario, a line for each point; a bar is its baseline's."""
     panels = [panel for row in by_scenario(rows) for panel in row]
     names = labels(rows)
     every = [name for name, _ in _series(chosen(rows, reference="golden"), names)]
@@ -114,7 +114,7 @@ def _listed(rows: pd.DataFrame) -> Figure:
         head(axes, panel, len(panels) + 1)
         axes.set_xscale("log")
         name_steps(axes.xaxis)
-        for subject, shade, marker in (("baseline", GREY, "|"), ("variant", BLUE, "o")):
+        for subject, shade, marker in (("baseline", BASELINE, "|"), ("variant", TILED, "o")):
             for name, own in _series(chosen(panel.rows, subject, "golden"), names):
                 interval = replicates(own, METRIC)
                 if name in shown and interval is not None and lowest(interval) > 0:

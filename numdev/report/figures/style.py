@@ -13,23 +13,48 @@ from matplotlib.figure import Figure
 
 from numdev.report.figures.values import with_values
 
-# Okabe & Ito's palette: told apart with any colour vision, and in print.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-INDIGO = "#332288"
-GREY, PALE = "#595959", "#D9D9D9"
-FORMAT_COLOURS = {"bf16": VERMILION, "fp16": BLUE, "fp32": GREEN, "fp64": PURPLE, "tf32": ORANGE, "e4m3fn": SKY}
+# Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
+# The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
+BLUE, VERMILION = "#0072B2", "#D55E00"
+GREY, PALE, BLACK = "#595959", "#D9D9D9", "#000000"  # references and words, bands, what is neither tiled nor its baseline
+TILED, FP32_INSIDE, BASELINE = BLUE, "#3A9BD9", VERMILION
+"""Tiled attention with every step in the format, and with FP32 inside; and untiled attention in the format."""
+FORMAT_COLOURS = {
+    "bf16": "#882255",
+    "fp16": "#E69F00",
+    "fp32": "#009E73",
+    "fp64": "#332288",
+    "tf32": "#999933",
+    "e4m3fn": "#CC79A7",
+}
+OUTPUT_COLOURS = {"dq": "#6A3D9A", "dk": "#B15928", "dv": "#33A02C", "delta": "#E7298A"}
+"""The outputs of the backward pass."""
+CHANGE_COLOURS = {
+    "init": "#44AA99",
+    "order": "#117733",
+    "ranks": "#AA4499",
+    "restart": "#661100",
+    "precision": "#EE3377",
+    "several": "#B8A33D",
+}
+"""What a training run changes beside its attention, which has the colour of tiled attention."""
+SERIES = ("#6699CC", "#CC6677", "#88A04F", "#B07AA1", "#C49A6C", "#76B7B2", "#4E6172")
+"""What a study sweeps and a legend names: they mean nothing beyond their figure."""
 
-HALF_PAGE, PAGE = 3.5, 7.2  # inches: one column and the full width of a two-column page
-SMALL = 6.5  # points
+HALF_PAGE, PAGE = (
+    3.3,
+    6.69,
+)  # inches: half and all of the width of the text on a page: figures are printed at their own size
+SMALL = 7  # points: no text is smaller, but for superscripts
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so text is as wide everywhere
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,

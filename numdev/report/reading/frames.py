@@ -15,6 +15,7 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
+from numdev.report.reading import loose
 from numdev.report.reading.derived import absent, derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import Growing, flatten, typed
@@ -165,7 +166,7 @@ _COMMANDS = {
 
 
 def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
-    manifests = store.studies()
+    manifests = store.studies() or loose.manifests(store)
     for name in studies or manifests:
         if name in manifests and is_old(manifests[name]):
             mend = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
@@ -175,7 +176,7 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
         torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
         other = f" but {', '.join(manifests)}, {_on_which(manifests.values())}" if manifests else ""
         _, command = _COMMANDS.get(kind or "deviation", ("", f"numdev measure, by the kind {kind}"))
-        mend = f"it holds no study{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
+        mend = f"it holds no results{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), mend)
     for name in studies or ():
         if name not in kept:
@@ -266,7 +267,7 @@ def _is_axis(name: str, axes: tuple[str, ...]) -> bool:
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether a comparison holds NaN, or Inf where the other side has none."""
-    return rows[list(NONFINITE)].sum(axis=1) > 0
+    return rows.reindex(columns=list(NONFINITE)).sum(axis=1) > 0
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:

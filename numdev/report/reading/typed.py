@@ -50,7 +50,9 @@ class _Growing:
         kinds = {chunk.dtype if isinstance(chunk, np.ndarray) else None for chunk in self.packed}
         if len(kinds) == 1 and None not in kinds:
             return pd.Series(np.concatenate(self.packed))
-        return _column([value for chunk in self.packed for value in (chunk if isinstance(chunk, list) else chunk.tolist())])
+        return column_of_values(
+            [value for chunk in self.packed for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
+        )
 
     def _pack(self) -> None:
         kinds = set(map(type, self.last))
@@ -107,7 +109,7 @@ def _ordered(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: place[name])
 
 
-def _column(values: list[Any]) -> pd.Series[Any]:
+def column_of_values(values: list[Any]) -> pd.Series[Any]:
     """Makes a column: numbers stay numbers, integers with gaps become nullable integers, mixed values become text."""
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, bool) for value in present):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
+from numdev.report.reading.frames import Results
+
 
 def _nothing(rows: pd.DataFrame) -> str:
     return ""
+
+
+def _none(results: Results) -> Iterable[tuple[str, str]]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,12 @@ class Words:
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
         cluster: what a cluster of replicates that are alike is.
+        findings: of some results, each a heading and a sentence in plain words; a report begins with the first three.
         rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.finding.rules`.
     """
 
     operation: str = ""
-    title: str = "How far fast implementations stray from exact results"
+    title: str = "How far fast implementations deviate from exact results"
     methods: str = ""
     headlines: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
@@ -40,6 +47,7 @@ class Words:
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"
     cluster: str = "cluster"
+    findings: Callable[[Results], Iterable[tuple[str, str]]] = _none
     rules: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -15,7 +15,7 @@ from numdev.report.claims.finding import FLAT, Evidence, Question, Undecidable, 
 from numdev.report.figures.grid import highest, log_y, lowest, plain_ticks, whiskers
 from numdev.report.figures.labels import WHITE, Name, spread
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import GREY, PAGE, PALE, SERIES, SMALL, TILED
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, slope
 from numdev.report.studies.attention import LENGTH, claim
@@ -40,7 +40,7 @@ def weigh_fig4_assumptions(rows: pd.DataFrame) -> Evidence:
     figure = (
         f"{' to '.join(significant(each[n].estimate) for n in (lengths[0], lengths[-1]))} at N = {lengths[0]} to {lengths[-1]}"
     )
-    sentence = f"The variant over the baseline, max difference from golden: {told}; it goes as N to the {exponent.text()}."
+    sentence = f"The ratio of the max deviations from golden, tiled / baseline, by N: {told}; it scales as N^{exponent.text()}."
     questions = [Question(exponent, FLAT), *(Question(one, about(FIG4_RATIO, AROUND)) for one in each.values())]
     return Evidence(figure, sentence + left_out(exponent), tuple(questions))
 
@@ -56,8 +56,9 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
     ends = [*map(lowest, values), *map(highest, values), FIG4_RATIO / AROUND, FIG4_RATIO * AROUND]
     log_y(axes, min(ends) / 1.2, max(ends) * 1.2)
     names: list[Name] = []
-    for (scenario, points), marker in zip(drawn, _MARKERS * len(drawn), strict=False):
-        shade = VERMILION if scenario.role is Role.ASSUMED else BLUE
+    for place, (scenario, points) in enumerate(drawn):
+        marker = _MARKERS[place % len(_MARKERS)]
+        shade = TILED if scenario.role is Role.ASSUMED else SERIES[place % len(SERIES)]
         across, intervals = [n for n, _ in points], [interval for _, interval in points]
         heights = [interval.estimate for interval in intervals]
         axes.errorbar(across, heights, whiskers(intervals), color=shade, marker=marker, elinewidth=0.7)
@@ -72,7 +73,7 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
         axes.set_xlim(places[0] / 1.12, places[-1] * (places[-1] / places[0]) ** 0.8)
         _label(axes, names)
     axes.set_xlabel("sequence length N, tokens")
-    axes.set_ylabel("max |O − golden|, tiled / baseline,\nat bf16")
+    axes.set_ylabel("max |O − golden|, tiled / baseline,\nat BF16")
     return figure
 
 
@@ -116,8 +117,8 @@ CHAPTERS = (
     Chapter(
         place=22,
         study="fig4_assumptions",
-        title="What Figure 4 owes to our assumptions",
-        question="The paper gives neither $N$ nor the inputs of Figure 4. How far does its ratio depend on them?",
+        title="How Figure 4 depends on our assumptions",
+        question="The paper gives neither $N$ nor the inputs of Figure 4. How much does its ratio depend on them?",
         measured="The ratio of Figure 4 at BF16, over $N$ and over distributions of the inputs, every step in BF16, "
         "FlashAttention-1.",
         paper="Roughly ten times, for _randomly initialized_ query, key and value vectors (section IV).",
@@ -134,10 +135,9 @@ CHAPTERS = (
         figures={
             "fig4_assumptions": Plot(
                 draw_fig4_assumptions,
-                "Lines of the ratio of Figure 4, the max difference of tiled attention from golden over that of the baseline "
-                "at BF16, over the sequence length N, on log axes, one line per distribution of the inputs, each with its "
-                "name and 95 % confidence intervals; a dashed line stands at the paper's ten times, and a band at half and "
-                "twice that.",
+                "The ratio of Figure 4 (largest deviation from golden, tiled / baseline, at BF16) over the sequence length N, "
+                "one line for each distribution of the inputs, with 95 % confidence intervals. The dashed line marks the paper's "
+                "10, the band half to twice that.",
             ),
         },
     ),

@@ -1,17 +1,22 @@
-"""What a reader calls the parts of a study of attention: its inputs, policies, recurrences and sizes."""
+"""What a reader calls the parts of a study of attention, and the findings with which a report on it begins."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pandas as pd
 
 from numdev.report.claims.claim import Claim
-from numdev.report.claims.comparisons import exponent_of
+from numdev.report.claims.comparisons import DEVIATION, exponent_of, over_baseline
+from numdev.report.claims.finding import FLAT, Undecidable, Verdict
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import of, ordered
 from numdev.report.reading.words import Words
-from numdev.report.statistics.estimates import Interval
+from numdev.report.statistics.estimates import Interval, significant
 
 LENGTH, AREA = "problem.shape.keys", "tiling.area"
+_KIND = "problem.source.kind"
 _INPUTS = {
     "uniform": "U[0, 1)",
     "normal": "N(0, 1)",
@@ -94,9 +99,78 @@ def over_area(rows: pd.DataFrame, metric: str) -> Interval:
     return exponent_of(rows, AREA, metric, "block area")
 
 
+def findings(results: Results) -> Iterator[tuple[str, str]]:
+    """A heading and a sentence for each finding whose study was measured."""
+    known = {"fig4": _distance, "fig5a": _growth, "fig4_assumptions": _dependence}
+    for study, tell in known.items():
+        if study in results.manifests:
+            try:
+                heading, sentence = tell(_bf16(results.study(study)))
+            except Undecidable:
+                continue
+            yield heading, sentence
+
+
+def _bf16(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["format"] == "bf16"]
+
+
+def _of_policy(rows: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """The first scenario under a policy, on the inputs of the first scenario of all."""
+    like = of(rows, ordered(rows)[0])[_KIND].iloc[0] if len(rows) else ""
+    own = rows[(rows["policy"] == policy) & (rows[_KIND] == like)]
+    return of(own, ordered(own)[0]) if len(own) else own
+
+
+def _both(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], Interval]) -> tuple[Interval, Interval]:
+    """With every step in the format, and with FP32 inside."""
+    return measure(_of_policy(rows, "uniform")), measure(_of_policy(rows, "kernel"))
+
+
+def _distance(rows: pd.DataFrame) -> tuple[str, str]:
+    every, inside = _both(rows, lambda own: over_baseline(own, DEVIATION))
+    where = f"inputs from {inputs(_of_policy(rows, 'uniform'))}, N = {int(_of_policy(rows, 'uniform')[LENGTH].iloc[0])}"
+    sentence = (
+        f"With every step rounded to BF16, tiled attention deviates from exact attention {every.text()} times as far as "
+        f"untiled attention does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is "
+        f"{inside.text()} (largest deviation of the output; {where})."
+    )
+    return "Distance from exact attention", sentence
+
+
+def _growth(rows: pd.DataFrame) -> tuple[str, str]:
+    every, inside = _both(rows, lambda own: over_length(own, DEVIATION))
+    sentence = (
+        f"At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
+        f"N^{every.text()} where every step is rounded to BF16; with FP32 inside "
+        f"{'it does not change: ' if FLAT.verdict(inside) is Verdict.HOLDS else 'it scales as '}N^{inside.text()}."
+    )
+    return "Growth with the sequence length", sentence
+
+
+def _dependence(rows: pd.DataFrame) -> tuple[str, str]:
+    scenarios = ordered(rows)
+    main = of(rows, scenarios[0])
+    lengths = sorted(main[LENGTH].unique())
+    ends = [over_baseline(main[main[LENGTH] == n], DEVIATION).estimate for n in (lengths[0], lengths[-1])]
+    rest = []
+    for scenario in scenarios[1:]:
+        own = of(rows, scenario)
+        rest.append(over_baseline(own[own[LENGTH] == lengths[-1]], DEVIATION).estimate)
+    others = (
+        f", and {significant(min(rest))} to {significant(max(rest))} with other distributions at the latter N" if rest else ""
+    )
+    sentence = (
+        f"The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio goes from "
+        f"{significant(ends[0])} at N = {int(lengths[0])} to {significant(ends[-1])} at N = {int(lengths[-1])} with inputs from "
+        f"{inputs(main)}{others}."
+    )
+    return "What the tenfold ratio depends on", sentence
+
+
 WORDS = Words(
     operation="attention",
-    title="How far fast attention strays from exact attention",
+    title="How far fast attention deviates from exact attention",
     methods="attention.typ",
     headlines=("fig5a_parting.svg", "fig4.svg"),
     told=(
@@ -109,6 +183,7 @@ WORDS = Words(
     describe=describe,
     replicates="heads",
     cluster="layer",
+    findings=findings,
 )
 claim = partial(Claim, words=WORDS)
 """A claim on attention."""

@@ -1,4 +1,4 @@
-"""Which step of the arithmetic is to blame: each step alone in the low format, and each step alone in the high one.
+"""Which step of the arithmetic makes the error: each step alone in the low format, and each step alone in the high one.
 
 Errors of independent roundings add up in squares. So the share of a step is what its format changes in the squared RMSE from
 golden, over what the format of all steps changes; to the first order the shares of all steps add up to 1.
@@ -23,7 +23,7 @@ from numdev.report.claims.comparisons import per_replicate
 from numdev.report.claims.finding import ALIKE, Evidence, Question, Region, Undecidable, select
 from numdev.report.figures.grid import whiskers
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, GREY, PAGE, PALE, SMALL
 from numdev.report.reading.scenarios import ENTRY_ROLE, SCENARIO, TITLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, significant
 from numdev.report.studies import attention
@@ -148,12 +148,12 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     grid[0][0].set_ylim(len(steps) - 0.5, -0.5)
     figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
     mark = Line2D([], [], color="black", marker="D", markerfacecolor="white", linestyle="", markersize=3)
-    keys = [*(Patch(color=shade) for shade in (VERMILION, BLUE, PALE)), mark]
+    keys = [*(Patch(color=shade) for shade in (BLACK, GREY, PALE)), mark]
     words = [
-        "alone in the low format: the largest",
+        "low format alone: largest",
         "the others",
-        "given by the tensors",
-        "what goes if alone in the high format",
+        "set by the tensors",
+        "high format alone: removed",
     ]
     figure.legend(keys, words, loc="outside upper right", ncols=4, frameon=False, fontsize=SMALL)
     return figure
@@ -185,7 +185,7 @@ def _title(rows: pd.DataFrame) -> str:
 
 
 def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
-    """Bars of the steps alone in the low format, marks of what each takes away alone in the high one."""
+    """Bars: each step alone in the low format. Marks: what each step alone in the high format removes."""
     for one in found:
         for place, step in enumerate(steps):
             share = one.by_step.get(step)
@@ -193,7 +193,7 @@ def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
                 continue
             look = _LOOK | {"xerr": whiskers([share])}
             if one.adds:
-                shade = PALE if step in GIVEN else VERMILION if step == one.chief else BLUE
+                shade = PALE if step in GIVEN else BLACK if step == one.chief else GREY
                 axes.barh(place, share.estimate, 0.75, color=shade)
                 axes.errorbar(share.estimate, place - 0.18, **look)
             else:
@@ -206,16 +206,16 @@ def _panel(axes: Axes, found: list[Shares], steps: list[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-_QUESTION = "Which step makes the error, and which one is worth high precision?"
+_QUESTION = "Which step makes the error, and which step gains most from high precision?"
 _MEASURED = (
     "Each step alone in the low format among steps in the high one, and alone in the high format among steps in the low one. "
     "Shares are of the squared RMSE from golden on the unrounded inputs."
 )
-_PAPER = "No source has it: policies are compared there as a whole."
+_PAPER = "Nothing: the sources compare whole policies."
 _ALT = (
     "A panel for each problem and output, a row for each step, the largest on top: bars of the share of the squared error that "
-    "the step makes alone in the low format, the largest one red, those that the tensors give grey; diamonds of the share "
-    "that goes if the step alone is in the high format; both with 95 % confidence intervals, and their sums."
+    "the step makes alone in the low format, the largest one black, those that the tensors set pale; diamonds of the share "
+    "that the high format in this step alone removes; both with 95 % confidence intervals, and their sums."
 )
 _SUM = "The squared errors of the steps, each changed alone, add up to that of all steps changed at once"
 _CHIEF = "One step beside the inputs and the output makes more than half of the squared error"
@@ -224,7 +224,7 @@ CHAPTERS = (
     Chapter(
         place=94,
         study="attribution_forward",
-        title="Which step is to blame: the forward pass",
+        title="Error by step: the forward pass",
         question=_QUESTION,
         measured=_MEASURED,
         paper=_PAPER,
@@ -238,7 +238,7 @@ CHAPTERS = (
         place=230,
         study="attribution",
         operation="attention_backward",
-        title="Which step is to blame: the backward pass",
+        title="Error by step: the backward pass",
         question=_QUESTION,
         measured=_MEASURED,
         paper=_PAPER,

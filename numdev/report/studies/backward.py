@@ -9,7 +9,7 @@ import pandas as pd
 
 from numdev.report.claims.claim import Claim
 from numdev.report.claims.finding import Undecidable
-from numdev.report.figures.style import BLUE, GREEN, PURPLE, VERMILION
+from numdev.report.figures.style import OUTPUT_COLOURS
 from numdev.report.reading.frames import PRIMARY
 from numdev.report.reading.scenarios import formats
 from numdev.report.studies.attention import WORDS as FORWARD
@@ -18,12 +18,12 @@ SAME_INPUTS = "golden_same_inputs"
 SYMBOLS = {"dq": "dQ", "dk": "dK", "dv": "dV", "delta": "delta"}
 """What a reader knows the outputs as."""
 GRADIENTS = ("dq", "dk", "dv")
-SHADES = {"dq": BLUE, "dk": VERMILION, "dv": GREEN, "delta": PURPLE}
+SHADES = OUTPUT_COLOURS
 
 WORDS = replace(
     FORWARD,
     operation="attention_backward",
-    title="How far the gradients of fast attention stray from exact ones",
+    title="How far the gradients of fast attention deviate from exact ones",
     methods="",
     headlines=("attribution.svg", "gradients.svg"),
 )

@@ -1,4 +1,4 @@
-"""What the paper does not draw: where the policies part ways, total against arithmetic error, and the number of rescales."""
+"""What the paper does not draw: deviation from golden by policy, total against arithmetic error, and the number of rescales."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.labels import Name, spread
-from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION, colour
+from numdev.report.figures.style import BASELINE, FP32_INSIDE, GREY, PAGE, SMALL, TILED, colour
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, of, ordered
 from numdev.report.statistics.estimates import Interval
 from numdev.report.studies.attention import inputs, is_strict
 
 N, AREA = "problem.shape.keys", "tiling.area"
-_POLICIES = {"uniform": VERMILION, "kernel": BLUE}
+_POLICIES = {"uniform": TILED, "kernel": FP32_INSIDE}
 _INPUTS = {"uniform": "-", "normal": "--"}
 _METRIC = "max_difference"
+_ACROSS = 5  # panels beside one another that show the rescales
 
 
 def draw_parting(rows: pd.DataFrame) -> Figure:
@@ -43,7 +44,7 @@ def draw_parting(rows: pd.DataFrame) -> Figure:
     Of the narrowest format that the rows have.
     """
     own = rows[rows["format"] == formats(rows)[0]]
-    figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.5), layout="constrained")
     axes = figure.add_subplot()
     variant, baseline = chosen(own, reference="golden"), chosen(own, "baseline", "golden")
     log_y(axes, *limits(pd.concat([variant, baseline]), (_METRIC,), N))
@@ -55,13 +56,13 @@ def draw_parting(rows: pd.DataFrame) -> Figure:
             ends.append(_line(axes, mine, shade, scenario.title))
     for _, mine in baseline.groupby("problem.source.kind" if "problem.source.kind" in baseline else "format", dropna=False):
         first = of(mine, ordered(mine)[0])
-        ends.append(_line(axes, first, GREY, f"baseline: {inputs(first)}"))
+        ends.append(_line(axes, first, BASELINE, f"baseline: {inputs(first)}"))
     places = own[N].astype(float).unique().tolist()
     plain_ticks(axes, places)
     axes.set_xlim(min(places) * 0.9, max(places) * (max(places) / min(places)) ** 0.75)
     _label(axes, [end for end in ends if end])
     axes.set_xlabel("sequence length N, tokens")
-    axes.set_ylabel(f"max |O − golden| at {formats(rows)[0]},\nabsolute")
+    axes.set_ylabel(f"max |O − golden| at {formats(rows)[0].upper()},\nabsolute")
     return figure
 
 
@@ -108,7 +109,7 @@ def draw_total(rows: pd.DataFrame) -> Figure:
     """
     fmt = formats(rows)[0]
     own = in_u(rows[rows["format"] == fmt], ("rmse",))
-    figure = Figure(figsize=(PAGE, 3.4), layout="constrained")
+    figure = Figure(figsize=(PAGE, 3.1), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -131,8 +132,8 @@ def draw_total(rows: pd.DataFrame) -> Figure:
     ]
     look: dict[str, Any] = {"loc": "outside right center", "frameon": False, "fontsize": SMALL, "handlelength": 1}
     figure.legend(keys, [f"{point.text}  {point.title}" for point in points], **look)
-    axes.set_xlabel(f"arithmetic error at {fmt}: RMSE from golden\nof the same rounded inputs, in u of F")
-    axes.set_ylabel(f"total error at {fmt}: RMSE from golden,\nin u of F")
+    axes.set_xlabel(f"arithmetic error at {fmt.upper()}: RMSE from golden\nof the same rounded inputs, in u of F")
+    axes.set_ylabel(f"total error at {fmt.upper()}: RMSE from golden,\nin u of F")
     return figure
 
 
@@ -151,7 +152,7 @@ def _point(rows: pd.DataFrame, subject: str, text: str, title: str) -> _Point | 
     x, y = (replicates(chosen(rows, subject, reference), "rmse") for reference in ("golden_same_inputs", "golden"))
     if x is None or y is None or not (x.estimate > 0 and y.estimate > 0):
         return None
-    shade = _POLICIES.get(str(rows["policy"].iloc[0]), GREY) if subject == "variant" else GREY
+    shade = _POLICIES.get(str(rows["policy"].iloc[0]), GREY) if subject == "variant" else BASELINE
     return _Point(x, y, text, shade, title)
 
 
@@ -193,23 +194,25 @@ def draw_rescales(rows: pd.DataFrame) -> Figure:
     fmt = formats(rows)[0]
     own = chosen(rows[rows["format"] == fmt])
     scenarios = ordered(own)
-    down = math.ceil(len(scenarios) / 3)
-    figure = Figure(figsize=(PAGE, 2.0 * down + 0.4), layout="constrained")
+    down = math.ceil(len(scenarios) / _ACROSS)
+    figure = Figure(figsize=(PAGE, 1.75 * down + 0.4), layout="constrained")
     counts = [count for _, count in _counts(own)]
     low, high = at_least_a_decade(*limits(own, (_METRIC,), AREA))
     for place, scenario in enumerate(scenarios):
         here = of(own, scenario)
-        axes = figure.add_subplot(down, 3, place + 1)
-        head(axes, Panel(scenario.title, ROLES[scenario.role], here, large=False), 3)
+        axes = figure.add_subplot(down, _ACROSS, place + 1)
+        head(axes, Panel(scenario.title, ROLES[scenario.role], here, large=False), _ACROSS)
         log_y(axes, low, high)
         points = means(here, AREA, _METRIC)
         intervals = [interval for _, interval in points]
         axes.errorbar([x for x, _ in points], [i.estimate for i in intervals], whiskers(intervals), color=colour(fmt), marker="o")
-        plain_ticks(axes, here[AREA].astype(float).unique().tolist(), turned=True)
-        axes.tick_params(labelleft=place % 3 == 0)
-        _count(axes, _counts(here), (min(counts), max(counts)), named=place % 3 == 2 or place == len(scenarios) - 1)
+        plain_ticks(axes, sorted(here[AREA].astype(float).unique())[::2], turned=True)
+        axes.tick_params(labelleft=place % _ACROSS == 0)
+        _count(
+            axes, _counts(here), (min(counts), max(counts)), named=place % _ACROSS == _ACROSS - 1 or place == len(scenarios) - 1
+        )
     figure.supxlabel("block area Br · Bc, elements; R = ceil(N / Bc) − 1, the number of rescales", fontsize=8)
-    figure.supylabel(f"max |tiled − baseline| at {fmt},\nabsolute (filled); R (open, right)", fontsize=8)
+    figure.supylabel(f"max |tiled − baseline| at {fmt.upper()},\nabsolute (filled); R (open, right)", fontsize=8)
     return figure
 
 

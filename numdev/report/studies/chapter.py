@@ -28,6 +28,7 @@ class Chapter:
         operation: of which the study measures implementations.
         by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
         table: a table of text for a reader, of the results and the name of the study.
+        with_points: whether a table of the deviation of every point is shown, where `table` is none.
     """
 
     place: int
@@ -41,3 +42,4 @@ class Chapter:
     operation: str = "attention"
     by_claim: bool = False
     table: Callable[[Results, str], pd.DataFrame] | None = None
+    with_points: bool = False

@@ -1,8 +1,8 @@
-"""The signed bias of delta: whether the rounding of P V draws it to one side, by how O is accumulated and what delta is made of.
+"""The signed bias of delta: whether rounding P V biases it, by how O is accumulated and how delta is computed.
 
-`delta = rowsum(dO * O)` enters every element of dS. An error of it that has no preferred sign cancels over rows and steps; one
-that has does not. The bias is the mean of `sign(delta) D` over the mean of `|delta|`, in units of u: it would be 1 if every
-element of O were drawn away from zero by u.
+`delta = rowsum(dO * O)` enters every element of dS. An error of either sign cancels over rows and steps; an error of
+one sign accumulates. The bias is the mean of `sign(delta) D` over the mean of `|delta|`, in units of u: it would be 1 if every
+element of O were off by u away from zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numdev.report.claims.finding import LARGER, Evidence, Question, Region, Und
 from numdev.report.figures.grid import whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL, VERMILION
+from numdev.report.figures.style import FP32_INSIDE, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, mean
 from numdev.report.studies.backward import SAME_INPUTS, claim, of_output
@@ -97,7 +97,7 @@ def bias(rows: pd.DataFrame) -> Interval:
 
 
 def weigh_delta(rows: pd.DataFrame) -> Evidence:
-    """Where P V is rounded to the low format tile by tile, delta is drawn away from zero."""
+    """Rounding P V to the low format tile by tile biases delta away from zero."""
     return by_format(judged(rows), lambda own: _biased(own, wide=False, region=_SHOWS))
 
 
@@ -116,7 +116,7 @@ def _biased(rows: pd.DataFrame, *, wide: bool, region: Region) -> Evidence:
 
 
 def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
-    """With O accumulated in FP32, delta made of the rounded O is farther from the exact one than delta made of P."""
+    """With O accumulated in FP32, delta computed from the rounded O is farther from the exact one than delta computed from P."""
 
     def judge(own: pd.DataFrame) -> Evidence:
         found = {made: of for made, of in ways(own).items() if made.wide}
@@ -149,7 +149,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
         for made, interval in one:
             place += 1
             named[place] = made.text
-            _mark(axes, place, interval, end, BLUE if made.wide else VERMILION)
+            _mark(axes, place, interval, end, FP32_INSIDE if made.wide else TILED)
         place += 1
     axes.set_yticks(list(named), list(named.values()), fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
@@ -158,7 +158,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     said = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
-    figure.supxlabel(said, fontsize=7)
+    figure.supxlabel(said, fontsize=SMALL)
     return figure
 
 
@@ -184,7 +184,7 @@ def _mark(axes: Axes, place: int, interval: Interval, end: float, shade: str) ->
         axes.errorbar(value, place, xerr=bars, color=shade, marker="o")
     else:
         axes.errorbar(math.copysign(0.96 * end, value), place, xerr=0.0, color=shade, marker="<" if value < 0 else ">")
-    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL - 1, "color": GREY}
+    look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": SMALL, "color": GREY}
     shown = round(value, 2) + 0.0  # no minus before a zero
     text = f"{shown:+.2f}" if abs(shown) < 100 else f"{value:+.0e}"
     axes.annotate(text, (1, place), (-2, 0), ("axes fraction", "data"), "offset points", **look)
@@ -196,7 +196,7 @@ CHAPTERS = (
         study="delta",
         operation="attention_backward",
         title="The signed bias of delta",
-        question="Does the rounding of $P V$ draw delta to one side where row maxima tie, also if $O$ is accumulated in FP32?",
+        question="Does rounding $P V$ bias delta where row maxima tie, also if $O$ is accumulated in FP32?",
         measured="Delta against that of exact gradients of the same rounded inputs: the mean of the difference, away from zero, "
         "over the mean of $|delta|$, in $u$.",
         paper="Where several scores of a row tie for its maximum, their exponentials are exactly 1, and sums of values of one "
@@ -205,7 +205,7 @@ CHAPTERS = (
             claim(
                 "delta",
                 "delta",
-                "Where P V is rounded to the low format tile by tile, delta is drawn away from zero",
+                "Rounding P V to the low format tile by tile biases delta away from zero",
                 QIU,
                 weigh_delta,
             ),
@@ -220,7 +220,7 @@ CHAPTERS = (
             claim(
                 "delta_forms",
                 "delta",
-                "With O accumulated in FP32, delta made of the rounded O is farther from exact than delta made of P",
+                "With O accumulated in FP32, delta computed from the rounded O is farther from exact than delta computed from P",
                 f"{OURS}: Dao 2023, Algorithm 2, line 4, against the formula that it replaces",
                 weigh_delta_forms,
                 is_ours=True,
@@ -230,8 +230,8 @@ CHAPTERS = (
             "delta": Plot(
                 draw_delta,
                 "One row for each way to make delta, below the title of its scenario: the signed bias of delta in u with "
-                "its 95 % confidence interval, where the forward pass accumulates O in FP32 (blue) and where it does so in the "
-                "low format (red). Right of 0 delta is drawn away from zero; a grey band marks no bias.",
+                "its 95 % confidence interval, with O accumulated in FP32 (light blue) or in the low format (dark blue) in the "
+                "forward pass. Right of 0 delta is biased away from zero; a grey band marks no bias.",
             ),
         },
     ),

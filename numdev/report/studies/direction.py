@@ -83,7 +83,7 @@ def draw_gradients_direction(rows: pd.DataFrame) -> Figure:
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.tick_params(axis="x", length=0)
 
-    text = f"gradient (F = {own['format'].iloc[0]})", "top singular vector of the error"
+    text = f"gradient (F = {own['format'].iloc[0].upper()})", "top singular vector of the error"
     figure = draw_grid(by_scenario(own), draw, lambda _: (0.1, 1.0), axes_text=text, heights=(2.0, 1.7))
     keys = [
         Line2D([], [], color=GREY, marker="o", linestyle=""),

@@ -87,7 +87,7 @@ def weigh_gradients_tiles(rows: pd.DataFrame) -> Evidence:
         if "dq" not in found:
             raise Undecidable("nothing was measured of dQ")
         told = ", ".join(f"{SYMBOLS[name]} {interval.text()}" for name, interval in found.items())
-        sentence = f"the relative deviation goes as the block area to the power {told}.{left_out(*found.values())}"
+        sentence = f"the relative deviation scales as a power of the block area: {told}.{left_out(*found.values())}"
         return Evidence(f"area^{found['dq'].text()}", sentence, (Question(found["dq"], SHRINKS),))
 
     return by_format(rows, judge)
@@ -104,7 +104,7 @@ def _each(rows: pd.DataFrame, exponent: Callable[[pd.DataFrame], Interval], regi
     """The same question asked of every gradient."""
     found = {name: exponent(of_output(rows, name)) for name in GRADIENTS}
     figure = ", ".join(f"{SYMBOLS[name]} {of}^{interval.text()}" for name, interval in found.items())
-    sentence = f"the relative deviation from golden of the same inputs goes as {figure}.{left_out(*found.values())}"
+    sentence = f"the relative deviation from golden of the same inputs scales as {figure}.{left_out(*found.values())}"
     return Evidence(figure, sentence, tuple(Question(one, region) for one in found.values()))
 
 
@@ -118,7 +118,7 @@ def draw_gradients(rows: pd.DataFrame) -> Figure:
     def ticks(axes: Axes, panel: pd.DataFrame) -> None:
         plain_ticks(axes, places(panel).unique().tolist())
 
-    text = f"sequence length N, tokens (F = {own['format'].iloc[0]})"
+    text = f"sequence length N, tokens (F = {own['format'].iloc[0].upper()})"
     return _lines(own.assign(place=places(own)), text, ticks, lambda found: over_length(found, SIZE, SAME_INPUTS), "N")
 
 
@@ -183,7 +183,7 @@ CHAPTERS = (
         study="gradients",
         operation="attention_backward",
         title="The gradients",
-        question="Do $d Q$, $d K$ and $d V$ deviate as the output of the forward pass does: over formats, lengths and tiles?",
+        question="Do $d Q$, $d K$ and $d V$ deviate over formats, lengths and tiles as the output of the forward pass does?",
         measured="The reference is the exact gradient of the same rounded inputs; deviations are relative, by norm.",
         paper="Of the output of the forward pass: it falls from BF16 to FP64, grows with the sequence length, and falls with "
         "larger tiles (Golden et al. 2024, section IV). Gradients were not measured there.",
@@ -191,8 +191,8 @@ CHAPTERS = (
             claim(
                 "gradients",
                 "gradients",
-                "The relative deviation of dQ, dK and dV grows with N at a fixed tile, as Figure 5a has it of O",
-                f"{OURS}: {GOLDEN}, Figure 5a, asked of the gradients",
+                "The relative deviation of dQ, dK and dV grows with N at a fixed tile, as Figure 5a shows for O",
+                f"{OURS}: {GOLDEN}, Figure 5a, for the gradients",
                 weigh_gradients_n,
                 is_ours=True,
             ),
@@ -200,15 +200,15 @@ CHAPTERS = (
                 "gradients_formats",
                 "gradients_formats",
                 "The relative deviation of dQ, dK and dV is proportional to the unit roundoff of the format",
-                f"{OURS}: {GOLDEN}, Figure 3, asked of the gradients",
+                f"{OURS}: {GOLDEN}, Figure 3, for the gradients",
                 weigh_gradients_formats,
                 is_ours=True,
             ),
             claim(
                 "gradients_tiles",
                 "gradients",
-                "Larger tiles make the deviation of dQ smaller, as Figure 6c has it of O",
-                f"{OURS}: {GOLDEN}, Figure 6c, asked of the gradients",
+                "Larger tiles make the deviation of dQ smaller, as Figure 6c shows for O",
+                f"{OURS}: {GOLDEN}, Figure 6c, for the gradients",
                 weigh_gradients_tiles,
                 is_ours=True,
             ),
@@ -225,12 +225,13 @@ CHAPTERS = (
             "gradients": Plot(
                 draw_gradients,
                 "Lines of the relative deviation of dQ, dK and dV from exact gradients of the same rounded inputs over the "
-                f"sequence length N, on log axes, in units of u, each with its exponent of N and the interval of it. {PANELS}",
+                "sequence length N, on log axes, in units of u, each with its exponent of N and the interval of that exponent. "
+                f"{PANELS}",
             ),
             "gradients_formats": Plot(
                 draw_gradients_formats,
                 "Lines of the relative deviation of dQ, dK and dV for each number format, on a log axis, in units of its "
-                f"u, each with its exponent of u and the interval of it; a level line is proportional to u. {PANELS}",
+                f"u, each with its exponent of u and the interval of that exponent; a level line is proportional to u. {PANELS}",
                 title="The deviation of the gradients over number formats",
             ),
             "gradients_direction": Plot(

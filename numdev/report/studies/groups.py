@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PURPLE, SKY, VERMILION
+from numdev.report.figures.style import BLACK, CHANGE_COLOURS, GREY, TILED
 
 
 class Group(Enum):
@@ -35,14 +35,14 @@ class Group(Enum):
 
 _GROUPS = {
     Group.SHAM: ("the reference again (sham)", GREY),
-    Group.FLASH: ("flash attention", VERMILION),
-    Group.ULP: ("one weight moved by one ulp", "black"),
-    Group.INIT: ("other initial weights", BLUE),
-    Group.ORDER: ("other order of the data", SKY),
-    Group.RANKS: ("another number of processes", PURPLE),
-    Group.RESTART: ("stopped and resumed", INDIGO),
-    Group.PRECISION: ("lower precision than FP32", GREEN),
-    Group.OTHER: ("several of these", ORANGE),
+    Group.FLASH: ("flash attention", TILED),
+    Group.ULP: ("one weight moved by one ulp", BLACK),
+    Group.INIT: ("other initial weights", CHANGE_COLOURS["init"]),
+    Group.ORDER: ("other order of the data", CHANGE_COLOURS["order"]),
+    Group.RANKS: ("another number of processes", CHANGE_COLOURS["ranks"]),
+    Group.RESTART: ("stopped and resumed", CHANGE_COLOURS["restart"]),
+    Group.PRECISION: ("lower precision than FP32", CHANGE_COLOURS["precision"]),
+    Group.OTHER: ("several of these", CHANGE_COLOURS["several"]),
 }
 _NUMERICS = {
     "fp32": "FP32",

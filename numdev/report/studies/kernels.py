@@ -11,7 +11,7 @@ from numdev.report.claims.comparisons import clustered
 from numdev.report.claims.finding import Evidence, Question, Region, Undecidable, about, select
 from numdev.report.figures.grid import replicates, whiskers
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, VERMILION
+from numdev.report.figures.style import BLACK, FP32_INSIDE, GREY, TILED
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, ratio, significant
 from numdev.report.studies.attention import claim
@@ -21,7 +21,7 @@ from numdev.report.studies.published import FA3
 from numdev.results.scenario import EntryRole
 
 NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s
-_SHADES = {EntryRole.CONTROL: VERMILION, EntryRole.EXPECTED: BLUE, EntryRole.SUBJECT: "#000000", EntryRole.ASIDE: GREY}
+_SHADES = {EntryRole.CONTROL: TILED, EntryRole.EXPECTED: FP32_INSIDE, EntryRole.SUBJECT: BLACK, EntryRole.ASIDE: GREY}
 
 
 def over_policy(rows: pd.DataFrame, name: str, policy: str) -> Interval:

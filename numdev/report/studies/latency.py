@@ -158,7 +158,7 @@ def _mebibytes(value: float) -> str:
 
 
 def shape_of(shape: Mapping[Any, Any]) -> str:
-    return f"{shape['scenario.title']}: {shape_text(shape)}"
+    return ": ".join(part for part in (shape["scenario.title"], shape_text(shape)) if part)
 
 
 def crossings(rows: pd.DataFrame) -> pd.DataFrame:

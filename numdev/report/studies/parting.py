@@ -14,24 +14,23 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from numdev.report.claims.finding import Undecidable
-from numdev.report.figures.grid import highest, log_y, lowest, whiskers
+from numdev.report.figures.grid import highest, log_y, lowest, scientific, whiskers
 from numdev.report.figures.labels import WHITE, spread
-from numdev.report.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PALE, PURPLE, VERMILION
+from numdev.report.figures.style import GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import LARGEST, SIZE, WASSERSTEIN, Rung, rungs
 from numdev.results.scenario import Scenario
 
-_SHADES = (VERMILION, BLUE, GREEN, PURPLE, ORANGE)
 _MARKERS = "os^vD"
 _STYLES = ("-", "--", ":", "-.")
-_TEXT = 7  # points, of the least words
 _TITLES = {
     WASSERSTEIN: "Wasserstein distance",
     LARGEST: "Max difference of one weight",
     SIZE: "Relative Frobenius norm",
 }
+_IN_LADDER = {WASSERSTEIN: "Wasserstein distance, as in the paper", LARGEST: "Max difference", SIZE: "Relative norm"}
 _DRAWN = (Group.FLASH, Group.ULP)  # in Figure 7
 
 
@@ -60,7 +59,7 @@ def _look(rung: Rung, place: int) -> tuple[str, Any, str]:
     """Colour, style and marker of a line of Figure 7; the control is black and dashed."""
     if rung.group is Group.ULP:
         return rung.group.shade, "--", ""
-    return _SHADES[place % len(_SHADES)], "-", _MARKERS[place % len(_MARKERS)]
+    return TILED, _STYLES[place % len(_STYLES)], _MARKERS[place % len(_MARKERS)]
 
 
 def _head(axes: Axes, title: str, scenario: Scenario | None) -> None:
@@ -71,8 +70,8 @@ def _head(axes: Axes, title: str, scenario: Scenario | None) -> None:
 Drawn = tuple[Rung, str, Any, str]  # with colour, style and marker
 
 
-def _over_steps(axes: Axes, found: Sequence[Drawn], metric: str) -> None:
-    """Median lines, and bands from the least to the greatest replicate, on log axes."""
+def _over_steps(axes: Axes, found: Sequence[Drawn], metric: str, *, logarithmic: bool = True) -> None:
+    """Median lines, and bands from the least to the greatest replicate, on log axes or on linear ones."""
     ends: list[float] = []
     for rung, shade, style, marker in found:
         curve = rung.curve(metric)
@@ -82,13 +81,16 @@ def _over_steps(axes: Axes, found: Sequence[Drawn], metric: str) -> None:
         low = curve["min"].where(curve["min"] > 0, curve["median"])
         axes.fill_between(curve.index, low, curve["max"], color=shade, alpha=0.2, linewidth=0)
         ends += [float(low.min()), float(curve["max"].max())]
-    axes.set_xscale("log")
+    axes.set_xscale("log" if logarithmic else "linear")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if ends:
+    if ends and not logarithmic:
+        axes.set_ylim(0, max(ends) * 1.05)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value) if value else "0"))
+    elif ends:
         log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
     else:
-        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=_TEXT)
+        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
         axes.set_yticks([])
 
 
@@ -124,7 +126,7 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
     keys: list[Any] = [Line2D([], [], color=group.shade, linewidth=2) for group in groups]
     words = [group.words for group in groups]
     if any(_band(found) for _, found in blocks):
-        keys, words = [*keys, Patch(color=PALE)], [*words, "2 to 5 times below FP16: flash attention as the source has it"]
+        keys, words = [*keys, Patch(color=PALE)], [*words, "2 to 5 times below FP16, the paper's range"]
     figure.legend(keys, words, loc="outside upper center", ncols=3, frameon=False)
     return figure
 
@@ -139,10 +141,10 @@ def _block(part: Any, found: list[Rung], *, whole: bool) -> None:
     below = 0.65 + 0.19 * len(found)
     parts: Any = part.subfigures(1 + whole, 1, height_ratios=[2.1, below] if whole else [below], squeeze=False)
     if whole:
-        grid: Any = parts[0][0].subplots(1, 3)
+        grid: Any = parts[0][0].subplots(1, 3, width_ratios=[2, 1, 1])
         for axes, metric in zip(grid, (WASSERSTEIN, LARGEST, SIZE), strict=True):
-            _head(axes, _TITLES[metric], None)
-            _over_steps(axes, list(_lines(found)), metric)
+            _head(axes, _IN_LADDER[metric], None)
+            _over_steps(axes, list(_lines(found)), metric, logarithmic=metric != WASSERSTEIN)
             axes.set_xlabel("training steps")
     last, rate = parts[-1][0].subplots(1, 2, sharey=True, width_ratios=[3, 2])
     band = _band(found)
@@ -193,13 +195,13 @@ def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None]], zero: str) 
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     for place, (rung, interval) in enumerate(found):
-        look: dict[str, Any] = {"va": "center", "fontsize": _TEXT, "color": rung.group.shade, "bbox": WHITE}
+        look: dict[str, Any] = {"va": "center", "fontsize": SMALL, "color": rung.group.shade, "bbox": WHITE}
         if interval is None or not interval.estimate > 0:
             words = "stopped early" if interval is None or math.isnan(interval.estimate) else zero
             axes.annotate(words, (0, place), (4, 0), ("axes fraction", "data"), "offset points", **look)
             continue
         axes.errorbar(interval.estimate, place, xerr=whiskers([_shown(interval)]), color=rung.group.shade, marker="o")
-        axes.annotate(f"{interval.estimate:.1e}", (highest(interval), place), (5, 0), textcoords="offset points", **look)
+        axes.annotate(scientific(interval.estimate), (highest(interval), place), (5, 0), textcoords="offset points", **look)
 
 
 def _shown(interval: Interval) -> Interval:

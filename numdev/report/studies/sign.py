@@ -15,14 +15,14 @@ from numdev.report.claims.finding import LARGER, SMALLER, Evidence, Question, Un
 from numdev.report.figures.grid import highest, name_steps, whiskers
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, FP32_INSIDE, GREY, PAGE, SMALL, TILED
 from numdev.report.reading.scenarios import formats, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import FA3, FA3_RATIO, FIG4_RATIO, GOLDEN
 
-_POLICIES = {"uniform": ("every step in F", VERMILION), "kernel": ("FP32 inside", BLUE)}
+_POLICIES = {"uniform": ("every step in F", TILED), "kernel": ("FP32 inside", FP32_INSIDE)}
 
 
 def weigh_sign(rows: pd.DataFrame) -> Evidence:
@@ -91,12 +91,12 @@ def _frame(axes: Axes, lines: list[tuple[str, str, Interval, Interval]]) -> None
     axes.set_ylim(len(lines) + 0.2, -0.6)
     axes.grid(visible=False)
     axes.set_xlabel("deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE)")
-    axes.axvline(1, color="black", linewidth=0.8)
+    axes.axvline(1, color=BLACK, linewidth=0.8)
     for value, text in ((FIG4_RATIO, "Golden et al.: 10"), (FA3_RATIO, "FlashAttention-3: 1/1.7")):
         axes.axvline(value, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         axes.annotate(text, (value, 1), (0, 3), xycoords=axes.get_xaxis_transform(), ha="center", **_above(GREY))
     for text, side, shift in (("← better than the baseline", "right", -6), ("worse than the baseline →", "left", 6)):
-        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=WHITE, **_above("black"))
+        axes.annotate(text, (1, 0), (shift, 3), xycoords=axes.get_xaxis_transform(), ha=side, bbox=WHITE, **_above(BLACK))
 
 
 def _ends(interval: Interval) -> tuple[float, float]:
@@ -133,7 +133,7 @@ CHAPTERS = (
     Chapter(
         place=90,
         study="sign",
-        title="What decides the sign",
+        title="Better or worse than the baseline",
         question="Golden et al. find tiled attention worse than the baseline, Shah et al. find it better. Which is it?",
         measured="The same inputs under both precision policies.",
         paper="Ten times worse at BF16 (Golden et al. 2024, Figure 4); 1.7 times better at FP16 (Shah et al. 2024, section 4.3).",

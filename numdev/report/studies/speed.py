@@ -13,22 +13,14 @@ from matplotlib.lines import Line2D
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
+from numdev.report.figures.style import BLACK, GREY, PAGE, SERIES, SMALL
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import ROLE
 from numdev.report.studies.latency import SHAPE, N, shape_text
 from numdev.results.scenario import EntryRole
 
-_CONTROL, _ASIDE = (GREY, "s"), ("#000000", "D")
-_SUBJECTS = (
-    (ORANGE, "^"),
-    (VERMILION, "v"),
-    (PURPLE, "<"),
-    (GREEN, ">"),
-    (SKY, "o"),
-    (BLUE, "o"),
-    (INDIGO, "P"),
-)
+_CONTROL, _ASIDE = (GREY, "s"), (BLACK, "D")
+_SUBJECTS = tuple(zip(SERIES, "^v<>oXP", strict=True))
 
 
 def looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -58,7 +50,7 @@ def throughput(rows: pd.DataFrame) -> Figure:
 
 
 def memory(rows: pd.DataFrame) -> Figure:
-    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines go as N and as N^2.
+    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines have slopes 1 and 2.
 
     Per batch entry, since a study may keep the number of tokens.
     """
@@ -108,7 +100,7 @@ SPEED_FIGURES: dict[str, Plot] = {
     ),
     "memory": Plot(
         memory,
-        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides that go as N "
+        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides of slopes N "
         "and N squared.",
         title="Peak memory of one sequence over its length",
     ),
@@ -195,7 +187,7 @@ CHAPTERS = (
         place=120,
         study="speed_prefill",
         title="Speed and memory over the sequence length",
-        question="How fast is each kernel, what memory does it take, and what does its speed cost in accuracy?",
+        question="How fast is each kernel, how much memory does it need, and what does its speed cost in accuracy?",
         measured="The same number of tokens, and of columns of all heads, at every $N$; times by CUDA events with inputs in "
         "memory, without the host's share.",
         paper="Tiled attention moves $Theta(N^2 d^2 \\/ M)$ elements where vanilla attention moves $Theta(N d + N^2)$ (Dao et "
@@ -215,7 +207,7 @@ CHAPTERS = (
         place=140,
         study="speed_cpu",
         title="Vanilla and tiled attention on a CPU",
-        question="What does tiling buy before any kernel is written?",
+        question="What does tiling gain without a fused kernel?",
         measured="`tiled` is the emulation in pure tensors.",
         paper="Vanilla attention holds $Theta(N^2)$ scores, tiled attention none of them (Dao et al. 2022).",
     ),

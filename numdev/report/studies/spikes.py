@@ -1,4 +1,4 @@
-"""The paper's open question: do loss spikes come with large logits, ties, or a deviation of attention?"""
+"""The paper's open question: do large logits, ties, or a deviation of attention precede loss spikes?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numdev.report.claims.claim import OURS
 from numdev.report.claims.finding import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
 from numdev.report.figures.grid import log_y
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE
+from numdev.report.figures.style import GREY, PAGE, TILED
 from numdev.report.reading.frames import LABEL, Results
 from numdev.report.reading.training import WATCH
 from numdev.report.statistics.bootstrap import bootstrap
@@ -121,10 +121,10 @@ def _panel(axes: Any, steps: Any, logs: Any) -> None:
         return
     for own in logs:
         axes.plot(steps, np.exp(own), color=GREY, linewidth=0.4)
-    axes.plot(steps[known], np.exp(np.nanmean(logs[:, known], axis=0)), color=BLUE)
+    axes.plot(steps[known], np.exp(np.nanmean(logs[:, known], axis=0)), color=TILED)
     if int(np.isfinite(logs).any(axis=1).sum()) >= _LEAST:
         low, high = bootstrap(logs[:, known])
-        axes.fill_between(steps[known], np.exp(low), np.exp(high), color=BLUE, alpha=0.2, linewidth=0)
+        axes.fill_between(steps[known], np.exp(low), np.exp(high), color=TILED, alpha=0.2, linewidth=0)
     ends = np.exp(logs[np.isfinite(logs)])
     log_y(axes, min(float(ends.min()), 0.5) / 1.1, max(float(ends.max()), 2.0) * 1.1)
 
@@ -173,7 +173,7 @@ CHAPTERS = (
         study="spikes",
         operation="training",
         title="Loss spikes, and what attention does at and before them",
-        question="Does a loss spike come with, or after, large logits, ties of the largest scores, or a deviation of attention?",
+        question="Do large logits, ties of the largest scores, or a deviation of attention precede or accompany loss spikes?",
         measured=_MEASURED,
         paper="Numeric deviation might add up to loss spikes (section I). The exact step of a spike should be related to the "
         "deviation at that step, which is left to future work (section VI).",
@@ -183,7 +183,7 @@ CHAPTERS = (
             ),
             _claim(
                 "spikes_deviation",
-                "Attention strays farther from exact attention before a loss spike than at ordinary steps",
+                "Attention deviates farther from exact attention before a loss spike than at ordinary steps",
                 _lifted("relative_deviation"),
             ),
             _claim("spikes_ties", "More rows are tied before a loss spike than at ordinary steps", _lifted("tie_rate")),

@@ -15,7 +15,7 @@ from numdev.report.claims.comparisons import EVERY, over, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, Verdict, about, select
 from numdev.report.figures.grid import highest, whiskers
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, SMALL
+from numdev.report.figures.style import GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import STANDS_FOR
 from numdev.report.statistics.estimates import Interval, ratio, significant, typical
 from numdev.report.studies.attention import claim
@@ -75,7 +75,7 @@ def draw_fa3_table3(rows: pd.DataFrame) -> Figure:
         axes.barh(place, published * FACTOR - published / FACTOR, 0.6, left=published / FACTOR, color=PALE, zorder=0)
         axes.plot(published, place, **_PUBLISHED)
         _measured(axes, rows, name, place)
-    keys = [Line2D([], [], color=BLUE, marker="o"), Line2D([], [], **_PUBLISHED), Patch(color=PALE)]
+    keys = [Line2D([], [], color=TILED, marker="o"), Line2D([], [], **_PUBLISHED), Patch(color=PALE)]
     words = ["measured, 95 % interval", "published", "published ×/÷ 1.5"]
     figure.legend(keys, words, loc="outside upper right", ncols=3, frameon=False)
     axes.set_xscale("log")
@@ -102,9 +102,9 @@ def _measured(axes: Axes, rows: pd.DataFrame, name: str, place: int) -> None:
         axes.annotate("not measured", (FA3_RMSE[name], place), (8, 0), **_beside(GREY))
         return
     low, high = whiskers([interval])
-    axes.errorbar(interval.estimate, place, xerr=[low, high], color=BLUE, marker="o", markersize=4.5)
+    axes.errorbar(interval.estimate, place, xerr=[low, high], color=TILED, marker="o", markersize=4.5)
     right = max(highest(interval), FA3_RMSE[name] * FACTOR)
-    axes.annotate(significant(interval.estimate), (right, place), (6, 0), **_beside(BLUE))
+    axes.annotate(significant(interval.estimate), (right, place), (6, 0), **_beside(TILED))
 
 
 CHAPTERS = (
@@ -112,7 +112,7 @@ CHAPTERS = (
         place=80,
         study="fa3_table3",
         title="FlashAttention-3's Table 3",
-        question="Does the emulation give the errors that another paper published for FP16 and FP8 attention?",
+        question="Does the emulation reproduce the errors that another paper published for FP16 and FP8 attention?",
         measured="Inputs with outliers; the scenario names the method. The publication states neither $N$ nor $d$.",
         paper="RMSE against FP64 of FP16 and FP8 attention, with and without block quantisation and incoherent processing "
         "(Shah et al. 2024, Table 3).",

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolution
-from numdev.report.claims.finding import ALIKE, LARGER, Evidence, Question, Undecidable, by_format, left_out, select
-from numdev.report.figures.grid import Panel, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
+from numdev.report.claims.finding import ALIKE, LARGER, MARGIN, Evidence, Question, Undecidable, by_format, left_out, select
+from numdev.report.figures.grid import Panel, chosen, limits, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner
-from numdev.report.figures.plot import PANELS, Plot
-from numdev.report.figures.style import GREY, colour
-from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
-from numdev.report.statistics.estimates import Interval, ratio, signs
+from numdev.report.figures.plot import BELOW, Plot
+from numdev.report.figures.reproduced import draw_reproduced, multiples
+from numdev.report.figures.style import BLACK, GREY, PALE, colour
+from numdev.report.reading.scenarios import SCENARIO, formats
+from numdev.report.statistics.estimates import Interval, ratio, significant, signs
 from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import GOLDEN
@@ -24,9 +25,7 @@ from numdev.report.studies.published import GOLDEN
 METRICS = ("max_difference",)
 _ROOM = 0.3  # share of the vertical axis above the data: two lines of words
 TILE, SRAM = "label.tiling.shape", "label.tiling.sram"
-_SHAPES = (
-    "on log axes; a panel per scenario and number format, with the ratio of the two, its interval, and what the paper found."
-)
+_SHAPES = "at BF16, with their ratio. On the right, the ratio at every number format; grey marks ratios within 10 % of 1."
 
 
 def weigh_fig6a(rows: pd.DataFrame) -> Evidence:
@@ -35,7 +34,7 @@ def weigh_fig6a(rows: pd.DataFrame) -> Evidence:
     def judge(rows: pd.DataFrame) -> Evidence:
         times, told = against_as_is(rows, "swapped")
         every, _ = against_as_is(rows, "swapped", EVERY)
-        sentence = f"swapping makes the difference {times.text()} times as large, {told}{resolution(rows)}"
+        sentence = f"the ratio of the max differences, swapped / as in the paper, is {times.text()}: {told}{resolution(rows)}"
         beside = Evidence(every.text(), "", (Question(every, LARGER),))
         return Evidence(times.text(), sentence, (Question(times, LARGER),), beside)
 
@@ -51,10 +50,10 @@ def weigh_fig6b(rows: pd.DataFrame) -> Evidence:
     def judge(rows: pd.DataFrame) -> Evidence:
         times, told = against_as_is(rows, "square")
         every, _ = against_as_is(rows, "square", EVERY)
-        sentence = f"square tiles of the same area make the difference {times.text()} times as large, {told}"
+        sentence = f"the ratio of the max differences, square with the same area / as in the paper, is {times.text()}: {told}"
         if (rows["label.tiling.shape"] == "square_bc").any():
             kept, told = against_as_is(rows, "square_bc")
-            sentence += f" Squares that keep Bc make it {kept.text()} times as large, {told}"
+            sentence += f" For squares that keep Bc it is {kept.text()}: {told}"
         beside = Evidence(every.text(), "", (Question(every, ALIKE),))
         return Evidence(times.text(), sentence + resolution(rows), (Question(times, ALIKE),), beside)
 
@@ -88,7 +87,7 @@ def against_as_is(rows: pd.DataFrame, shape: str, metric: str = DEVIATION) -> tu
     told = f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} replicates{test}"
     if (pairs[f"{metric}_other"] == pairs[metric]).all():
         told = f"exactly equal in all {len(pairs)} pairs"
-    rest = f"; at {trivial} more sizes both are one tile" if trivial else ""
+    rest = f"; at {trivial} more sizes both tiles are the same" if trivial else ""
     return times, f"{told}{rest}.{left_out(times)}"
 
 
@@ -103,8 +102,8 @@ class _Look(NamedTuple):
 
 _LINES = {
     "as_is": _Look("-", "o", 2.5, "as in the paper"),
-    "swapped": _Look("--", "s", 4.5, "Br and Bc swapped (×: over as in the paper)"),
-    "square": _Look("--", "s", 4.5, "square, same area (×: over as in the paper)"),
+    "swapped": _Look("--", "s", 4.5, "Br and Bc swapped"),
+    "square": _Look("--", "s", 4.5, "square, same area"),
     "square_bc": _Look(":", "D", 6.0, "square, same Bc"),
 }
 
@@ -120,51 +119,58 @@ def draw_fig6b(rows: pd.DataFrame) -> Figure:
 
 
 def _shapes(rows: pd.DataFrame, other: str, paper: str) -> Figure:
-    found = in_u(chosen(rows), METRICS)
+    """Every shape at BF16, absolute, in the source's scenario; the ratio at every format beside it; the other scenarios below."""
+    found = chosen(rows)
     found = found.merge(_areas(found), on=[SCENARIO, SRAM])
     present = [name for name in _LINES if (found[TILE] == name).any()]
+    main = "bf16" if "bf16" in formats(found) else formats(found)[0]
 
-    def draw(axes: Axes, panel: Panel) -> None:
-        fmt = formats(panel.rows)[0]
+    def lines(axes: Axes, panel: Panel) -> None:
+        own = panel.rows[panel.rows["format"] == main]
         for shape in present:
-            _line(axes, panel.rows[panel.rows[TILE] == shape], shape, colour(fmt))
-        plain_ticks(axes, panel.rows["area"].tolist(), turned=True)
-        corner(axes, _ratio(panel.rows, other), fontweight="bold")
-        if panel.large:
-            corner(axes, paper, down=11, color=GREY)
+            _line(axes, own[own[TILE] == shape], shape, colour(main))
+        plain_ticks(axes, own["area"].tolist()[:: 1 if panel.large else 2], turned=not panel.large)
+        corner(axes, _ratio(own, other, short=not panel.large), **({"fontsize": 8} if panel.large else {}))
 
-    figure = draw_grid(
-        _panels(found),
-        draw,
-        lambda own: limits(own, METRICS, "area", TILE, room=_ROOM),
-        axes_text=("block area Br · Bc, elements", "max |tiled − baseline|,\nin u of F"),
-        heights=(1.9, 1.75),
-    )
-    keys = [_key(name) for name in present]
-    figure.legend(keys, [_LINES[name].text for name in present], loc="outside upper right", ncols=len(present), frameon=False)
-    return figure
+    def top(large: Axes, narrow: Axes, panel: Panel) -> None:
+        lines(large, panel)
+        large.set_ylim(0, large.get_ylim()[1] * 1.6)
+        corner(large, paper, down=14, color=GREY)
+        keys = [_key(name, colour(main)) for name in present]
+        large.legend(keys, [_LINES[name].text for name in present], loc="upper left", frameon=False)
+        large.set_xlabel("block area Br · Bc, elements")
+        large.set_ylabel(f"max |tiled − baseline|\nat {main.upper()}, absolute")
+        _by_format(narrow, panel.rows, other)
+
+    def ends(own: pd.DataFrame) -> tuple[float, float]:
+        return limits(own[own["format"] == main], METRICS, "area", TILE, room=_ROOM)
+
+    text = ("block area Br · Bc, elements", f"max |tiled − baseline|\nat {main.upper()}, absolute")
+    return draw_reproduced(found, top, multiples(found, lines, ends, text))
+
+
+def _by_format(axes: Axes, rows: pd.DataFrame, other: str) -> None:
+    """The ratio at every format, and the band in which two tiles are alike."""
+    names = formats(rows)
+    axes.axhspan(1 / MARGIN, MARGIN, color=PALE, zorder=0, linewidth=0)
+    axes.axhline(1, color=BLACK, linewidth=0.8, zorder=1)
+    for place, name in enumerate(names):
+        try:
+            times, _ = against_as_is(rows[rows["format"] == name], other)
+        except Undecidable:
+            continue
+        axes.errorbar(place, times.estimate, whiskers([times]), color=colour(name), marker="o")
+    axes.set_xticks(range(len(names)), [name.upper() for name in names])
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.margins(y=0.2)
+    axes.set_title(f"{other.capitalize()} / as in the paper", loc="left")
+    axes.set_xlabel("number format F (grey: alike)")
 
 
 def _areas(rows: pd.DataFrame) -> pd.DataFrame:
     """The block area of the paper's tile by scenario and SRAM size; all shapes of one size are drawn there."""
     as_is = rows[rows[TILE] == "as_is"].drop_duplicates([SCENARIO, SRAM])
     return as_is[[SCENARIO, SRAM]].assign(area=as_is["tiling.area"].astype(float))
-
-
-def _panels(rows: pd.DataFrame) -> list[list[Panel]]:
-    """A row of formats for each scenario that stands for the source, then the other scenarios, four in a row."""
-    first, others = [], []
-    for scenario in ordered(rows):
-        here = of(rows, scenario)
-        row = []
-        for name in formats(here):
-            own = here[here["format"] == name]
-            row.append(Panel(f"{scenario.title}: {name}", ROLES[scenario.role], own, is_sources(scenario)))
-        if is_sources(scenario):
-            first.append(row)
-        else:
-            others += row
-    return first + [others[i : i + 4] for i in range(0, len(others), 4)]
 
 
 def _line(axes: Axes, rows: pd.DataFrame, shape: str, shade: str) -> None:
@@ -192,17 +198,18 @@ def _look(shape: str, shade: str) -> dict[str, Any]:
     }
 
 
-def _key(shape: str) -> Line2D:
-    return Line2D([], [], color=GREY, **_look(shape, GREY))
+def _key(shape: str, shade: str) -> Line2D:
+    return Line2D([], [], color=shade, **_look(shape, shade))
 
 
-def _ratio(rows: pd.DataFrame, shape: str) -> str:
-    """How much the other shape changes the difference."""
+def _ratio(rows: pd.DataFrame, shape: str, *, short: bool) -> str:
+    """The ratio of the differences with the other shape and with the paper's; `short` without its interval."""
     try:
         times, _ = against_as_is(rows, shape)
     except Undecidable:
         return ""
-    return "× " + times.text().replace(" in every replicate", "")
+    told = significant(times.estimate, 3) if short else times.text()
+    return f"{shape} / paper's: {told}" if not short else f"ratio {told}"
 
 
 CHAPTERS = (
@@ -210,8 +217,8 @@ CHAPTERS = (
         place=50,
         study="fig6a",
         title="Swapped tiles",
-        question="What does it change to exchange $B_r$ and $B_c$? (Figure 6a)",
-        measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, and with the two exchanged.",
+        question="How does swapping $B_r$ and $B_c$ change the difference? (Figure 6a)",
+        measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$, and with the two swapped.",
         paper="Swapping the order of the block dimensions leads to a larger numerical difference (section IV.B).",
         claims=(
             claim(
@@ -225,8 +232,8 @@ CHAPTERS = (
         figures={
             "fig6a": Plot(
                 draw_fig6a,
-                "Lines of the max difference over the block area, with the paper's tile (solid) and with Br and Bc swapped "
-                f"(dashed), {_SHAPES} {PANELS}",
+                "The largest difference over the block area, with the paper's tile (solid) and with Br and Bc swapped "
+                f"(dashed), {_SHAPES} {BELOW}",
                 ("tiling.shape", "tiling.sram"),
             ),
         },
@@ -235,11 +242,10 @@ CHAPTERS = (
         place=60,
         study="fig6b",
         title="Square tiles",
-        question="What does it change to make tiles square? (Figure 6b)",
+        question="How do square tiles change the difference? (Figure 6b)",
         measured="Tiles from an SRAM size $M$ with $B_c = ceil(M \\/ 4 d)$ and $B_r = min(B_c, d)$; squares of the same area, "
         "and squares that keep $B_c$.",
-        paper="Constraining tiles to be square makes no significant difference, since the number of rescales hardly changes "
-        "(section IV.B).",
+        paper="Square tiles make no significant difference, since the number of rescales hardly changes (section IV.B).",
         claims=(
             claim(
                 "fig6b",
@@ -252,8 +258,8 @@ CHAPTERS = (
         figures={
             "fig6b": Plot(
                 draw_fig6b,
-                "Lines of the max difference over the block area, with the paper's tile (solid) and with square ones "
-                f"(dashed), {_SHAPES} {PANELS}",
+                "The largest difference over the block area, with the paper's tile (solid) and with square ones "
+                f"(dashed), {_SHAPES} {BELOW}",
                 ("tiling.shape", "tiling.sram"),
             ),
         },

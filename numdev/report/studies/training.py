@@ -18,6 +18,7 @@ from numdev.report.studies.published import GOLDEN
 from numdev.report.studies.weights import (
     RANKS,
     ULP,
+    findings,
     weigh_fig7,
     weigh_fig8,
     weigh_fig8_order,
@@ -49,6 +50,7 @@ WORDS = Words(
     problem_class="problem.type",
     inputs=inputs,
     describe=describe,
+    findings=findings,
     rules=(
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
         ("is it as much as another? (ratio)", f"lies above {1 / MARGIN:.3f}", f"lies below {1 / MARGIN:.3f}"),
@@ -70,7 +72,7 @@ _CONTROLS = (
         "training_sham",
         "training_ladder",
         "The reference, trained again, has the same weights to the bit",
-        f"{OURS}: what every other difference rests on",
+        f"{OURS}: the control of every other difference",
         weigh_training_sham,
         is_ours=True,
     ),
@@ -97,7 +99,7 @@ _OF_FIGURE_8 = (
         f"{_SOURCE}, Figure 8",
         weigh_fig8_rate,
     ),
-    claim("fig8_ulp", "training_ladder", ULP, f"{OURS}: how much is chaos alone", weigh_fig8_ulp, is_ours=True),
+    claim("fig8_ulp", "training_ladder", ULP, f"{OURS}: the effect of chaos alone", weigh_fig8_ulp, is_ours=True),
     claim(
         "fig8_order",
         "training_ladder",
@@ -107,7 +109,7 @@ _OF_FIGURE_8 = (
         is_ours=True,
     ),
     claim(
-        "fig8_ranks", "training_ladder", RANKS, f"{OURS}: what changing the number of GPUs does", weigh_fig8_ranks, is_ours=True
+        "fig8_ranks", "training_ladder", RANKS, f"{OURS}: the effect of another number of GPUs", weigh_fig8_ranks, is_ours=True
     ),
 )
 
@@ -116,11 +118,11 @@ CHAPTERS = (
         place=300,
         study="fig7",
         operation="training",
-        title="Figure 7: weights with flash and with baseline attention",
+        title="Weights with flash and with baseline attention",
         question="Does the deviation of flash attention reach the weights, and does it grow over training? (Figure 7)",
         measured=_MEASURED,
-        paper="Flash attention changes the weights throughout training, by Wasserstein distance and by max difference, and as "
-        "training continues, the difference only increases (section V).",
+        paper="Flash attention changes the weights throughout training, by Wasserstein distance and by max difference, and this "
+        "difference only increases (section V).",
         claims=(
             claim(
                 "fig7",
@@ -133,10 +135,10 @@ CHAPTERS = (
         figures={
             "training_weights": Plot(
                 draw_weights,
-                "Two panels on log axes: the max difference of one weight and the Wasserstein distance between a model trained "
-                "with flash attention and the same model trained with baseline attention, over the training steps t, a line "
-                "for each kernel, with its power of t; dashed, for comparison, the model trained with baseline attention after "
-                "one weight was moved by one ulp. Lines are medians of replicates, bands go from the least to the greatest.",
+                "The largest difference of one weight and the Wasserstein distance between a model trained with flash attention "
+                "and the same model trained with baseline attention, over the training steps t, one line for each kernel, with "
+                "its power of t. Dashed black: baseline attention after one weight was moved by one ulp. Lines are medians over "
+                "replicates, bands their range.",
             ),
         },
         by_claim=True,
@@ -146,8 +148,8 @@ CHAPTERS = (
         place=310,
         study="fig8",
         operation="training",
-        title="Figure 8: what else moves the weights",
-        question="How large is what flash attention does to the weights, beside what other changes of training do? (Figure 8)",
+        title="Weight differences of other changes",
+        question="How much does flash attention change the weights, compared with other changes of training? (Figure 8)",
         measured=_MEASURED,
         paper="Flash attention moves the weights at a rate that is comparable with or below that of another initialisation, and "
         "2 to 5 times less than FP16 in place of FP32 does (section V; the figure's weight differences are called relative, "
@@ -156,11 +158,10 @@ CHAPTERS = (
         figures={
             "training_ladder": Plot(
                 draw_ladder,
-                "Above, three panels on log axes: Wasserstein distance, max difference and relative Frobenius norm of the "
-                "difference of the weights from those of the reference run, over the training steps, a line for each run, "
-                "coloured by what it changes; lines are medians of replicates, bands go from the least to the greatest. Below, a "
-                "dot for each run with its 95 % confidence interval: on the left the Wasserstein distance at the last step, on "
-                "the right how much it grows per step, by a straight line. A grey band marks 2 to 5 times below FP16.",
+                "Above, the difference of the weights from those of the reference run over the training steps: on linear axes by "
+                "the paper's metric, on log axes by two others. Each line is a run, coloured by what it changes: the median over "
+                "replicates, with their range as a band. Below, the Wasserstein distance at the last step and its growth per "
+                "step, with 95 % confidence intervals. The grey band marks 2 to 5 times below FP16.",
             ),
             "training_loss": Plot(
                 draw_losses,
@@ -184,7 +185,7 @@ CHAPTERS = (
         place=320,
         study="fig7_full",
         operation="training",
-        title="Figure 7, with a model of full size on a GPU",
+        title="Weights with flash and with baseline attention: a model of full size on a GPU",
         question="Does the difference grow with the kernels of a GPU, and over a longer training?",
         measured=_MEASURED,
         paper="The difference grows over training (section V).",
@@ -195,8 +196,8 @@ CHAPTERS = (
         place=330,
         study="fig8_full",
         operation="training",
-        title="Figure 8, with a model of full size on a GPU",
-        question="How large is it beside other changes, with the kernels of a GPU and over a longer training?",
+        title="Weight differences of other changes: a model of full size on a GPU",
+        question="How large is the difference compared with other changes, with the kernels of a GPU and over a longer training?",
         measured=_MEASURED,
         paper="Flash attention is bounded by another initialisation, and moves the weights 2 to 5 times less than low precision "
         "(section V).",
@@ -207,10 +208,10 @@ CHAPTERS = (
         place=335,
         study="fig8_language",
         operation="training",
-        title="Figure 8, with a language model",
-        question="Is what a text-to-image model shows general: does a small causal language model show it too?",
+        title="Weight differences of other changes: a language model",
+        question="Does a small causal language model show what a text-to-image model shows?",
         measured=_MEASURED,
-        paper="The model of section V is text-to-image; whether another one behaves alike is not asked.",
+        paper="The model of section V is text-to-image; the paper trains no other.",
         by_claim=True,
         table=run_table,
     ),
@@ -219,7 +220,7 @@ CHAPTERS = (
         study="restart",
         operation="training",
         title="Restarts",
-        question="Does a stop and a resume itself move the weights?",
+        question="Does stopping and resuming a run change its weights?",
         measured="Each run is stopped after half of its steps and resumed; its reference is not stopped.",
         paper="Failures stop and restart training, and what that does to the weights is left to future work (section VI).",
         claims=(

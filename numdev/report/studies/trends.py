@@ -1,7 +1,7 @@
 """Figures 5 and 6c: how the difference goes with the sequence length and with the block area.
 
-A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. In units of each format's u the
-formats stand on one scale, and their slopes can be compared.
+A factor of two would not be seen on an axis over the sixteen decades from BF16 to FP64. So the large panel and the small ones
+show BF16 alone, and the narrow one every format in units of its own u, where the slopes can be compared.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,10 +18,11 @@ from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
-from numdev.report.figures.grid import Panel, by_scenario, chosen, draw_grid, in_u, limits, means, plain_ticks, whiskers
+from numdev.report.figures.grid import Panel, chosen, in_u, limits, log_y, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner, paper_goes, spread
-from numdev.report.figures.plot import PANELS, Plot
-from numdev.report.figures.style import GREY, colour
+from numdev.report.figures.plot import BELOW, Plot
+from numdev.report.figures.reproduced import draw_reproduced, multiples
+from numdev.report.figures.style import SMALL, colour
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.attention import claim, over_area, over_length
@@ -36,7 +38,7 @@ def weigh_fig5a(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         exponent, every = over_length(rows, DEVIATION), over_length(rows, EVERY)
-        sentence = f"the max difference goes as N to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        sentence = f"the max difference scales as N^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
         beside = Evidence(f"N^{every.text()}", "", (Question(every, GROWS),))
         return Evidence(f"N^{exponent.text()}", sentence, (Question(exponent, GROWS),), beside)
 
@@ -48,7 +50,7 @@ def weigh_fig5b(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         centre, spread = over_length(rows, "mean_absolute"), over_length(rows, "std")
-        sentence = f"the mean of |D| goes as N to the {centre.text()}, the standard deviation to the {spread.text()}."
+        sentence = f"the mean of |D| scales as N^{centre.text()}, the standard deviation of D as N^{spread.text()}."
         figure = f"mean N^{centre.text()}, std N^{spread.text()}"
         return Evidence(figure, sentence + left_out(centre, spread), (Question(centre, GROWS), Question(spread, GROWS)))
 
@@ -60,7 +62,7 @@ def weigh_fig6c(rows: pd.DataFrame) -> Evidence:
 
     def judge(rows: pd.DataFrame) -> Evidence:
         exponent, every = over_area(rows, DEVIATION), over_area(rows, EVERY)
-        sentence = f"the max difference goes as the block area to the {exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        sentence = f"the max difference scales as area^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
         beside = Evidence(f"area^{every.text()}", "", (Question(every, SHRINKS),))
         return Evidence(f"area^{exponent.text()}", sentence, (Question(exponent, SHRINKS),), beside)
 
@@ -84,47 +86,80 @@ _AREA = _Across("tiling.area", "A", "block area A = Br · Bc, elements", over_ar
 
 
 def draw_fig5a(rows: pd.DataFrame) -> Figure:
-    """Max difference from the baseline over N, one line per format."""
-    return _trend(rows, _LENGTH, ("max_difference",), "max |tiled − baseline|,\nin u of F")
+    """Max difference from the baseline over N."""
+    return _trend(rows, _LENGTH, ("max_difference",), "max |tiled − baseline|")
 
 
 def draw_fig5b(rows: pd.DataFrame) -> Figure:
-    """Mean of |D| and standard deviation of D over N, two lines per format."""
-    figure = _trend(rows, _LENGTH, ("mean_absolute", "std"), "D = tiled − baseline,\nin u of F")
-    keys = [Line2D([], [], color=GREY, linestyle="-", marker="o")]
-    keys += [Line2D([], [], color=GREY, linestyle="--", marker="o", markerfacecolor="white")]
-    figure.legend(keys, ["mean of |D|", "standard deviation of D"], loc="outside upper right", ncols=2, frameon=False)
-    return figure
+    """Mean of |D| and standard deviation of D over N."""
+    return _trend(rows, _LENGTH, ("mean_absolute", "std"), "mean |D| and std of D")
 
 
 def draw_fig6c(rows: pd.DataFrame) -> Figure:
-    """Max difference from the baseline over the block area, one line per format."""
-    return _trend(rows, _AREA, ("max_difference",), "max |tiled − baseline|,\nin u of F")
+    """Max difference from the baseline over the block area."""
+    return _trend(rows, _AREA, ("max_difference",), "max |tiled − baseline|")
 
 
 def _trend(rows: pd.DataFrame, across: _Across, metrics: tuple[str, ...], text: str) -> Figure:
-    found = in_u(chosen(rows), metrics)
+    """At BF16, absolute, in the source's scenario; every format in u beside it; the other scenarios below."""
+    found = chosen(rows)
+    main = "bf16" if "bf16" in formats(found) else formats(found)[0]
 
-    def draw(axes: Axes, panel: Panel) -> None:
-        places = panel.rows[across.column].dropna().astype(float).unique().tolist()
-        plain_ticks(axes, places)
-        ends = []
-        for name in formats(panel.rows):
-            own = panel.rows[panel.rows["format"] == name]
-            lines = [_line(axes, means(own, across.column, metric), name, metric == metrics[0]) for metric in metrics]
-            if lines[0] is not None:
-                ends.append((lines[0], f"{name} {_power(own, across, metrics[0])}", colour(name)))
-        _label(axes, ends, panel.large)
-        if panel.large:
-            paper_goes(axes, across.paper, up=across.rises)
-        if places:
-            span = max(max(places) / min(places), 2.0)
-            axes.set_xlim(min(places) / span**0.06, max(places) * span ** (0.45 if panel.large else 0.06))
+    def top(large: Axes, narrow: Axes, panel: Panel) -> None:
+        own = panel.rows[panel.rows["format"] == main]
+        for metric in metrics:
+            _line(large, means(own, across.column, metric), main, metric == metrics[0])
+        _places(large, own, across)
+        large.set_ylim(0, large.get_ylim()[1] * 1.3)
+        corner(large, _power(own, across, metrics[0]), down=16, color=colour(main), fontsize=8)
+        paper_goes(large, across.paper, up=across.rises)
+        large.set_xlabel(across.text)
+        large.set_ylabel(f"{text}\nat {main.upper()}, absolute")
+        if len(metrics) > 1:
+            keys = [Line2D([], [], color=colour(main), linestyle="-", marker="o")]
+            keys += [Line2D([], [], color=colour(main), linestyle="--", marker="o", markerfacecolor="white")]
+            large.legend(keys, ["mean of |D|", "standard deviation of D"], loc="upper left", frameon=False)
+        _every_format(narrow, panel.rows, across, metrics[0])
 
-    def ends_of(own: pd.DataFrame) -> tuple[float, float]:
-        return limits(own, metrics, across.column, room=_ROOM)
+    def small(axes: Axes, panel: Panel) -> None:
+        own = panel.rows[panel.rows["format"] == main]
+        for metric in metrics:
+            _line(axes, means(own, across.column, metric), main, metric == metrics[0])
+        _places(axes, own, across)
+        corner(axes, _power(own, across, metrics[0]))
 
-    return draw_grid(by_scenario(found), draw, ends_of, axes_text=(across.text, text))
+    def ends(own: pd.DataFrame) -> tuple[float, float]:
+        return limits(own[own["format"] == main], metrics, across.column, room=_ROOM)
+
+    return draw_reproduced(found, top, multiples(found, small, ends, (across.text, f"{text}\nat {main.upper()}, absolute")))
+
+
+def _places(axes: Axes, rows: pd.DataFrame, across: _Across) -> None:
+    """Names the places that were measured, every other one where there are many."""
+    places = sorted(rows[across.column].dropna().astype(float).unique().tolist())
+    if places:
+        axes.set_xscale("log")
+        plain_ticks(axes, places[:: 2 if len(places) > 4 else 1])
+        span = max(places[-1] / places[0], 2.0)
+        axes.set_xlim(places[0] / span**0.08, places[-1] * span**0.08)
+
+
+def _every_format(axes: Axes, rows: pd.DataFrame, across: _Across, metric: str) -> None:
+    """One line per format in units of its u, each named with its exponent."""
+    scaled = in_u(rows, (metric,))
+    log_y(axes, *limits(scaled, (metric,), across.column))
+    ends = []
+    for name in formats(scaled):
+        own = scaled[scaled["format"] == name]
+        end = _line(axes, means(own, across.column, metric), name, first=True)
+        if end is not None:
+            ends.append((end, f"{name.upper()} {_power(own, across, metric)}", colour(name)))
+    _places(axes, scaled, across)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right * (right / left) ** 0.75)
+    _label(axes, ends)
+    axes.set_title("Every format, in u of F", loc="left")
+    axes.set_xlabel(across.text.partition(",")[0])
 
 
 def _line(axes: Axes, points: list[tuple[float, Interval]], name: str, first: bool) -> tuple[float, float] | None:
@@ -154,27 +189,14 @@ def _power(rows: pd.DataFrame, across: _Across, metric: str) -> str:
     return f"$\\propto {across.symbol}^{{{significant(value)}}}$" if math.isfinite(value) else ""
 
 
-def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]], large: bool) -> None:
-    """Labels at the ends of lines, moved apart where they would overlap; alone in a small panel, in its corner."""
-    if not large:
-        for i, (_, text, shade) in enumerate(ends):
-            corner(axes, text, down=3 + 11 * i, color=shade)
-        return
+def _label(axes: Axes, ends: list[tuple[tuple[float, float], str, str]]) -> None:
+    """Labels at the ends of lines, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     decades = math.log(high / low)
-    free = 1 - _ROOM
-    heights = [free * height for height in spread([math.log(y / low) / decades / free for (_, y), _, _ in ends], 0.085 / free)]
+    heights = spread([math.log(y / low) / decades for (_, y), _, _ in ends], 0.09)
     for ((x, _), text, shade), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            text,
-            (x, height),
-            (8, 0),
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            va="center",
-            color=shade,
-            fontsize=7,
-        )
+        place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(text, (x, height), (6, 0), va="center", color=shade, fontsize=SMALL, **place)
 
 
 CHAPTERS = (
@@ -183,7 +205,7 @@ CHAPTERS = (
         study="fig5a",
         title="The largest difference over the sequence length",
         question="Does the difference grow with the sequence length at a fixed tile? (Figure 5a)",
-        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
+        measured="The tile stays the same while $N$ grows; captured tensors, which are short, have a smaller tile.",
         paper="The max difference grows with the sequence length, since more tiles mean more rescales (section IV.A).",
         claims=(
             claim(
@@ -197,9 +219,9 @@ CHAPTERS = (
         figures={
             "fig5a": Plot(
                 draw_fig5a,
-                "Lines of the max difference between tiled attention and the baseline over the sequence length N, on log "
-                "axes, one per number format, in units of its unit roundoff, each with its exponent of N; an arrow tells the "
-                f"paper's trend. {PANELS}",
+                "The largest difference between tiled attention and the baseline at BF16 over the sequence length N, with its "
+                "exponent of N; an arrow shows the paper's trend. On the right, every number format in units of its unit "
+                f"roundoff u. {BELOW}",
             ),
         },
     ),
@@ -207,9 +229,9 @@ CHAPTERS = (
         place=40,
         study="fig5b",
         title="Mean and spread over the sequence length",
-        question="Do mean and standard deviation of the difference follow the same trend? (Figure 5b)",
-        measured="The tile is fixed while $N$ grows; captured tensors, which are short, have a smaller one.",
-        paper="Mean and standard deviation reflect the trend of the max difference (section IV.A).",
+        question="Do the mean and the standard deviation of the difference follow the same trend? (Figure 5b)",
+        measured="The tile stays the same while $N$ grows; captured tensors, which are short, have a smaller tile.",
+        paper="The mean and the standard deviation of the difference show the same trend as its maximum (section IV.A).",
         claims=(
             claim(
                 "fig5b",
@@ -222,9 +244,9 @@ CHAPTERS = (
         figures={
             "fig5b": Plot(
                 draw_fig5b,
-                "Lines of the mean absolute difference between tiled attention and the baseline (solid) and of the standard "
-                "deviation of the difference (dashed) over the sequence length N, on log axes, one pair per number format, in "
-                f"units of its unit roundoff; an arrow tells the paper's trend. {PANELS}",
+                "The mean absolute difference between tiled attention and the baseline (solid) and the standard deviation of the "
+                "difference (dashed) at BF16 over the sequence length N, with the exponent of the mean; an arrow shows the "
+                f"paper's trend. On the right, the mean for every number format in units of its unit roundoff u. {BELOW}",
             ),
         },
     ),
@@ -248,15 +270,15 @@ CHAPTERS = (
         figures={
             "fig6c": Plot(
                 draw_fig6c,
-                "Lines of the max difference between tiled attention and the baseline over the block area Br times Bc, on log "
-                "axes, one per number format, in units of its unit roundoff, each with its exponent; an arrow tells the "
-                f"paper's trend. {PANELS}",
+                "The largest difference between tiled attention and the baseline at BF16 over the block area A = Br Bc, with its "
+                "exponent; an arrow shows the paper's trend. On the right, every number format in units of its unit roundoff u. "
+                f"{BELOW}",
             ),
             "rescales": Plot(
                 draw_rescales,
-                "One panel per scenario, all with the same axes: the max difference between tiled attention and the baseline "
-                "of the narrowest format over the block area, and on the right axis the number of rescales R, which falls "
-                "with it.",
+                "The largest difference between tiled attention and the baseline at the narrowest format over the block area "
+                "(filled), and the number of rescales R (open, right axis), one panel for each scenario, all with the same "
+                "axes.",
                 title="The deviation over the block area, beside the number of rescales",
             ),
         },

@@ -82,7 +82,7 @@ def weigh_validate(rows: pd.DataFrame) -> Evidence:
     told = "; ".join(f"{name.replace('_', ' ')} {a.text()}" for name, a in found.items())
     worst = max(found.values(), key=lambda a: a.distance.estimate).distance
     counted = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
-    figure = f"{counted}, at most {significant(worst.estimate)} of the error unpredicted"
+    figure = f"{counted}, at most {significant(worst.estimate)} of the error not predicted"
     note = (
         "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
         f"u max |r|, error over the emulation's: {told}. "
@@ -129,7 +129,7 @@ CHAPTERS = (
         place=100,
         study="validate",
         title="Validation against real kernels",
-        question="How faithfully does the emulation predict what kernels return?",
+        question="How accurately does the emulation predict the output of real kernels?",
         measured="The emulation has the kernel's formats and the tile of the study; kernels that could not run are listed "
         "with the environment.",
         paper="The microbenchmark is validated against the original FlashAttention kernel (Golden et al. 2024, section III).",

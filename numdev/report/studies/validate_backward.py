@@ -39,7 +39,7 @@ def weigh_validate_backward(rows: pd.DataFrame) -> Evidence:
         f"equal: {told}. Exact gradients, rounded once, are at {_told(exact)}."
     )
     questions = [question for own in found.values() for output, one in own.items() for question in one.questions(exact[output])]
-    return Evidence(f"{counted}, at most {significant(worst.estimate)} of the error unpredicted", note, tuple(questions))
+    return Evidence(f"{counted}, at most {significant(worst.estimate)} of the error not predicted", note, tuple(questions))
 
 
 def _told(found: dict[str, Agreement]) -> str:
@@ -91,7 +91,7 @@ CHAPTERS = (
         study="validate_backward",
         operation="attention_backward",
         title="Validation against the gradients of real kernels",
-        question="How faithfully does the emulation predict the gradients that kernels return?",
+        question="How accurately does the emulation predict the gradients of real kernels?",
         measured="The emulation takes O and LSE from the kernel's own forward pass, and has the kernel's formats, tiles and "
         "orders where they are known, else those of the study; kernels that could not run are listed with the environment.",
         paper="The forward pass is validated against the original FlashAttention kernel (Golden et al. 2024, section III); "
@@ -101,7 +101,7 @@ CHAPTERS = (
                 "validate_backward",
                 "validate_backward",
                 "The tiled emulation of the backward pass agrees with real kernels in dQ, dK and dV",
-                f"{OURS}: {GOLDEN}, section III, asked of the gradients",
+                f"{OURS}: {GOLDEN}, section III, for the gradients",
                 weigh_validate_backward,
                 is_ours=True,
             ),

@@ -6,7 +6,7 @@ at the last step, by the Wasserstein distance as in the source, unless they say 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -24,6 +24,8 @@ from numdev.report.claims.finding import (
     Verdict,
     left_out,
 )
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import of, ordered
 from numdev.report.statistics.estimates import Interval, Share, mean, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
@@ -49,19 +51,19 @@ def weigh_fig7(rows: pd.DataFrame) -> Evidence:
     least = [min((pair[i] for pair in powers.values()), key=lambda power: power.estimate) for i in (0, 1)]
     which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
     figure = f"max difference step^{least[0].text()}, Wasserstein step^{least[1].text()}{which}"
-    told = "; ".join(_growth(rung, powers[rung.name]) for rung in flash)
+    told = "; ".join(_grown(rung, powers[rung.name]) for rung in flash)
     zeros = left_out(*(power for pair in powers.values() for power in pair))
     return Evidence(figure, f"The difference from baseline attention: {told}.{zeros}{_stopped(flash)}", tuple(questions))
 
 
-def _growth(rung: Rung, powers: tuple[Interval, Interval]) -> str:
-    """How the difference of one rung grows: the exponents of the step, and how many times as large it is at the end."""
+def _grown(rung: Rung, powers: tuple[Interval, Interval]) -> str:
+    """How the difference of one rung grows: the exponents of the step, and by which factor it is larger at the end."""
     steps = rung.steps()
     if not steps:
         return f"{rung.name}: none"
     grown = (rung.growth(LARGEST), rung.growth(WASSERSTEIN))
     parts = [
-        f"{METRICS[metric]} goes as step^{power.text()}, {times.text()} times as large"
+        f"{METRICS[metric]} scales as step^{power.text()} and grows {times.text()}-fold"
         for metric, power, times in zip((LARGEST, WASSERSTEIN), powers, grown, strict=True)
     ]
     return f"{rung.name}, from step {steps[0]} to {rung.end}: {' and '.join(parts)}"
@@ -235,3 +237,54 @@ def _span(found: list[Interval]) -> str:
     """The one ratio, or the least and the greatest."""
     low, high = (pick(found, key=lambda one: one.estimate) for pick in (min, max))
     return low.text() if len(found) == 1 else f"{low.text()} to {high.text()}"
+
+
+def findings(results: Results) -> Iterator[tuple[str, str]]:
+    """A heading and a sentence for each finding, of the study with the most kinds of runs."""
+    measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
+    groups = [{rung.group: rung for rung in reversed(rungs(of(rows, ordered(rows)[0])))} for rows in measured]
+    found = max(groups, key=len, default={})
+    flash = found.get(Group.FLASH)
+    if flash is None:
+        return
+    for heading, tell in _FINDINGS.items():
+        try:
+            yield heading, tell(flash, found)
+        except Undecidable:
+            continue
+
+
+def _growth(flash: Rung, found: Mapping[Group, Rung]) -> str:
+    largest, distance = flash.exponent(LARGEST), flash.exponent(WASSERSTEIN)
+    return (
+        f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
+        f"largest difference of a weight scales with the training step as t^{largest.text()}, the Wasserstein distance as "
+        f"t^{distance.text()}."
+    )
+
+
+def _size(flash: Rung, found: Mapping[Group, Rung]) -> str:
+    known = [found[group] for group in (Group.INIT, Group.PRECISION) if group in found]
+    if not known:
+        raise Undecidable("nothing else was trained")
+    told = " and ".join(f"{over(flash.last(WASSERSTEIN), rung.last(WASSERSTEIN)).text()} ({rung.name})" for rung in known)
+    return (
+        f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: {told}."
+    )
+
+
+def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
+    if Group.ULP not in found:
+        raise Undecidable("no weight was moved by one ulp")
+    times = over(found[Group.ULP].last(WASSERSTEIN), flash.last(WASSERSTEIN))
+    return (
+        f"With {found[Group.ULP].name} before training, and baseline attention throughout, the Wasserstein distance at step "
+        f"{flash.end} is {times.text()} times that of flash attention."
+    )
+
+
+_FINDINGS = {
+    "Growth over training": _growth,
+    "Size compared with other changes": _size,
+    "Sensitivity of training": _chaos,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -48,6 +49,8 @@ class Folder:
     def __post_init__(self) -> None:
         if self.words < 1:
             raise BadInput("task.data.words", self.words, "use at least 1")
+        if not self.path:
+            raise BadInput(_FIELD, self.path, "name a folder of images with metadata.jsonl")
         entries = _entries(Path(self.path))
         digest = hashlib.sha256()
         for name, text in entries:
@@ -128,7 +131,7 @@ def _parts(entries: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
 
 def _entries(folder: Path) -> list[tuple[str, str]]:
     """File name and caption of each image, in the order of the names."""
-    if not str(folder).strip(".") or not folder.is_dir():
+    if not folder.is_dir():
         raise BadInput(_FIELD, str(folder), "name a folder of images with metadata.jsonl")
     images = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.suffix.lower() in _IMAGES}
     if not images:
@@ -137,7 +140,11 @@ def _entries(folder: Path) -> list[tuple[str, str]]:
         raise BadInput(
             _FIELD, str(folder), f'it has no {_METADATA}; write a line {{"file_name": ..., "text": ...}} for each image'
         )
-    captions = dict(_line(folder, number, line) for number, line in enumerate(_lines(folder), start=1) if line.strip())
+    told = [_line(folder, number, line) for number, line in enumerate(_lines(folder), start=1) if line.strip()]
+    captions = dict(told)
+    if len(captions) < len(told):
+        name, count = Counter(name for name, _ in told).most_common(1)[0]
+        raise BadInput(_FIELD, str(folder), f"{_METADATA} names {name} {count} times; keep one line for each image")
     if missing := sorted(set(captions) - images):
         raise BadInput(_FIELD, str(folder), f"{_METADATA} names {missing[0]}, and there is no such image")
     if bare := sorted(images - set(captions)):

@@ -31,7 +31,7 @@ class Pictures(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
     def ready(self, picture: int) -> None:
-        """Reads and checks all that there is, so that what is wrong is said before training."""
+        """Reads and checks all data, so that an error is raised before training."""
 
     def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
         """Pictures of a training step, a function of the arguments; `captions` may be left empty."""
@@ -77,6 +77,6 @@ class Scenes:
         return Captioned(found.pictures, scenes.tokens()[torch.from_numpy(found.numbers)], captions)
 
     def score(self, pictures: Tensor, captions: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
-        from numdev.training.score import score  # trains its classifier, which nothing but samples needs
+        from numdev.training.score import score  # late: it loads a classifier, which nothing but samples needs
 
         return score(pictures, captions)

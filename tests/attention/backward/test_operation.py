@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from numdev.arithmetic.formats import BF16
 from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD, draw_do
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.problem import BackwardProblem, draw_do
 from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.captured import Captured
 from numdev.attention.distributions import Normal
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Measurable, Random
 from numdev.measurement.runner import Runner
@@ -93,6 +98,23 @@ def test_do_is_drawn_by_a_rule_of_its_own() -> None:
     for other in others:
         # Independent draws have a correlation of 0 with the standard error 1 / sqrt(n).
         assert abs(float((other * do).mean())) < 5 / n**0.5
+
+
+def test_a_captured_do_is_taken(tmp_path: Path) -> None:
+    """Golden's dV is P^T dO with the dO of the file, and not with a drawn one; a mean to add to it is refused."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(2, 8, 4, generator=generator, dtype=torch.float64) for _ in range(4))
+    save_file({"a.q": q, "a.k": k, "a.v": v, "a.do": do}, tmp_path / "x.safetensors")
+    source, shape = Captured(str(tmp_path / "x.safetensors")), Shape(queries=8, keys=8, head_dim=4)
+    problem = BackwardProblem(source, shape)
+    for seed in (0, 1):
+        drawn = ATTENTION_BACKWARD.draw(problem, seed, torch.device("cpu"))
+        assert torch.equal(drawn[3], do[None, seed : seed + 1])
+        p = (0.5 * q[seed] @ k[seed].mT).softmax(-1)  # head_dim 4 has the scale 1/2
+        found = ATTENTION_BACKWARD.exact(*drawn, **problem.arguments()).tensors()["dv"]
+        assert torch.allclose(found[0, 0], p.mT @ do[seed], rtol=1e-13, atol=1e-14)  # sums of 8 terms near 1 in FP64
+    with pytest.raises(BadInput, match=r"^problem\.do_mean: 1"):
+        ATTENTION_BACKWARD.draw(BackwardProblem(source, shape, do_mean=1.0), 0, torch.device("cpu"))
 
 
 def test_the_operation_says_what_its_implementations_do() -> None:

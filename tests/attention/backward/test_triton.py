@@ -26,7 +26,7 @@ from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.backward.checked import poison, rounded, saved_of, stored
 from tests.cases import MASKS, Sizes
 
-RAGGED: Sizes = (2, 2, 1, 37, 53, 24)
+RAGGED: Sizes = (2, 2, 1, 21, 37, 24)
 SMALL = TritonBackward(Triton(br=16, bc=16), br=16, bc=16)
 PORTABLE = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
 
@@ -50,7 +50,7 @@ def fitted(mask: Mask, keys: int) -> Mask:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("fmt", [FP16, FP32, BF16], ids=str)
 def test_masks(fmt: Format, name: str, device: str) -> None:
-    check(replace(SMALL, fmt=fmt), draw_all(RAGGED), fitted(MASKS[name], 53), device)
+    check(replace(SMALL, fmt=fmt), draw_all(RAGGED), fitted(MASKS[name], 37), device)
 
 
 SHAPES: list[Sizes] = [
@@ -75,14 +75,14 @@ def test_shapes(sizes: Sizes, causal: bool, device: str) -> None:
 @pytest.mark.parametrize("order", [Order.FORWARD, Order.REVERSE])
 @pytest.mark.parametrize(("br", "bc"), [(16, 20), (20, 32), (64, 16)])
 def test_orders_and_tiles(br: int, bc: int, order: Order, mask: Mask, device: str) -> None:
-    check(replace(SMALL, fmt=FP16, br=br, bc=bc, order=order), draw_all((1, 2, 1, 50, 70, 32)), mask, device)
+    check(replace(SMALL, fmt=FP16, br=br, bc=bc, order=order), draw_all((1, 2, 1, 34, 50, 32)), mask, device)
 
 
 @pytest.mark.parametrize("exp", [Exponential.EXP, Exponential.EXP2])
 @pytest.mark.parametrize("form", DeltaForm)
 def test_ways_to_recompute(form: DeltaForm, exp: Exponential, device: str) -> None:
     recompute = Recompute(form, exponential=exp)
-    check(replace(SMALL, recompute=recompute), draw_all(RAGGED), Mask(causal=True, key_lengths=(40, 0)), device)
+    check(replace(SMALL, recompute=recompute), draw_all(RAGGED), Mask(causal=True, key_lengths=(30, 0)), device)
 
 
 def test_delta_of_p_has_no_rounding_of_the_output(device: str) -> None:
@@ -118,13 +118,13 @@ def test_strided_inputs(device: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_padding_holds_touches_nothing(value: float, causal: bool, device: str) -> None:
     """Keys beyond the last of a batch entry, and rows that see nothing."""
-    mask, scale = Mask(causal=causal, key_lengths=(31, 0)), 24**-0.5
-    q, k, v, do = rounded(SMALL, draw_all((2, 2, 1, 60, 53, 24)), device)
+    mask, scale = Mask(causal=causal, key_lengths=(21, 0)), 24**-0.5
+    q, k, v, do = rounded(SMALL, draw_all((2, 2, 1, 40, 37, 24)), device)
     results = []
-    hidden = ~mask.seeing_rows(2, 60, 53)[:, None, :, None].to(device)
+    hidden = ~mask.seeing_rows(2, 40, 37)[:, None, :, None].to(device)
     for filling in (0.0, value):
         k, v, q, do = k.clone(), v.clone(), q.masked_fill(hidden, filling), do.masked_fill(hidden, filling)
-        for entry, length in enumerate((31, 0)):
+        for entry, length in enumerate((21, 0)):
             k[entry, :, length:], v[entry, :, length:] = filling, filling
         golden = Exact()(q.nan_to_num(0, 0, 0), k, v, mask, scale)
         assert golden.lse is not None
@@ -134,7 +134,7 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool, device: 
         assert bool(expected.isfinite().all()), name
         assert torch.equal(dirty[name], expected), name
     assert bool((dirty["dk"][1] == 0).all())
-    assert bool((dirty["dv"][0, :, 31:] == 0).all())
+    assert bool((dirty["dv"][0, :, 21:] == 0).all())
 
 
 def test_a_row_that_sees_nothing_is_zero_whatever_others_see(device: str) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.compiled import in_a_process
 
 pytestmark = pytest.mark.slow
 
 
-def test_chosen_tiles_fit_and_stay_in_registers() -> None:
+@pytest.mark.parametrize("count", ["3", pytest.param("99", marks=pytest.mark.exhaustive)])
+def test_chosen_tiles_fit_and_stay_in_registers(count: str) -> None:
     """Under the policy of kernels 16-bit formats spill nothing for compute capability 9.0; up to d = 128 no product waits.
 
     C75xx is what the assembler says where it makes the products of a warp group wait for each other.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.compiled_backward", "chosen"]
-    root = Path(__file__).resolve().parents[3]
-    made = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert made.returncode == 0, made.stderr[-2000:]
-    for kernel in json.loads(made.stdout.splitlines()[-1]):
+    for kernel in in_a_process("tests.compiled_backward", "chosen", count):
         assert kernel["shared"] <= kernel["bound"] <= kernel["limit"], kernel
         if kernel["capability"] == 90 and kernel["policy"] == "kernel" and kernel["format"] != "fp32":
             assert kernel["stack"] == kernel["spills"] == 0 or kernel["kernel"] == "delta", kernel

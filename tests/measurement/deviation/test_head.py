@@ -25,7 +25,8 @@ from numdev.measurement.deviation.metrics import Deviation
 CPU = torch.device("cpu")
 PROBLEM = Problem(Distribution(), Shape(batch=2, heads=4, kv_heads=2, queries=12, keys=16, head_dim=8))
 VARIANT = Tiled(Precision.parse("bf16"), Tiling(8, 8))
-COMPARED = Compared(ATTENTION, PROBLEM, VARIANT, baseline_for(BF16))
+BASELINE = baseline_for(BF16)
+COMPARED = Compared(ATTENTION, PROBLEM, VARIANT, BASELINE)
 
 
 def place(**parts: object) -> Place:
@@ -35,7 +36,7 @@ def place(**parts: object) -> Place:
 def test_the_head_is_that_of_the_outputs() -> None:
     inputs = tuple(PROBLEM.inputs(1).values())
     found = COMPARED.head(place(head=5, seed=1), CPU)
-    out = VARIANT(*VARIANT.round_inputs(*inputs), **PROBLEM.arguments()).out
+    out = VARIANT(*VARIANT.round_inputs(*inputs), PROBLEM.mask).out
     golden = ATTENTION.exact(*inputs, **PROBLEM.arguments()).tensors()["out"]
     assert (found.output, found.heads, found.fmt) == ("out", 8, BF16)
     torch.testing.assert_close(found.x, out[1, 1].double(), rtol=0, atol=0)
@@ -47,7 +48,7 @@ def test_the_head_is_that_of_the_outputs() -> None:
 def test_heads_together_have_the_figures_of_the_record(subject: Subject, reference: Reference) -> None:
     if subject is Subject.BASELINE and reference is Reference.BASELINE:
         return
-    record = measure(PROBLEM, VARIANT, COMPARED.baseline, seeds=1, device="cpu")
+    record = measure(PROBLEM, VARIANT, BASELINE, seeds=1, device="cpu")
     heads = [COMPARED.head(place(head=number, subject=subject, reference=reference), CPU) for number in range(8)]
     found = Deviation.between(torch.stack([h.x for h in heads]), torch.stack([h.reference for h in heads]), heads[0].fmt)
     row = next(row for row in record.rows if (row["subject"], row["output"], row["reference"]) == (subject, "out", reference))

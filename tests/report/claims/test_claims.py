@@ -267,7 +267,7 @@ def test_squares_that_keep_bc_are_told_beside_the_verdict() -> None:
     rows = pd.concat([shapes("square", 1.3), kept.query("`label.tiling.shape` == 'square_bc'")])
     finding = CLAIMS["fig6b"].find(rows)
     assert finding.verdict is FAILS
-    assert "Squares that keep Bc make it 1.00 in every replicate times as large" in finding.sentence
+    assert "For squares that keep Bc it is 1.00 in every replicate" in finding.sentence
 
 
 def test_zero_deviations_are_counted() -> None:

@@ -36,6 +36,7 @@ from numdev.report.studies.latency import crossovers, frame, shape_text
 from numdev.report.studies.speed import SPEED_FIGURES, looks
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
+from tests.report.printed import assert_legible
 
 VARIANTS: dict[str, Any] = {
     "vanilla": Vanilla(FP32),
@@ -180,6 +181,7 @@ def test_every_axis_is_named_and_no_text_leaves_the_figure(name: str, results: P
     with styled():
         figure = plot(frame(load(Store(results))))
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert_legible(figure)
     assert min(box.x0, box.y0) > -0.02
     assert box.x1 < width + 0.02
     assert box.y1 < height + 0.02

@@ -20,6 +20,7 @@ from numdev.report.studies.delta import LEAST
 from numdev.report.studies.direction import by_chance
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, FIGURES
 from tests import toy_backward
+from tests.report.printed import assert_legible
 
 pytestmark = pytest.mark.xdist_group("backward studies")  # measured once, by one worker
 
@@ -201,6 +202,7 @@ def drawn(results: Results) -> dict[str, Figure]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_intervals_and_keeps_its_words(drawn: dict[str, Figure], name: str) -> None:
     figure = drawn[name]
+    assert_legible(figure)
     for axes in figure.axes:
         assert [item for item in axes.containers if isinstance(item, ErrorbarContainer)], axes.get_title(loc="left")
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()

@@ -23,6 +23,7 @@ from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.report.studies.rungs import LARGEST, WASSERSTEIN, rungs
 from numdev.report.studies.weights import RANKS, ULP
 from numdev.results.store import Store
+from tests.report.printed import assert_legible
 from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
@@ -207,6 +208,7 @@ NAMES = [name for name in FIGURES if name.startswith("training_")]
 @pytest.mark.parametrize("name", NAMES)
 def test_words_of_a_figure_can_be_read(drawn: dict[str, Figure], name: str) -> None:
     figure = drawn[name]
+    assert_legible(figure)
     assert all(float(text.get_fontsize()) >= 7 for text in written(figure))
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert min(box.x0, box.y0) > -0.02

@@ -106,8 +106,13 @@ def empty_caption(folder: Path) -> None:
 
 
 def long_caption(folder: Path) -> None:
+    metadata = folder / "metadata.jsonl"
+    metadata.write_text(metadata.read_text().replace("A picture, number 3", "word " * 40))
+
+
+def captioned_twice(folder: Path) -> None:
     with (folder / "metadata.jsonl").open("a") as file:
-        file.write(json.dumps({"file_name": "03.png", "text": "word " * 40}) + "\n")
+        file.write('{"file_name": "./03.png", "text": "another"}\n')
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,7 @@ def long_caption(folder: Path) -> None:
         (no_image, "03.png.*cannot be decoded"),
         (broken_line, "line 25 of metadata.jsonl is no JSON object"),
         (empty_caption, "line 25 of metadata.jsonl has no caption"),
+        (captioned_twice, "names 03.png 2 times"),
         (long_caption, "it has 40 words and a caption may have 32"),
     ],
 )
@@ -135,6 +141,13 @@ def test_what_is_wrong_is_said_before_training(folder: Path, spoil: Callable[[Pa
 def test_no_folder_is_refused(path: str) -> None:
     with pytest.raises(BadInput, match="name a folder of images"):
         Folder(path)
+
+
+def test_the_folder_where_one_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "inner").mkdir()
+    for here, path in ((folder, "."), (folder / "inner", "..")):
+        monkeypatch.chdir(here)
+        assert Folder(path).digest == Folder(str(folder)).digest
 
 
 def test_one_picture_is_too_few(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Tables of what was measured, from the files of the reference results."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs_hooks.tables import REFERENCE, cell, escaped
+
+_ORDER = ("holds", "fails", "undecided", "not measured")
+
+
+def claims() -> Iterator[str]:
+    """Every claim, and what the reference results say of it in the first scenario."""
+    from numdev.report.studies.registry import CLAIMS
+
+    folders = [path.parent for path in sorted(REFERENCE.glob("*/claims.csv"))]
+    found = {folder.name: _first_findings(folder / "claims.csv") for folder in folders}
+    yield "| name | claim | source | " + " | ".join(found) + " |"
+    yield "|---|---|---|" + "---|" * len(found)
+    for name, claim in CLAIMS.items():
+        cells = [escaped(rows.get(name, "not measured")) for rows in found.values()]
+        yield f"| `{name}` | {cell(claim.text)} | {cell(claim.source)} | {' | '.join(cells)} |"
+
+
+def _first_findings(path: Path) -> dict[str, str]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["claim"]: f"{row['verdict']}: {row['figure']}" for row in reversed(rows)}
+
+
+def paper() -> Iterator[str]:
+    """Every claim of the paper on Figures 3 to 6: what was found under our assumption about its circumstances, and elsewhere."""
+    with (REFERENCE / "cpu" / "claims.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"].startswith("Golden")]
+    yield from ("| figure | claim | under our assumption | in other scenarios |", "|---|---|---|---|")
+    for claim in dict.fromkeys(row["claim"] for row in rows):
+        found = [row for row in rows if row["claim"] == claim]
+        link = f"[{found[0]['source'].rpartition('Figure ')[2]}](gallery.md#cpu-{found[0]['study']})"
+        assumed = (row for row in found if row["scenario.role"] in ("paper", "assumed"))
+        ours = (f"**{row['verdict']}**: {escaped(row['figure'])}" for row in assumed)
+        others = Counter(row["verdict"] for row in found if row["scenario.role"] == "beyond")
+        counted = "<br>".join(f"**{verdict}** in {others[verdict]}" for verdict in sorted(others, key=_ORDER.index))
+        yield f"| {link} | {cell(escaped(found[0]['text']))} | {cell('<br>'.join(ours))} | {counted} |"
+
+
+def instrumented_speed() -> Iterator[str]:
+    """What `benchmarks/instrumented.py` printed on one H200."""
+    text = (REFERENCE / "h200" / "benchmarks" / "instrumented.txt").read_text()
+    yield from ("| policy | instrumented, ms | over the plain portable kernel | `attention=tiled` takes |", "|---|---|---|---|")
+    for row in re.findall(
+        r"^(\w+): instrumented ([\d.]+) ms, ([\d.]+) times plain; Tiled [\d.]+ s, (\d+) times as long$", text, re.M
+    ):
+        policy, time, plain, tiled = row
+        yield f"| `{policy}` | {time} | {plain} times | {tiled} times as long |"
+
+
+def instrument_speed() -> Iterator[str]:
+    """What `benchmarks/run.py` wrote: seconds and ratios beside their targets."""
+    with (REFERENCE / "cpu" / "benchmarks" / "benchmarks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    yield from ("| what | seconds | the other, or the limit, in seconds | ratio | target | met |", "|---|---|---|---|---|---|")
+    for row in rows:
+        figures = (f"{float(row[name]):.3g}" for name in ("seconds", "other", "ratio"))
+        is_met = "yes" if row["met"] == "True" else "**no**"
+        yield f"| {cell(escaped(row['name']))} | {' | '.join(figures)} | {escaped(row['target'])} | {is_met} |"
+
+
+def kernel_speed() -> Iterator[str]:
+    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "kernels.txt").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("d ")]
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
+    kernels = ("sdpa cudnn", "sdpa flash", "numdev portable", "numdev hopper")
+    yield f"| d | mask | N | {' | '.join(kernels)} | hopper / cudnn |"
+    yield "|---" * (len(kernels) + 4) + "|"
+    for line in rows:
+        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
+        rates = dict(re.findall(r"((?:sdpa|numdev) \w+) +(\d+)", line))
+        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} | {line.split()[-1]} |"
+    yield from ("", f"{'; '.join(lines[len(rows) :])}.")
+
+
+def backward_speed() -> Iterator[str]:
+    """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "backward.txt").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("d ")]
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
+    kernels = ("cudnn", "flash", "portable", "split", "fused")
+    yield f"| d | mask | N | {' | '.join(kernels)} |"
+    yield "|---" * (len(kernels) + 3) + "|"
+    for line in rows:
+        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
+        rates = {name: f"{rate} ({share})" for name, rate, share in re.findall(r"(\w+) +(\d+) \(([\d.]+)\)", line)}
+        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} |"
+    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if 'cudnn' in line)}.")
+
+
+def decode_speed() -> Iterator[str]:
+    """What `benchmarks/decode.py` printed on one H200: GB/s of each kernel, and ours over cuDNN's."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
+    kernels = ("sdpa cudnn", "sdpa flash", "numdev auto", "unsplit hopper", "unsplit portable")
+    yield f"| sequences | keys | {' | '.join(kernels)} | auto / cudnn | what auto ran |"
+    yield "|---" * (len(kernels) + 4) + "|"
+    for line in lines[:-1]:
+        batch, keys = re.findall(r"batch +(\d+) keys +(\d+)", line)[0]
+        rates = dict(re.findall(r"((?:sdpa|numdev|unsplit) \w+) +(\d+)", line))
+        ratio, kernel = re.findall(r"auto/cudnn ([\d.]+)  (.*)", line)[0]
+        yield f"| {batch} | {keys} | {' | '.join(rates[name] for name in kernels)} | {ratio} | {kernel} |"

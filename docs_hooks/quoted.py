@@ -1,0 +1,49 @@
+"""Numbers that pages quote from the reference results, so that each stands in one file."""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import lru_cache
+from pathlib import Path
+
+REFERENCE = Path(__file__).resolve().parent.parent / "reports" / "reference"
+
+
+def figure(path: str, pick: str = "", form: str = "", column: str = "figure", **row: str) -> str:
+    """One number of a file of the reference results, as a page shows it.
+
+    A table (`.csv`) needs the cells that name one row, and the column; another file needs a pattern.
+
+    Args:
+        path: of the file, in `reports/reference`.
+        pick: regular expression whose one group is taken of the text, and which may match in one place only.
+        form: format of the number, such as `.0%` or `.3g`; as it stands in the file without.
+        column: of a table.
+        row: cells that name one row of a table, by column.
+
+    Raises:
+        LookupError: if this names nothing, or more than one thing.
+    """
+    text = _cell(path, column, row) if path.endswith(".csv") else (REFERENCE / path).read_text()
+    if pick:
+        found = set(re.findall(pick, text, re.MULTILINE))
+        if len(found) != 1:
+            raise LookupError(f"{path}: {pick!r} finds {sorted(found) or 'nothing'} in {text[:200]!r}")
+        (text,) = found
+    return format(float(text), form) if form else text.strip()
+
+
+def _cell(path: str, column: str, row: dict[str, str]) -> str:
+    found = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
+    if len(found) != 1:
+        raise LookupError(f"{path}: {len(found)} rows have {row}; name one")
+    if column not in found[0]:
+        raise LookupError(f"{path} has no column {column!r}; it has {', '.join(found[0])}")
+    return found[0][column]
+
+
+@lru_cache(maxsize=16)
+def _rows(path: str) -> list[dict[str, str]]:
+    with (REFERENCE / path).open(newline="") as file:
+        return list(csv.DictReader(file))

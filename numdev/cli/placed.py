@@ -1,0 +1,141 @@
+"""What the command line stated of a point that no study has, kept beside its record: reports know the axes of a sweep by it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from numdev.cli import flags, schema
+from numdev.cli.library import OPERATION
+
+if TYPE_CHECKING:
+    from numdev.cli.expand import Expander
+    from numdev.cli.requests import Request
+    from numdev.measurement.runner import Runner
+    from numdev.results.record import Record
+    from numdev.results.store import Store
+
+_ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
+_OF_THE_RUN = ("results", "out", "device", "fresh")  # not of what is measured: the report says where it was, and reads anywhere
+
+
+@contextmanager
+def asked(arguments: Sequence[str]) -> Iterator[None]:
+    """The arguments of the command whose job runs here."""
+    token = _ARGUMENTS.set(tuple(arguments))
+    try:
+        yield
+    finally:
+        _ARGUMENTS.reset(token)
+
+
+def keep(
+    store: Store, program: str, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]
+) -> None:
+    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it.
+
+    Args:
+        store: that has the record.
+        program: the command, such as `measure`.
+        cfg: the composed configuration of the job.
+        expander: with what the command line states of the point.
+        request: what was asked for.
+        measured: what measured the point, and its record.
+    """
+    from numdev.results.sweep import Place, Sweep, count, put
+
+    bench, record = measured
+    swept = _swept()
+    stated = {**expander.manner, **expander.task}
+    labels = {name: stated.get(name, _value(cfg, name)) for name in swept} or stated
+    fixed = {name: value for name, value in stated.items() if swept and name not in swept and name != "seeds"}
+    name = _name(program, record, swept, fixed)
+    title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
+    sweep = Sweep(
+        name,
+        record.kind,
+        title,
+        swept,
+        {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words(),
+        {column.name: [column.unit, column.meaning] for column in bench.settings},
+    )
+    number = _number() if swept else count(store.path, name)
+    put(store.path, sweep, Place(record.key, _plain(labels), number, _command(program), (*labels, *fixed), _composed(request)))
+
+
+def _swept() -> tuple[str, ...]:
+    """The names of what the command sweeps over; none where it is a single point."""
+    hydra = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN:
+        return ()
+    texts = flags.split("measure", list(_ARGUMENTS.get()))[0]
+    names = [one.key_or_group for one in OverridesParser.create().parse_overrides(texts) if one.is_sweep_override()]
+    params = OmegaConf.select(hydra, "sweeper.params")
+    return tuple(dict.fromkeys([*names, *(map(str, params) if params else ())]))
+
+
+def _value(cfg: DictConfig, name: str) -> Any:
+    """What a job has of a swept name that is no setting of a point, such as `device`."""
+    chosen = HydraConfig.get().runtime.choices.get(name)
+    found = OmegaConf.select(cfg, name) if chosen is None else chosen
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+def _number() -> int:
+    job = HydraConfig.get().job
+    return 0 if OmegaConf.is_missing(job, "num") else int(job.num)
+
+
+def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
+    """The same for every job of a sweep and whenever it is run: after its axes, and a hash of what all its points have."""
+    of = record.operation if record.kind == "deviation" else f"{record.operation}_{record.kind}"
+    if not swept:
+        return f"points_{of}"
+    told = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
+    short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
+    return f"sweep_{short}_{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+
+def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
+    """What was swept, in words, and what was stated beside it."""
+    from numdev.cli.requests import written
+
+    axes = [schema.words(name)[0] or name for name in swept]
+    over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
+    beside = ", ".join(
+        f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION
+    )
+    return f"Sweep over {over}" + (f"; {beside}" if beside else "")
+
+
+def _command(program: str) -> str:
+    """The command line, without where results go and where it ran."""
+    apart = set(_OF_THE_RUN).difference(_swept())
+    kept = [text for text in _ARGUMENTS.get() if text.partition("=")[0].lstrip("+") not in apart]
+    return shlex.join(["numdev", program, *kept])
+
+
+def _composed(request: Request) -> dict[str, Any]:
+    """Every setting and group of the point that is no node: what a figure can be drawn over."""
+    from numdev.cli.requests import resolved
+
+    values = {name: value for name, value in resolved(request.raw).items() if not name.endswith("_target_")}
+    return _plain({**values, **request.options})
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them; a list is text, as on the command line."""
+    from numdev.cli.requests import written
+
+    scalar = (str, int, float, bool, type(None))
+    return {name: value if isinstance(value, scalar) else written(value) for name, value in values.items()}

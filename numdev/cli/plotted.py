@@ -1,0 +1,33 @@
+"""What `plot=x: problem.n, y: out.max_difference, colour: precision` says, in the form that Hydra reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from numdev.cli.schema import PlotConfig
+from numdev.errors import BadInput
+from numdev.nearest import one_of
+
+_FORM = "give plot='x: NAME, y: METRIC, colour: NAME, facet: NAME', of which any may be left out"
+_PARTS = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
+
+
+def mapping(text: str) -> str:
+    """The mapping in braces that Hydra takes, of pairs that stand without.
+
+    Raises:
+        BadInput: for what is no pair, and for a name that a figure does not have.
+    """
+    if text.lstrip().startswith("{"):
+        return text
+    known = [each.name for each in fields(PlotConfig)]
+    pairs = []
+    for part in _PARTS.split(text):
+        name, colon, value = (each.strip() for each in part.partition(":"))
+        if not colon or not value:
+            raise BadInput("plot", text, _FORM)
+        if name not in known:
+            raise BadInput("plot", name, one_of(name, known))
+        pairs.append(f"{name}: {value}")
+    return f"{{{', '.join(pairs)}}}"

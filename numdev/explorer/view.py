@@ -1,0 +1,173 @@
+"""Settings by their names on the command line, the point that they make, and the command that measures it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numdev.attention.captured import Captured
+from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Problem, Source
+from numdev.attention.settings import GROUPS
+from numdev.attention.settings.precision import PrecisionSettings, precision
+from numdev.attention.settings.problem import problem
+from numdev.attention.settings.softmax import softmax
+from numdev.attention.settings.tiling import tiling
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput
+from numdev.nearest import one_of
+from numdev.settings import Setting, declared
+
+Settings = Mapping[str, Any]
+
+CAPTURED = "captured"
+SOURCES = (*(kind.value for kind in Kind), CAPTURED)
+"""Where q, k and v come from, as `problem=` takes it."""
+
+PRESETS = tuple(sorted(set(Precision.preset_names().values())))
+"""The presets that are options of `precision=`; any other is `precision.preset=`."""
+
+SHARED: Settings = {
+    "problem": "uniform",
+    "problem.n": 512,
+    "precision": PrecisionSettings.preset,
+    "seeds": 3,
+    "device": "cpu",
+}
+"""What a view has unless it is given."""
+
+_SOURCE = "problem.source."
+_POLICY = ("precision", "tiling", "softmax")  # the groups that say how attention is computed
+_UNSTATED = {f"{group}.{one.name}": one.default for group in _POLICY for one in declared(GROUPS[group])}
+_UNSTATED |= {"tiling.br": Tiling().br, "tiling.bc": Tiling().bc, "tiling.order": Tiling().order.value}  # which null stands for
+_WORDS = {"inputs": "rounding of q, k, v"}  # which are inputs too where they are drawn
+_PLAIN = re.compile(r"[\w./@+-]+")  # what Hydra reads as text without quotes
+
+
+def source_settings(name: str) -> list[Setting]:
+    """The parameters of a source.
+
+    Raises:
+        BadInput: if there is no such source.
+    """
+    if name not in SOURCES:
+        raise BadInput("problem", name, one_of(name, SOURCES))
+    return list(declared(Captured if name == CAPTURED else type(Distribution(Kind(name)))))
+
+
+@dataclass(frozen=True)
+class View:
+    """One policy on one problem, as `View.of` makes it from settings.
+
+    Attributes:
+        settings: those that differ from their defaults, by name, as the command line takes them.
+        problem: what is measured on.
+        variant: tiled attention under the policy.
+    """
+
+    settings: Settings
+    problem: Problem
+    variant: Tiled
+
+    @staticmethod
+    def of(settings: Settings) -> View:
+        """A view of these settings and of `SHARED`; null states nothing, and captured tensors bring the shape of one head.
+
+        Raises:
+            BadInput: for a setting that does not exist, and for a value that cannot be used.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        known = list(_names(given.get("problem", SHARED["problem"])))
+        for name, value in given.items():
+            if name not in known:
+                raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")
+        source = _source({**SHARED, **given})
+        stated = {**SHARED, **(_head(source) if isinstance(source, Captured) else {}), **given}
+        stated["precision"] = stated.pop("precision.preset", stated["precision"])
+        stated = {name: value for name, value in stated.items() if value != _UNSTATED.get(name)}
+        made = problem(source, **_arguments(stated, "problem"))
+        return View(stated, made, _variant(stated, made.shape.head_dim))
+
+    @property
+    def seeds(self) -> int:
+        """How many replicates are measured."""
+        return self.problem.replicates(self.settings["seeds"])
+
+    @property
+    def title(self) -> str:
+        """The policy in words: its preset, and what differs from the defaults."""
+        words = {f"{group}.{one.name}": word_of(one) for group in _POLICY for one in declared(GROUPS[group])}
+        return ", ".join(
+            [self.settings["precision"], *(f"{words[name]} = {value}" for name, value in self._of(*_POLICY).items())]
+        )
+
+    @property
+    def command(self) -> str:
+        """The command line that measures this point."""
+        preset = self.settings["precision"]
+        # An option of `problem` has values of its own for some settings, so all that is known of it is stated.
+        stated = {"problem": self.settings["problem"], **self._of("problem")}
+        stated |= {"precision" if preset in PRESETS else "precision.preset": preset, **self._of(*_POLICY)}
+        stated |= {name: self.settings[name] for name in ("seeds", "device")}
+        return shlex.join(["numdev", "measure", *(f"{name}={_written(value)}" for name, value in stated.items())])
+
+    def _of(self, *groups: str) -> dict[str, Any]:
+        """What is stated inside some groups."""
+        return {name: value for name, value in self.settings.items() if name.rpartition(".")[0].partition(".")[0] in groups}
+
+
+def _source(stated: Settings) -> Source:
+    """Where q, k and v come from."""
+    own = {name.removeprefix(_SOURCE): value for name, value in stated.items() if name.startswith(_SOURCE)}
+    name = stated["problem"]
+    return Captured(**own) if name == CAPTURED else Distribution(Kind(name), **own)
+
+
+def _head(source: Captured) -> dict[str, Any]:
+    """The settings of one head of captured tensors."""
+    shape = source.shape
+    sizes = {"n": min(shape.queries, shape.keys), "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    return {f"problem.{name}": size for name, size in sizes.items()}
+
+
+def _variant(stated: Settings, head_dim: int) -> Tiled:
+    steps = _arguments(stated, "precision") | {"preset": stated["precision"]}
+    quantise = {name.partition(".")[2]: steps.pop(name) for name in list(steps) if "." in name}
+    tiles = tiling(**_arguments(stated, "tiling"), head_dim=head_dim)
+    return Tiled(precision(**steps, quantise=quantise), tiles, softmax(**_arguments(stated, "softmax")))
+
+
+def _arguments(stated: Settings, group: str) -> dict[str, Any]:
+    """Every setting of a group; a default that refers to another one has its value."""
+    found = {one.name: stated.get(f"{group}.{one.name}", one.default) for one in declared(GROUPS[group])}
+    return {name: found[value[3:-1]] if str(value).startswith("${.") else value for name, value in found.items()}
+
+
+def _names(source: str) -> Iterator[str]:
+    """Every setting that a view with inputs from this source may have."""
+    yield from ("problem", "precision", "seeds", "device")
+    yield from (f"{_SOURCE}{one.name}" for one in source_settings(source))
+    for group, kind in GROUPS.items():
+        yield from (f"{group}.{one.name}" for one in declared(kind))
+
+
+def word_of(one: Setting) -> str:
+    """A setting as a label has it."""
+    return _WORDS.get(one.name) or one.word or one.name.replace("_", " ")
+
+
+def _written(value: Any) -> str:
+    """A value as Hydra reads it from a command line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str) or _PLAIN.fullmatch(value):
+        return str(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,171 @@
+"""The explorer: what is stated on the left, on the right and for both, the picture, and the two commands."""
+
+from __future__ import annotations
+
+import base64
+import html
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+
+from numdev.errors import BadInput, NumdevError
+from numdev.explorer import controls
+from numdev.explorer.measured import measured
+from numdev.explorer.view import SHARED, Settings, View
+from numdev.measurement.deviation.metrics import METRICS
+from numdev.nearest import one_of
+
+if TYPE_CHECKING:
+    from numdev.report.figures.sides import Axis, Side
+
+_SIDES = ("left", "right")
+_WIDTH = 720  # of the picture in pixels of a page; it has twice as many
+_ROW: Any = {"flex_flow": "row wrap"}
+
+
+class Explorer:
+    """Two policies side by side; `numdev.explore` makes one, and a notebook shows it.
+
+    Every change of a widget measures what is not yet measured and draws both sides again.
+    """
+
+    def __init__(self, left: Settings, right: Settings, shared: Settings, metric: str, seed: int) -> None:
+        """See `numdev.explore`.
+
+        Raises:
+            BadInput: for a setting or a metric that does not exist.
+        """
+        given: dict[str, Settings] = {"left": left, "right": right}
+        both = {**SHARED, **shared}
+        for own in given.values():
+            View.of({**both, **own})
+        names = [name for name, (unit, _) in METRICS.items() if unit != "count"]
+        if metric not in names:
+            raise BadInput("metric", metric, one_of(metric, names))
+        self.shared = controls.shared_controls(both)
+        self.source = controls.source_controls(both["problem"], both)
+        self.sides = {name: controls.policy_controls(own) for name, own in given.items()}
+        self.metric = controls.choice("metric", names, "of the lowest panel, which is drawn over all replicates", metric)
+        self.drawn = widgets.BoundedIntText(seed, 0, 999, description="replicate drawn", **controls.look())
+        self.keep = widgets.Checkbox(description="keep these axes", **controls.look())
+        self.image, self.message = widgets.Image(format="png", width=_WIDTH), widgets.HTML()
+        self.commands = {name: widgets.Textarea(rows=3, layout={"width": "36em"}) for name in _SIDES}
+        # What is given and has no widget is stated all the same.
+        self._both = {name: value for name, value in both.items() if name not in {**self.shared, **self.source}}
+        self._own = {side: {k: v for k, v in own.items() if k not in self.sides[side]} for side, own in given.items()}
+        self._axes: Axis | None = None
+        self._waits = False  # several widgets change, and one picture is drawn when all have
+        self._parameters = widgets.HBox(list(self.source.values()), layout=_ROW)
+        self.widget = self._laid_out()
+        for one in (self.metric, self.drawn, self.keep, *self.shared.values(), *self.source.values()):
+            one.observe(self._changed, "value")
+        for side in self.sides.values():
+            for one in side.values():
+                one.observe(self._changed, "value")
+        self.draw()
+
+    def view(self, side: str) -> View:
+        """What is stated on a side, `left` or `right`.
+
+        Raises:
+            BadInput: for settings that cannot be used.
+        """
+        own = {**self._own[side], **controls.stated(self.sides[side])}
+        return View.of({**self._both, **controls.stated(self.shared), **controls.stated(self.source), **own})
+
+    def draw(self) -> None:
+        """Measure and draw both sides; what cannot be is a message in place of the picture."""
+        try:
+            controls.offer_lengths(self.shared["problem.n"], self.shared["problem"].value, controls.stated(self.source))
+            for side in self.sides.values():
+                controls.show_preset(side)
+            self.drawn.max = self.shared["seeds"].value - 1
+            self.image.value, told = self._picture(), ""
+        except NumdevError as error:
+            self.image.value, told = b"", str(error)
+        self.message.value = f"<p role='alert'>{html.escape(told)}</p>" if told else ""
+        for name, field in self.commands.items():
+            try:
+                field.value = self.view(name).command
+            except NumdevError:
+                field.value = ""
+
+    def copy(self) -> None:
+        """Make the right side what the left one is, to change it from there."""
+        self._waits = True
+        for name, one in self.sides["right"].items():
+            controls.put({name: one}, {name: self.sides["left"][name].value})
+        self._own["right"] = dict(self._own["left"])
+        self._waits = False
+        self.draw()
+
+    def _picture(self) -> bytes:
+        from numdev.report.figures.sides import axes_for, picture
+
+        views = [self.view(name) for name in _SIDES]
+        left, right = (self._side(view) for view in views)
+        fmt, metric = views[0].variant.format, self.metric.value
+        found = axes_for((left, right), metric, fmt)
+        if self._axes is None or not self.keep.value:
+            self._axes = found
+        elif self._axes.metric != metric:
+            self._axes = self._axes.with_metric(found)
+        return picture(left, right, metric, fmt, self._axes)
+
+    def _side(self, view: View) -> Side:
+        from numdev.report.figures.sides import Side
+
+        found = measured(view, self.drawn.value)
+        return Side(view.title, found.out, found.golden, found.record.rows)
+
+    def _changed(self, change: Any) -> None:
+        """A widget has another value."""
+        if self._waits:
+            return
+        self._waits = True  # the widgets that follow from this one
+        if change["owner"] is self.shared["problem"]:
+            self._both = {name: value for name, value in self._both.items() if not name.startswith("problem.")}
+            self.source = controls.source_controls(change["new"], {})
+            for one in self.source.values():
+                one.observe(self._changed, "value")
+            self._parameters.children = list(self.source.values())
+        self.draw()
+        self._waits = False
+
+    def _laid_out(self) -> widgets.VBox:
+        def wrapped(*of: widgets.Widget) -> widgets.HBox:
+            return widgets.HBox(list(of), layout=_ROW)
+
+        copy = widgets.Button(description="copy left to right", tooltip="then change the right side from there")
+        copy.on_click(lambda _: self.copy())
+        sides = [
+            widgets.VBox(
+                [widgets.HTML(f"<b>{name.title()}: one format for each step</b>"), wrapped(*self.sides[name].values())],
+                layout={"width": "43em", "margin": "0 1em 0 0"},
+            )
+            for name in _SIDES
+        ]
+        lines = [
+            widgets.VBox([widgets.Label(f"Show the command: {name}"), field], layout={"margin": "0 1em 0 0"})
+            for name, field in self.commands.items()
+        ]
+        return widgets.VBox(
+            [
+                widgets.HTML("<b>Both sides: q, k, v and what is measured</b>"),
+                wrapped(*self.shared.values(), self.metric, self.drawn, self.keep),
+                self._parameters,
+                wrapped(*sides),
+                copy,
+                self.message,
+                self.image,
+                wrapped(*lines),
+            ]
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widgets where they can be shown; elsewhere the picture, and the commands as text."""
+        shown = dict(self.widget._repr_mimebundle_())
+        shown["text/plain"] = "\n".join(field.value for field in self.commands.values())
+        if self.image.value:
+            shown["image/png"] = base64.b64encode(self.image.value).decode()
+        return shown, {"image/png": {"width": _WIDTH}}

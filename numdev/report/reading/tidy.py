@@ -1,0 +1,92 @@
+"""All results of a folder as one table: what a notebook starts from, and what figures over any column are drawn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.measurement.speed.columns import FOLLOWING, derived
+from numdev.report.reading.columns import meaning
+from numdev.report.reading.configuration import settings
+from numdev.report.reading.frames import LABEL, Results
+from numdev.report.reading.frames import load as load_results
+from numdev.report.reading.typed import column_of_values
+from numdev.report.reading.wording import UNITS, WORDS
+from numdev.results.store import Store
+
+EVERY = ("",)  # what every column begins with
+_SPEED = "speed"
+_SHORT = 40  # characters
+
+
+def load(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
+    """Everything that a folder of results holds, as one tidy table: studies, sweeps and single points.
+
+    A row is one replicate of one comparison: of a deviation the subject (`variant` or `baseline`), the output and the reference
+    (`golden`, `golden_same_inputs` or `baseline`), with every metric; of speed one timed replicate. Beside the metrics stand the
+    columns of its point: `study`, `scenario`, every setting with its dotted name, such as `problem.shape.keys`, and as
+    `label.<name>` what the study or the command line states, such as `label.problem.n`. A baseline stands beside each point of
+    its problem.
+
+    Args:
+        results: the folder, as `results=` of the commands names it.
+        studies: the name of a study or sweep, or several; all unless given.
+
+    Raises:
+        BadInput: if the folder holds no results, or not those asked for.
+    """
+    names = [studies] if isinstance(studies, str) else studies
+    return tidy(load_results(Store(Path(results)), names, axes=EVERY))
+
+
+def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The rows of some results with the labels of all their points, and with the words for its columns in `attrs`.
+
+    Points of a sweep have in a column `label.<name>` what any of them states, those that do not state it the value that they had.
+    """
+    found = (results.rows if rows is None else rows).reset_index(drop=True)
+    points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
+    own = list(zip(found["study"], found["key"], strict=True))
+    stated = dict.fromkeys(name for point in points.values() for name in point.get("said", ()))
+    columns = {f"{LABEL}{name}": _filled(found, name, [points[each] for each in own]) for name in stated}
+    at = max((i for i, name in enumerate(found) if str(name).startswith(LABEL)), default=len(found.columns) - 1) + 1
+    for name, values in columns.items():
+        if name in found:
+            found[name] = values
+        else:
+            found.insert(at, name, values)
+            at += 1
+    found = _with_speed(found.drop(columns="point", errors="ignore"))
+    words = {name: tuple(said) for one in results.manifests.values() for name, said in one.get(WORDS, {}).items()}
+    stated = settings(results.manifests.values())
+    said_of = {name: _short(stated[name].meaning) for name in map(str, found) if name in stated and found[name].nunique() > 1}
+    words |= {name: (word, stated[name].unit) for name, word in said_of.items() if word and name not in words}
+    units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
+    found.attrs = {WORDS: words, UNITS: units}
+    return found
+
+
+def _short(meaning: str) -> str:
+    """The first words of a setting's sentence, where they fit an axis."""
+    words = re.split(r"[,;]", meaning)[0]
+    return words if len(words) <= _SHORT else ""
+
+
+def _filled(rows: pd.DataFrame, name: str, points: Iterable[Mapping[str, Any]]) -> pd.Series[Any]:
+    """The label of each row: what its point states, else what its point had without a word about it."""
+    values = [point["labels"].get(name, point.get("composed", {}).get(name)) for point in points]
+    return column_of_values(values)
+
+
+def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of speed with what follows from the figures, such as TFLOP/s."""
+    is_speed = rows["kind"] == _SPEED if "kind" in rows else pd.Series(data=False, index=rows.index)
+    if not is_speed.any():
+        return rows
+    measured = rows[is_speed].dropna(axis="columns", how="all").to_dict("records")
+    follows = pd.DataFrame([derived({str(k): v for k, v in row.items()}) for row in measured], index=rows.index[is_speed])
+    return pd.concat([rows, follows[[name for name in FOLLOWING if name in follows]]], axis=1)

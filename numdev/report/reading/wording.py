@@ -1,0 +1,133 @@
+"""Words for the columns of a table: what stands on the axes and in the legend of a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from numdev.report.reading.columns import meaning
+from numdev.report.reading.frames import LABEL
+from numdev.report.reading.view import Shown
+
+WORDS, UNITS = "words", "units"
+"""In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column."""
+
+_METRICS = {
+    "max_difference": "largest difference",
+    "rmse": "RMSE",
+    "mean": "mean difference",
+    "std": "standard deviation of the difference",
+    "mean_absolute": "mean absolute difference",
+    "relative_frobenius": "relative difference (Frobenius norm)",
+    "relative_l1": "relative difference (L1 norm)",
+    "cosine_similarity": "cosine similarity",
+    "wasserstein": "Wasserstein-1 distance",
+    "p50": "median difference",
+    "p90": "90th percentile of the difference",
+    "p99": "99th percentile of the difference",
+    "p99_9": "99.9th percentile of the difference",
+    "bias": "bias away from zero",
+    "max_ulp": "largest difference",
+    "max_u": "largest difference over the largest value",
+    "equal_share": "share of equal elements",
+    "agreement_bits": "bits of agreement",
+    "latency": "median time of one call",
+    "host": "median time until a call returned",
+    "peak_bytes": "peak memory of a call",
+    "tflops": "speed",
+    "share": "speed over that of a matrix product",
+    "bandwidth": "bandwidth",
+    "intensity": "arithmetic intensity",
+    "temporary_bytes": "temporary memory of a call",
+}
+_UNIT_WORDS = {
+    "absolute, in the units of the output": "absolute",
+    "ulp of the output's format": "ulp of the output",
+    "unit roundoff u of the output's format": "unit roundoffs u",
+    "1e12/s": "TFLOP/s",
+    "1e9 B/s": "GB/s",
+    "1/B": "operations per byte",
+    **dict.fromkeys(("relative", "count", "bits"), ""),
+}
+_REFERENCES = {
+    "golden": "golden",
+    "golden_same_inputs": "golden of the same rounded inputs",
+    "baseline": "the baseline",
+}
+_COLUMNS = {
+    "study": "study",
+    "scenario.title": "scenario",
+    "subject": "implementation",
+    "output": "output",
+    "reference": "reference",
+    "attention": "implementation",
+    "format": "output format",
+    "policy": "precision policy",
+    "kernel": "kernel",
+    "seeds": "replicates",
+}
+_VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What a reader calls the columns of a table.
+
+    Attributes:
+        words: word and unit of settings, by name without `label.`.
+        units: of figures.
+    """
+
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self, column: str) -> str:
+        """A setting in words; its name on the command line where nothing says more."""
+        own = column.removeprefix(LABEL)
+        if (known := self.words.get(own)) and known[0]:
+            return known[0]
+        return _COLUMNS.get(own, own if "." in own else own.replace("_", " "))
+
+    def axis(self, column: str) -> str:
+        """The label of an axis: the setting and its unit."""
+        own = column.removeprefix(LABEL)
+        unit = (self.words.get(own) or ("", ""))[1] or (meaning(own) or ("", ""))[0]
+        return ", ".join(part for part in (self.name(column), _UNIT_WORDS.get(unit, unit)) if part)
+
+    def value(self, column: str, value: Any) -> str:
+        """One value of a column."""
+        if value is None or pd.isna(value):
+            return "none"
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return _VALUES.get(column, {}).get(text, text)
+
+    def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
+        """Values of several columns in one line: `tile columns Bc = 16, format = bf16`."""
+        pairs = zip(columns, values, strict=True)
+        return ", ".join(
+            self.value(column, value)
+            if column in ("study", "scenario.title")
+            else f"{self.name(column)} = {self.value(column, value)}"
+            for column, value in pairs
+        )
+
+    def metric(self, metric: str, output: str, reference: str) -> str:
+        """A figure in words: `RMSE of out from golden`."""
+        said = _METRICS.get(metric, metric.removeprefix("counter.").replace("_", " "))
+        return "".join(
+            [said, f" of {output}" if output else "", f" from {_REFERENCES.get(reference, reference)}" if reference else ""]
+        )
+
+    def metric_axis(self, found: Shown) -> str:
+        """The label of the axis of a figure."""
+        unit = self.units.get(found.metric) or (meaning(found.metric) or ("", ""))[0]
+        said = self.metric(found.metric, found.output, found.reference)
+        return ", ".join(part for part in (said, _UNIT_WORDS.get(unit, unit)) if part)
+
+
+def wording_of(frame: pd.DataFrame) -> Wording:
+    """The words that a table carries."""
+    return Wording(frame.attrs.get(WORDS, {}), frame.attrs.get(UNITS, {}))

@@ -1,0 +1,152 @@
+"""Claims in the file of a study: what is wrong with one is told when the study is loaded, by the field and the mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from numdev.cli.claims import claims_of
+from numdev.cli.expand import Expander
+from numdev.cli.library import Library, config_folder, study_fields
+from numdev.errors import BadInput
+from numdev.results.claim import BASELINE, ClaimKind, Reference, StatedClaim
+from numdev.results.study import Study
+
+AXES = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}
+FIGURES = ("out.max_difference", "out.rmse", "lse.rmse")
+SLOPE = {"claim": "It grows", "kind": "slope", "metric": "out.rmse", "over": "problem.n", "above": 0.1}
+RATIO = {"claim": "It is larger", "kind": "ratio", "metric": "out.rmse", "of": {"step": "scores"}, "to": {"step": "none"}}
+RATIO |= {"above": 2}
+ORDER = {"claim": "In order", "kind": "order", "metric": "out.rmse", "over": "step", "order": ["scores", "none"]}
+SAME = {"claim": "Alike", "kind": "same", "metric": "out.rmse", "of": {"step": "scores"}, "to": "baseline", "margin": 1.2}
+
+
+def read(*stated: Any) -> tuple[str | StatedClaim, ...]:
+    return claims_of(stated, AXES, lambda: FIGURES)
+
+
+def test_every_kind_is_read() -> None:
+    slope, ratio, order, same, name = read(SLOPE, RATIO, ORDER, SAME, "fig5a")
+    assert slope == StatedClaim("It grows", ClaimKind.SLOPE, "out.rmse", over="problem.n", above=0.1)
+    assert ratio == StatedClaim(
+        "It is larger", ClaimKind.RATIO, "out.rmse", of={"step": "scores"}, to={"step": "none"}, above=2.0
+    )
+    assert order == StatedClaim("In order", ClaimKind.ORDER, "out.rmse", over="step", order=("scores", "none"))
+    assert same == StatedClaim("Alike", ClaimKind.SAME, "out.rmse", of={"step": "scores"}, to=BASELINE, margin=1.2)
+    assert name == "fig5a"
+    (rest,) = read(SLOPE | {"reference": "baseline", "source": "A paper", "where": {"step": "none"}})
+    assert isinstance(rest, StatedClaim)
+    assert (rest.reference, rest.source, rest.where) == (Reference.BASELINE, "A paper", {"step": "none"})
+
+
+@pytest.mark.parametrize("own", [SLOPE, RATIO, ORDER, SAME])
+def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
+    (claim,) = read(own)
+    assert isinstance(claim, StatedClaim)
+    assert StatedClaim.read(claim.stated()) == claim
+
+
+@pytest.mark.parametrize(
+    ("own", "error"),
+    [
+        (7, "claims[1]: 7 cannot be used; give the fields of a claim, claim, kind, metric, "),
+        (SLOPE | {"abov": 1}, "claims[1].abov: 1 cannot be used; a claim has no such field; did you mean above"),
+        (SLOPE | {"metric": "out.rsme"}, "claims[1].metric: 'out.rsme' cannot be used; did you mean out.rmse"),
+        (SLOPE | {"metric": None}, "claims[1].metric: None cannot be used; use one of out.max_difference, out.rmse, lse.rmse"),
+        (SLOPE | {"kind": "trend"}, "claims[1].kind: 'trend' cannot be used; use one of slope, ratio, order, same"),
+        (SLOPE | {"kind": None}, "claims[1].kind: None cannot be used; use one of slope, ratio, order, same"),
+        (SLOPE | {"reference": "gold"}, "claims[1].reference: 'gold' cannot be used; did you mean golden"),
+        (SLOPE | {"claim": ""}, "claims[1].claim: '' cannot be used; give the claim as a sentence"),
+        (SLOPE | {"claim": 7}, "claims[1].claim: 7 cannot be used; give text"),
+        (SLOPE | {"over": "problem.m"}, "claims[1].over: 'problem.m' cannot be used; did you mean problem.n"),
+        (SLOPE | {"over": ""}, "claims[1].over: '' cannot be used; give an axis of the study"),
+        (
+            SLOPE | {"over": "step"},
+            "claims[1].over: 'step' cannot be used; a slope is over positive numbers, and its entries are ",
+        ),
+        (
+            SLOPE | {"over": "flag"},
+            "claims[1].over: 'flag' cannot be used; a slope is over positive numbers, and its entries are ",
+        ),
+        (SLOPE | {"above": None}, "claims[1].above: None cannot be used; give a number from which on the claim holds"),
+        (SLOPE | {"above": "0,1"}, "claims[1].above: '0,1' cannot be used; give a number"),
+        (SLOPE | {"above": True}, "claims[1].above: True cannot be used; give a number"),
+        (SLOPE | {"below": 0.1}, "claims[1].below: 0.1 cannot be used; nothing lies between above and below"),
+        (SLOPE | {"below": float("nan")}, "claims[1].below: nan cannot be used; give a finite number"),
+        (SLOPE | {"margin": 1.1}, "claims[1].margin: 1.1 cannot be used; a claim of the kind slope has over, above, below"),
+        (
+            SLOPE | {"where": {"steps": "none"}},
+            "claims[1].where: 'steps' cannot be used; it is no axis of the study; did you mean s",
+        ),
+        (SLOPE | {"where": {"step": "non"}}, "claims[1].where.step: 'non' cannot be used; did you mean none"),
+        (
+            SLOPE | {"where": {"problem.n": 64}},
+            "claims[1].where: {'problem.n': 64} cannot be used; it leaves one entry of problem.n",
+        ),
+        (SLOPE | {"where": "none"}, "claims[1].where: 'none' cannot be used; give settings with their values"),
+        (RATIO | {"above": -1}, "claims[1].above: -1.0 cannot be used; a ratio of deviations is positive"),
+        (RATIO | {"to": None}, "claims[1].to: '' cannot be used; give entries of axes, {axis: entry}, or baseline"),
+        (
+            RATIO | {"to": {"flag": True}},
+            "claims[1].of: {'step': 'scores'} cannot be used; name the same axes as in to, which are fl",
+        ),
+        (RATIO | {"to": {"step": "scores"}}, "claims[1].to: {'step': 'scores'} cannot be used; it is the same as of"),
+        (RATIO | {"where": {"step": "none"}}, "claims[1].where: {'step': 'none'} cannot be used; of states step too"),
+        (
+            SAME | {"reference": "baseline"},
+            "claims[1].reference: 'baseline' cannot be used; a baseline does not deviate from itself",
+        ),
+        (SAME | {"margin": 0.9}, "claims[1].margin: 0.9 cannot be used; give the factor within which two are the same, above 1"),
+        (ORDER | {"order": ["none"]}, "claims[1].order: ['none'] cannot be used; give two or more different entries of step"),
+        (ORDER | {"order": "none"}, "claims[1].order: 'none' cannot be used; give a list of entries"),
+        (ORDER | {"order": ["none", "score"]}, "claims[1].order: 'score' cannot be used; did you mean scores"),
+    ],
+)
+def test_a_mistake_is_told_by_its_field_with_the_mend(own: Any, error: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(SLOPE, own)
+    assert str(raised.value).startswith(error)
+
+
+def loaded(**parts: Any) -> Study:
+    axes = {"problem.n": [32, 64], "step": {"none": None, "scores": {"precision.scores": "fp32"}}}
+    base = {"problem.head_dim": 8, "seeds": 2}
+    fields = study_fields("mine", {"title": "Mine", "base": base, "axes": axes} | parts)
+    return Expander(Library((config_folder(),))).study("mine", fields)
+
+
+def test_a_study_has_its_question_and_its_claims() -> None:
+    made = loaded(claims=["fig5a", SLOPE], question="Does it grow?")
+    manifest = made.manifest(["k"] * len(made.points), "deviation")
+    assert manifest["question"] == "Does it grow?"
+    assert manifest["claims"] == ["fig5a", "mine_2"]
+    assert list(manifest["stated_claims"]) == ["mine_2"]
+    assert StatedClaim.read(manifest["stated_claims"]["mine_2"]) == made.claims[1]
+
+
+def test_the_outputs_and_metrics_are_the_operations() -> None:
+    with pytest.raises(BadInput, match=r"claims\[0\]\.metric: 'dq\.rmse' cannot be used; .* \(study mine\)$"):
+        loaded(claims=[SLOPE | {"metric": "dq.rmse"}])
+
+
+def test_the_axes_are_those_of_any_scenario() -> None:
+    own = {"plain": {"title": "plain"}, "more": {"title": "more", "axes": {"tiling.bc": [8, 16]}}}
+    made = loaded(claims=[SLOPE | {"over": "tiling.bc"}], scenarios=own)
+    assert isinstance(made.claims[0], StatedClaim)
+    with pytest.raises(BadInput, match=r"claims\[0\]\.where\.tiling\.bc: 32 cannot be used; use one of 8, 16"):
+        loaded(claims=[SLOPE | {"where": {"tiling.bc": 32}}], scenarios=own)
+
+
+def test_the_command_line_may_leave_one_value_of_an_axis_that_a_claim_compares() -> None:
+    axes = {"problem.n": [32, 64]}
+    fields = study_fields("mine", {"title": "Mine", "axes": axes, "claims": [SLOPE | {"where": {}}]})
+    made = Expander(Library((config_folder(),)), {"problem.n": 32}).study("mine", fields)
+    assert len(made.points) == 1
+    assert len(made.claims) == 1
+
+
+def test_training_has_no_exact_result_to_claim_of() -> None:
+    fields = study_fields("mine", {"title": "Mine", "claims": [SLOPE]})
+    with pytest.raises(BadInput, match=r"claims: 'training' cannot be used; claims and plots in YAML show deviations"):
+        Expander(Library((config_folder(),)), name="train", operation="training").study("mine", fields)

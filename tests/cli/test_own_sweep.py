@@ -1,0 +1,145 @@
+"""A user's own sweep, and points one by one: kept with what was stated, reported, drawn and compared like a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import numdev as nd
+from numdev.cli import plotted
+from numdev.errors import BadInput
+from numdev.results.store import Store
+from tests.cli.test_cli import Command, numdev
+from tests.test_example_rmsnorm import CONFIGS, RMSNORM
+
+__all__ = ["numdev"]  # the fixture
+
+TINY = ("problem.head_dim=8", "seeds=2", "device=cpu")
+SWEEP = (*TINY, "tiling.bc=8", "-m", "problem.n=16,32,64", "precision=bf16,fp16")
+
+
+def the_sweep(results: str = "results") -> tuple[str, dict[str, object]]:
+    ((name, manifest),) = Store(Path(results)).studies().items()
+    return name, manifest
+
+
+def test_a_sweep_has_a_report_a_figure_a_document_and_a_comparison(numdev: Command) -> None:
+    assert numdev("measure", *SWEEP).code == 0
+    name, manifest = the_sweep()
+    assert manifest["axes"] == ["problem.n", "precision"]
+    assert manifest["title"] == "Sweep over sequence length N and precision policy; head dimension d = 8, tile columns Bc = 8"
+    assert (
+        manifest["command"] == "numdev measure problem.head_dim=8 seeds=2 tiling.bc=8 -m problem.n=16,32,64 precision=bf16,fp16"
+    )
+
+    ran = numdev("report", "out=o", "format=pdf")
+    assert ran.code == 0, ran.err
+    assert Path("o/report.pdf").read_bytes().startswith(b"%PDF")
+    summary = pd.read_csv("o/summary.csv")
+    own = summary[(summary["subject"] == "variant") & (summary["output"] == "out") & (summary["reference"] == "golden")]
+    assert own[["label.problem.n", "label.precision"]].values.tolist() == [[n, p] for n in (16, 32, 64) for p in ("bf16", "fp16")]
+    drawn = Path(f"o/figures/{name}.svg").read_text()
+    assert "RMSE of out from golden over sequence length N, by precision policy" in drawn
+    assert Path(f"o/figures/{name}.png").is_file()
+
+    same = numdev("compare", "results", "results", "out=c")
+    assert (same.code, same.err) == (0, "")
+    assert "no regression in 12 comparisons" in same.out  # out and lse
+    assert set(pd.read_csv("c/compare.csv")["change"]) == {"equal bits"}
+
+    asked = numdev("report", "out=p", "plot=x: precision, y: lse.max_ulp, colour: subject, facet: problem.n")
+    assert asked.code == 0, asked.err
+    drawn = Path(f"p/figures/{name}.svg").read_text()
+    assert "Largest difference of lse from golden over precision policy, by implementation, for each sequence length N" in drawn
+
+    for plot, error in {
+        "x: problem.m": "plot.x: 'problem.m' cannot be used; the results have no such column; did you mean problem.n",
+        "y: out.rmsee": "plot.y: 'out.rmsee' cannot be used; out has no such metric; did you mean rmse",
+        "z: rmse": "plot: 'z' cannot be used; use one of x, y, colour",
+        "rmse": "plot: 'rmse' cannot be used; give plot='x: NAME, y: METRIC",
+        "reference: gold": "plot.reference: 'gold' cannot be used; the results have golden, golden_same_inputs, baseline",
+    }.items():
+        ran = numdev("report", "out=q", f"plot={plot}")
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1), plot
+        assert ran.err.startswith(error)
+    assert not Path("q").exists(), "what is asked for is checked before anything is written"
+
+
+def test_a_sweep_that_goes_on_is_the_same_sweep_and_another_one_is_not(numdev: Command) -> None:
+    numdev("measure", *TINY, "-m", "problem.n=16,32")
+    numdev("measure", "problem.head_dim=8", "seeds=3", "-m", "problem.n=32,64", "device=cpu")
+    _, manifest = the_sweep()
+    points = manifest["points"]
+    assert isinstance(points, list)
+    assert sorted(point["labels"]["problem.n"] for point in points) == [16, 32, 64]
+    seeds = {point["labels"]["problem.n"]: Store(Path("results")).get(point["key"]) for point in points}
+    assert {n: record.config["seeds"] for n, record in seeds.items() if record} == {16: 2, 32: 3, 64: 3}
+    assert str(manifest["command"]).count("numdev measure") == 2
+    numdev("measure", *TINY, "softmax=fa1", "-m", "problem.n=16,32")
+    assert len(Store(Path("results")).studies()) == 2
+    frame = nd.load("results")
+    assert set(frame["label.softmax"]) == {"fa1", "fa2"}, "who does not state it has the default"
+    figure = nd.plot(frame, x="problem.n", y="rmse", colour="softmax")
+    assert figure.axes[0].get_xlabel() == ""  # it stands below all panels
+    assert figure.get_supxlabel() == "sequence length N, tokens"
+    assert figure.get_supylabel() == "RMSE of out from golden, absolute"
+
+
+def test_single_points_have_a_report(numdev: Command) -> None:
+    for precision in ("bf16", "fp16"):
+        assert numdev("measure", "problem.n=16", *TINY, f"precision={precision}").code == 0
+    name, manifest = the_sweep()
+    assert (name, manifest["axes"]) == ("points_attention", [])
+    ran = numdev("report", "out=o")
+    assert ran.code == 0, ran.err
+    assert set(pd.read_csv("o/points.csv")["label.precision"]) == {"bf16", "fp16"}
+    assert Path("o/figures/points_attention.png").is_file()
+
+
+def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Command) -> None:
+    small = ("operation=attention_backward", "problem.n=16", *TINY, "results=backward")
+    assert numdev("measure", *small, "-m", "precision=bf16,fp16").code == 0
+    ran = numdev("report", "results=backward", "out=b", "plot=x: precision, y: dk.rmse")
+    assert ran.code == 0, ran.err
+    (figure,) = Path("b/figures").glob("*.svg")
+    assert "RMSE of dk from golden over precision policy" in figure.read_text()
+
+    ran = numdev("measure", *CONFIGS, *RMSNORM, "results=foreign", "-m", "norm.block=16,32,64", "policy=bf16,kernel_bf16")
+    assert ran.code == 0, ran.err
+    ran = numdev("report", "results=foreign", "out=f")
+    assert ran.code == 0, ran.err
+    (figure,) = Path("f/figures").glob("*.svg")
+    assert "RMSE of y from golden over norm.block, by precision policy" in figure.read_text()
+
+
+def test_a_sweep_of_speed(numdev: Command) -> None:
+    quick = ("timing.seconds=0.001", "timing.least=3", "timing.most=3", "problem.n=16", "problem.head_dim=8", "device=cpu")
+    assert numdev("speed", *quick, "-m", "attention=tiled,naive").code == 0
+    ran = numdev("report", "results=results/speed", "out=o")
+    assert ran.code == 0, ran.err
+    assert set(pd.read_csv("o/speed.csv")["label.attention"]) == {"tiled", "naive"}
+    (figure,) = Path("o/figures").glob("*.svg")
+    assert "median time of one call over implementation" in figure.read_text().lower()
+    assert "tflops" in nd.load("results/speed")
+    refused = numdev("report", "results=results/speed", "out=o", "format=pdf")
+    assert (refused.code, refused.err.partition(":")[0]) == (2, "format")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x: problem.n, y: out.rmse", "{x: problem.n, y: out.rmse}"),
+        ("x:a,colour:[b,c]", "{x: a, colour: [b,c]}"),
+        ("{x: a}", "{x: a}"),
+    ],
+)
+def test_a_plot_is_a_mapping_without_its_braces(text: str, expected: str) -> None:
+    assert plotted.mapping(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a", "x:", "x: a, b", "w: a"])
+def test_a_plot_that_is_none(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^plot: "):
+        plotted.mapping(text)

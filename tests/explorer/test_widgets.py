@@ -1,0 +1,173 @@
+"""The explorer as a notebook drives it: a widget changes, and picture, message and commands follow."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+import numdev as nd
+from numdev.attention.settings.precision import PrecisionSettings
+from numdev.errors import BadInput
+from numdev.explorer.measured import key_of, measured
+from numdev.explorer.widgets import Explorer
+from numdev.measurement.deviation.metrics import METRICS
+from numdev.settings import declared
+
+SMALL = {"problem.n": 32, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Explorer:
+    return nd.explore(shared=SMALL)
+
+
+@pytest.fixture
+def explorer(drawn: Explorer) -> Explorer:
+    """What it states is as it was when it was made; its picture may be of another test until it is drawn."""
+    drawn._waits = True
+    drawn.keep.value, drawn.metric.value, drawn.drawn.value = False, "max_difference", 0
+    for name, preset in (("left", "bf16"), ("right", "kernel_bf16")):
+        for field, widget in drawn.sides[name].items():
+            if field.startswith("precision."):
+                widget.value = ""
+        drawn.sides[name]["precision"].value = preset
+    drawn._waits = False
+    if drawn.shared["problem"].value != "uniform":
+        drawn.shared["problem"].value = "uniform"
+    return drawn
+
+
+def size(png: bytes) -> tuple[int, int]:
+    from matplotlib.image import imread
+
+    height, width = imread(io.BytesIO(png)).shape[:2]
+    return width, height
+
+
+def test_there_is_a_picture_and_a_command_for_each_side(explorer: Explorer) -> None:
+    explorer.draw()
+    assert size(explorer.image.value) == (1440, 1060)
+    assert explorer.message.value == ""
+    left, right = (explorer.commands[side].value for side in ("left", "right"))
+    assert left == "numdev measure problem=uniform problem.n=32 precision=bf16 seeds=2 device=cpu"
+    assert right == left.replace("=bf16", "=kernel_bf16")
+
+
+def test_every_step_has_a_field_that_says_what_it_is(explorer: Explorer) -> None:
+    """From the declared settings; the two things that are called inputs have names of their own."""
+    said = {one.name: one.text for one in declared(PrecisionSettings)}
+    for side in explorer.sides.values():
+        steps = {name.partition(".")[2]: one for name, one in side.items() if name.startswith("precision.")}
+        assert list(steps) == list(nd.Precision.golden().steps())
+        assert {name: one.tooltip for name, one in steps.items()} == {name: said[name] for name in steps}
+        assert steps["inputs"].description == "rounding of q, k, v"
+    assert explorer.shared["problem"].description == "q, k, v drawn from"
+    labels = [one.description for one in (*explorer.shared.values(), *explorer.sides["left"].values(), explorer.metric)]
+    assert len(set(labels)) == len(labels)
+
+
+def test_an_empty_field_shows_the_format_of_the_preset(explorer: Explorer) -> None:
+    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp32 (preset)"
+    explorer.sides["right"]["precision"].value = "fp16"
+    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp16 (preset)"
+
+
+def test_a_step_changes_the_side_that_it_is_of(explorer: Explorer) -> None:
+    explorer.draw()
+    before, left = explorer.image.value, explorer.view("left")
+    explorer.sides["right"]["precision.row_sum"].value = "bf16"
+    assert explorer.image.value != before
+    assert "precision.row_sum=bf16" in explorer.commands["right"].value
+    assert explorer.view("left") == left
+    assert measured(explorer.view("right"), 0).record.key == key_of(explorer.view("right"))
+
+
+def test_an_error_is_a_sentence_in_place_of_the_picture(explorer: Explorer) -> None:
+    field = explorer.sides["right"]["precision.scores"]
+    field.value = "e99"
+    assert "precision.scores: &#x27;e99&#x27; cannot be used; use one of" in explorer.message.value
+    assert explorer.image.value == b""
+    assert explorer.commands["right"].value == ""
+    assert explorer.commands["left"].value.startswith("numdev measure")
+    field.value = ""
+    assert explorer.message.value == ""
+    assert explorer.image.value
+
+
+def test_captured_tensors_bring_their_lengths_and_parameters(explorer: Explorer) -> None:
+    explorer.shared["problem"].value = "captured"
+    assert max(explorer.shared["problem.n"].options) == 256
+    assert [*explorer.source] == ["problem.source.path", "problem.source.layer"]
+    assert list(explorer._parameters.children) == [*explorer.source.values()]
+    assert explorer.message.value == ""
+    assert "problem=captured problem.n=32 " in explorer.commands["left"].value
+    explorer.source["problem.source.layer"].value = "layer5"
+    assert "problem.source.layer=layer5" in explorer.commands["left"].value
+    explorer.source["problem.source.path"].value = "missing.pt"
+    assert "there is no such file" in explorer.message.value
+    explorer.shared["problem"].value = "sink"
+    assert [*explorer.source] == ["problem.source.rise"]
+    assert explorer.message.value == ""
+    assert "layer5" not in explorer.commands["left"].value
+
+
+def test_kept_axes_stay_until_another_metric_is_drawn(explorer: Explorer) -> None:
+    def axes() -> Any:
+        return explorer._axes
+
+    explorer.draw()
+    before = axes()
+    explorer.keep.value = True
+    explorer.sides["right"]["precision"].value = "e4m3fn"
+    assert axes() == before
+    explorer.metric.value = "rmse"
+    assert (axes().metric, axes().error_ulp) == ("rmse", before.error_ulp)
+    assert axes().high != before.high
+    explorer.keep.value = False
+    assert axes().error_ulp > before.error_ulp
+
+
+def test_the_left_side_is_copied_to_the_right(explorer: Explorer) -> None:
+    explorer.sides["left"]["precision.output"].value = "fp32"
+    explorer.copy()
+    assert explorer.commands["right"].value == explorer.commands["left"].value
+    assert "precision.output=fp32" in explorer.commands["right"].value
+
+
+def test_the_replicate_drawn_is_one_that_is_measured(explorer: Explorer) -> None:
+    explorer.draw()
+    before = explorer.image.value
+    explorer.drawn.value = 7
+    assert explorer.drawn.value == 1
+    assert explorer.image.value != before
+
+
+def test_settings_without_a_widget_are_honoured() -> None:
+    found = nd.explore({"softmax.exp": "exp2", "precision": "e8m10"}, shared=SMALL | {"problem.head_dim": 16})
+    command = found.commands["left"].value
+    assert "problem.head_dim=16" in command
+    assert "precision.preset=e8m10 softmax.exp=exp2" in command
+    assert found.message.value == ""
+
+
+def test_where_there_are_no_widgets_the_picture_is_shown(explorer: Explorer) -> None:
+    data, metadata = explorer._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert data["image/png"]
+    assert data["text/plain"].splitlines() == [field.value for field in explorer.commands.values()]
+    assert metadata == {"image/png": {"width": 720}}
+
+
+def test_a_misspelt_name_is_refused_at_once() -> None:
+    with pytest.raises(BadInput, match=r"did you mean precision\.row_sum"):
+        nd.explore({"precision.row_sums": "bf16"}, shared=SMALL)
+    with pytest.raises(BadInput, match="metric: 'max_diference' .*did you mean max_difference"):
+        nd.explore(shared=SMALL, metric="max_diference")
+
+
+def test_metrics_that_count_are_not_offered(explorer: Explorer) -> None:
+    assert set(explorer.metric.options) == {name for name, (unit, _) in METRICS.items() if unit != "count"}

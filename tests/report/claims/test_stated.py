@@ -1,0 +1,202 @@
+"""Claims that a study's file states, on rows whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from numdev.report.claims.claim import OURS
+from numdev.report.claims.finding import Finding, Verdict
+from numdev.report.claims.stated import claim_of
+from numdev.results.claim import ClaimKind, Reference, StatedClaim
+from tests.report.claims.test_claims import SEEDS, replicates, table
+
+HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
+SIZES = (128, 256, 512, 1024)
+GOLDEN = {"reference": "golden"}
+
+
+def find(rows: pd.DataFrame, kind: str, metric: str = "out.rmse", /, **fields: Any) -> Finding:
+    stated = StatedClaim("It is so", ClaimKind(kind), metric, **fields)
+    return claim_of("mine_1", StatedClaim.read(stated.stated())).find(rows)
+
+
+def lines(heights: Mapping[str, float], exponent: float = 0.5, noise: float = 0.02, **columns: Any) -> pd.DataFrame:
+    """Over N, a line of each step that starts at a height."""
+    return table(
+        replicates(height * n**exponent, noise, **GOLDEN, **{"label.step": step, "label.problem.n": n}, **columns)
+        for step, height in heights.items()
+        for n in SIZES
+    )
+
+
+def steps(noise: float = 0.02, **values: float) -> pd.DataFrame:
+    return table(replicates(value, noise, **GOLDEN, **{"label.step": step}) for step, value in values.items())
+
+
+SLOPE: dict[str, Any] = {"over": "problem.n", "above": 0.1}
+OF: dict[str, Any] = {"of": {"step": "a"}, "to": {"step": "b"}}
+ORDER: dict[str, Any] = {"over": "step", "order": ("a", "b", "c")}
+
+CASES: list[tuple[str, dict[str, Any], Callable[[], pd.DataFrame], Verdict]] = [
+    ("slope", SLOPE, lambda: lines({"a": 1.0}), HOLDS),
+    ("slope", SLOPE, lambda: lines({"a": 1.0}, 0.03, 0.005), FAILS),  # significant, and no growth
+    ("slope", SLOPE, lambda: lines({"a": 1.0}, 0.1, 0.9), UNDECIDED),
+    ("slope", {"over": "problem.n", "below": -0.1}, lambda: lines({"a": 1.0}, -0.5), HOLDS),
+    ("slope", {"over": "problem.n", "below": -0.1}, lambda: lines({"a": 1.0}), FAILS),
+    ("slope", {"over": "problem.n", "above": -0.1, "below": 0.1}, lambda: lines({"a": 1.0}, 0.0), HOLDS),
+    ("slope", {"over": "problem.n", "above": 0.4, "below": 0.6}, lambda: lines({"a": 1.0}, 0.7), FAILS),
+    ("slope", SLOPE, lambda: lines({"a": 1.0}).query("`label.problem.n` == 128"), UNDECIDED),
+    ("slope", SLOPE, lambda: steps(a=1.0), NOT_MEASURED),
+    ("ratio", OF | {"above": 2.0}, lambda: steps(a=3.0, b=1.0), HOLDS),
+    ("ratio", OF | {"above": 2.0}, lambda: steps(a=1.5, b=1.0), FAILS),
+    ("ratio", OF | {"above": 2.0}, lambda: steps(0.3, a=2.1, b=1.0), UNDECIDED),
+    ("ratio", OF | {"below": 0.5}, lambda: steps(a=0.2, b=1.0), HOLDS),
+    ("ratio", OF | {"above": 2.0, "below": 4.0}, lambda: steps(a=5.0, b=1.0), FAILS),
+    ("ratio", OF | {"above": 2.0}, lambda: steps(a=3.0, c=1.0), NOT_MEASURED),
+    ("order", ORDER, lambda: steps(a=3.0, b=2.0, c=1.0), HOLDS),
+    ("order", ORDER, lambda: steps(a=3.0, b=1.0, c=2.0), FAILS),
+    ("order", ORDER, lambda: steps(0.0, a=3.0, b=1.0, c=1.0), FAILS),  # equal is no order
+    ("order", ORDER, lambda: steps(0.4, a=3.0, b=1.1, c=1.0), UNDECIDED),
+    ("order", ORDER, lambda: steps(a=3.0, b=2.0), NOT_MEASURED),
+    ("same", OF, lambda: steps(0.005, a=1.02, b=1.0), HOLDS),
+    ("same", OF, lambda: steps(a=1.3, b=1.0), FAILS),
+    ("same", OF, lambda: steps(0.5, a=1.0, b=1.0), UNDECIDED),
+    ("same", OF | {"margin": 1.5}, lambda: steps(a=1.3, b=1.0), HOLDS),
+    ("same", OF, lambda: steps(a=1.0), NOT_MEASURED),
+    ("same", OF | {"margin": 1.01}, lambda: steps(0.002, a=1.02, b=1.0), FAILS),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "rows", "verdict"), CASES, ids=[f"{c[0]}-{c[3].value}-{i}" for i, c in enumerate(CASES)]
+)
+def test_verdict(kind: str, fields: dict[str, Any], rows: Callable[[], pd.DataFrame], verdict: Verdict) -> None:
+    found = find(rows(), kind, **fields)
+    assert found.verdict is verdict, found
+    assert found.sentence.endswith(".")
+    assert found.sentence[0].isupper()
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in ClaimKind])
+def test_every_kind_can_come_out_each_way(kind: str) -> None:
+    assert {verdict for claim, _, _, verdict in CASES if claim == kind} == set(Verdict)
+
+
+def test_a_claim_without_a_source_is_the_studys_own() -> None:
+    stated = StatedClaim("It is so", ClaimKind.SAME, "out.rmse", **OF)
+    assert (claim_of("s_1", stated).source, claim_of("s_1", stated).is_ours) == (OURS, True)
+    cited = StatedClaim("It is so", ClaimKind.SAME, "out.rmse", source="Golden et al. 2024", **OF)
+    assert (claim_of("s_1", cited).source, claim_of("s_1", cited).is_ours) == ("Golden et al. 2024", False)
+
+
+def test_where_chooses_the_points() -> None:
+    rows = pd.concat([lines({"a": 1.0}), lines({"b": 1.0}, -0.5)])
+    assert find(rows, "slope", where={"step": "a"}, **SLOPE).verdict is HOLDS
+    assert find(rows, "slope", where={"step": "b"}, **SLOPE).verdict is FAILS
+    assert find(rows, "slope", where={"step": "c"}, **SLOPE).sentence == "Nothing was measured with step = c."
+
+
+def test_a_line_that_lacks_a_point_does_not_tilt_the_slope() -> None:
+    """Two flat lines of different heights, the higher one measured at the least N alone and at the next."""
+    rows = lines({"low": 1.0, "high": 100.0}, 0.0, 0.0)
+    rows = rows[(rows["label.step"] == "low") | (rows["label.problem.n"] <= 256)]
+    assert find(rows, "slope", **SLOPE).figure == "exponent 0.00 in every replicate"
+
+
+def test_points_are_paired_by_replicate_and_by_what_the_claim_leaves_open() -> None:
+    """Lines over N, seeds apart by decades: only pairs at the same N and seed have the ratio 3 in every replicate."""
+    rows = lines({"a": 3.0, "b": 1.0}, 1.0, 0.0)
+    rows["rmse"] *= rows["seed"].map(lambda seed: 10.0**seed)
+    rows = rows[(rows["label.step"] == "a") | (rows["label.problem.n"] != 1024)]
+    found = find(rows, "ratio", **OF, above=2.9)
+    assert (found.verdict, found.figure) == (HOLDS, "ratio 3.00 in every replicate")
+    assert found.sentence == (
+        "The ratio of the RMSE of out from golden with step = a to that with step = b is 3.00 in every replicate, "
+        "averaged over problem.n."
+    )
+
+
+def test_nothing_in_common_is_undecided() -> None:
+    rows = lines({"a": 3.0, "b": 1.0})
+    rows = rows[(rows["label.step"] == "a") == (rows["label.problem.n"] == 1024)]
+    found = find(rows, "ratio", **OF, above=2.0)
+    assert (found.verdict, found.sentence) == (UNDECIDED, "No replicate was measured with step = a and with step = b.")
+
+
+def test_the_points_beside_their_baselines() -> None:
+    own = {"label.step": "a", "reference": "golden"}
+    rows = table([replicates(3.0, **own), replicates(1.0, 0.0, subject="baseline", **own)])
+    found = find(rows, "ratio", to="baseline", above=2.0)
+    assert found.verdict is HOLDS
+    assert found.sentence.startswith("The ratio of the RMSE of out from golden to that of the baseline is 3.0")
+    assert find(rows, "same", to="baseline", of={"step": "a"}).verdict is FAILS
+    assert find(rows, "same", to="baseline", of={"step": "b"}).verdict is NOT_MEASURED
+
+
+def test_the_output_is_that_of_the_claim() -> None:
+    """The primary output is the same in both, and the other one is not."""
+    other = steps(a=3.0, b=1.0).assign(output="lse", primary=False)
+    rows = pd.concat([steps(a=1.0, b=1.0), other])
+    assert find(rows, "same", **OF).verdict is HOLDS
+    assert find(rows, "same", "lse.rmse", **OF).verdict is FAILS
+    assert find(rows, "same", "dq.rmse", **OF).verdict is NOT_MEASURED
+
+
+def test_the_reference_is_that_of_the_claim() -> None:
+    rows = pd.concat([steps(a=1.0, b=1.0), steps(a=3.0, b=1.0).assign(reference="golden_same_inputs")])
+    assert find(rows, "same", **OF).verdict is HOLDS
+    found = find(rows, "same", reference=Reference.SAME_INPUTS, **OF)
+    assert found.verdict is FAILS
+    assert found.sentence.startswith("The ratio of the RMSE of out from golden of the same rounded inputs with step = a to ")
+
+
+def test_formats_are_judged_as_everywhere() -> None:
+    """At BF16, the others told; but not where the formats are what is compared."""
+    rows = pd.concat([lines({"a": 1.0}), lines({"a": 1.0}, -0.5, format="fp64")])
+    found = find(rows, "slope", **SLOPE)
+    assert found.verdict is HOLDS
+    assert found.sentence.startswith("At bf16: the exponent of problem.n in the RMSE of out from golden is 0.50")
+    assert "Other formats: fp64 exponent -0.50" in found.sentence
+    both = {"bf16": 3.0, "fp16": 1.0}
+    rows = table(replicates(v, **GOLDEN, format=f, **{"label.precision": f}) for f, v in both.items())
+    found = find(rows, "ratio", of={"precision": "bf16"}, to={"precision": "fp16"}, above=2.0)
+    assert (found.verdict, found.sentence[:8]) == (HOLDS, "The rati")
+
+
+def test_the_maximum_is_judged_by_rmse_too() -> None:
+    rows = steps(a=3.0, b=1.0)
+    rows.loc[rows["label.step"] == "a", "rmse"] /= 3
+    found = find(rows, "ratio", "out.max_difference", **OF, above=2.0)
+    assert found.verdict is HOLDS
+    assert found.beside is not None
+    assert found.beside.verdict is FAILS
+    assert f"By RMSE: fails, {found.beside.figure}." in found.sentence
+
+
+def test_a_nan_and_a_zero_are_told() -> None:
+    rows = steps(a=3.0, b=1.0)
+    zero = rows.assign(rmse=rows["rmse"].where(rows["seed"] > 0, 0.0) * (rows["label.step"] == "a") + rows["rmse"])
+    zero.loc[(zero["seed"] == 0) & (zero["label.step"] == "b"), "rmse"] = 0.0
+    assert "Left out because a deviation is zero: 1." in find(zero, "ratio", **OF, above=2.0).sentence
+    rows.loc[(rows["seed"] == 1) & (rows["label.step"] == "a"), "nan_count"] = 1
+    found = find(rows, "ratio", **OF, above=2.0)
+    assert (found.verdict, found.sentence) == (UNDECIDED, f"1 of {SEEDS} replicates hold NaN or infinite values.")
+
+
+def test_a_zero_is_left_out_of_a_slope() -> None:
+    rows = lines({"a": 1.0}, 0.5, 0.0)
+    rows.loc[(rows["seed"] == 0) & (rows["label.problem.n"] == 512), "rmse"] = 0.0
+    found = find(rows, "slope", **SLOPE)
+    assert (found.verdict, found.figure) == (HOLDS, "exponent 0.500 in every replicate")
+    assert "Left out because a deviation is zero: 1." in found.sentence
+
+
+def test_labels_that_became_text_are_found() -> None:
+    """In a table of several studies an axis may hold numbers of one and names of another."""
+    rows = lines({"a": 1.0}).astype({"label.problem.n": str})
+    assert find(rows, "slope", **SLOPE).verdict is HOLDS
+    assert find(rows, "ratio", of={"problem.n": 1024}, to={"problem.n": 128}, above=2.0).figure[:9] == "ratio 2.8"  # 8^0.5

@@ -1,0 +1,135 @@
+"""What is drawn of a table: the right means at the right places, axes that fit, and one sentence for what it does not have."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from numdev.errors import BadInput
+from numdev.report.figures.sweep import default_of, plot, plot_of
+from numdev.report.reading.view import View, usual, view_of
+
+
+def table(values: Any = lambda n, p, seed: n * p * (1 + seed / 10), **more: Any) -> pd.DataFrame:
+    """Rows over two axes, `problem.n` and `tiling.bc`, of three seeds, against golden and the baseline."""
+    rows = [
+        {"study": "s", "scenario.title": "", "key": f"{n} {bc}", "label.problem.n": n, "label.tiling.bc": bc, "seed": seed}
+        | {"cluster": "", "subject": "variant", "output": output, "primary": output == "out", "reference": reference}
+        | {"rmse": values(n, bc, seed) * (1 if output == "out" else 100), "bias": -1.0, "nan_count": 0}
+        | more
+        for n, bc, seed, output, reference in itertools.product(
+            (256, 512, 1024), (16, 32), range(3), ("out", "lse"), ("golden", "baseline")
+        )
+    ]
+    return pd.DataFrame(rows)
+
+
+def lines(figure: Any) -> dict[str, list[tuple[float, float]]]:
+    """The marks of the first panel, by the line's place in the order of drawing."""
+    containers = figure.axes[0].containers
+    return {str(i): list(zip(*map(list, one.lines[0].get_data()), strict=True)) for i, one in enumerate(containers)}
+
+
+def test_a_mark_is_the_geometric_mean_over_seeds() -> None:
+    found = lines(plot(table(), x="problem.n", y="rmse", colour="tiling.bc"))
+    expected = np.exp(np.mean(np.log([1.0, 1.1, 1.2])))
+    assert [x for x, _ in found["0"]] == [256, 512, 1024]
+    assert [y for _, y in found["0"]] == pytest.approx([n * 16 * expected for n in (256, 512, 1024)])
+    assert [y for _, y in found["1"]] == pytest.approx([n * 32 * expected for n in (256, 512, 1024)])
+
+
+def test_an_output_and_a_reference_are_chosen_by_name() -> None:
+    first = lines(plot(table(), x="problem.n", y="lse.rmse", colour="tiling.bc"))["0"][0][1]
+    assert first == pytest.approx(100 * lines(plot(table(), x="problem.n", y="out.rmse", colour="tiling.bc"))["0"][0][1])
+    figure = plot(table(), x="problem.n", y="rmse", colour="tiling.bc", reference="baseline")
+    assert figure.get_supylabel() == "RMSE of out from the baseline, absolute"
+
+
+def test_what_is_not_shown_is_said() -> None:
+    figure = plot(table(), x="problem.n", y="rmse")
+    assert "Each mark is a mean over tiling.bc (2 values) too." in figure.get_supxlabel()
+    figure = plot(table(), x="problem.n", y="rmse", facet="tiling.bc")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["tiling.bc = 16", "tiling.bc = 32"]
+    assert "mean over" not in figure.get_supxlabel()
+
+
+def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:
+    assert usual(table()) == View("problem.n", "rmse", ("tiling.bc",))
+    frame = table().assign(**{"scenario.title": lambda t: np.where(t["label.problem.n"] > 300, "a", "b")})
+    assert usual(frame).facet == ("scenario.title",)
+    assert view_of(table(), {"x": "tiling.bc"}) == View("tiling.bc", "rmse", ("problem.n",))
+    assert view_of(table(), {"colour": "problem.n"}) == View("tiling.bc", "rmse", ("problem.n",))
+    one = table()
+    assert default_of(one[one["key"] == "256 16"]) is not None, "a point alone is one mark"
+    assert default_of(one.iloc[:0]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [(lambda n, p, s: 1.0 + s / 100 + n / 1e5, "linear"), (lambda n, p, s: n**4.0, "log"), (lambda n, p, s: -n, "linear")],
+)
+def test_axes_are_logarithmic_where_the_range_asks_for_it(values: Any, scale: str) -> None:
+    figure = plot(table(values), x="problem.n", y="rmse", colour="tiling.bc")
+    assert figure.axes[0].get_yscale() == scale
+    assert figure.axes[0].get_xscale() == "log"
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "512", "1k"]
+
+
+def test_names_are_dots_and_numbers_lines() -> None:
+    frame = table().assign(**{"label.tiling.bc": lambda t: t["label.tiling.bc"].map({16: "narrow", 32: "wide"})})
+    figure = plot(frame, x="tiling.bc", y="rmse", colour="problem.n")
+    assert all(one.lines[0].get_linestyle() == "None" for one in figure.axes[0].containers)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["narrow", "wide"]
+    figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
+    assert all(one.lines[0].get_linestyle() == "-" for one in figure.axes[0].containers)
+
+
+def test_nan_and_zero_stand_at_the_foot() -> None:
+    frame = table(lambda n, p, seed: n**4.0 * p)
+    frame.loc[frame["key"] == "256 16", "nan_count"] = 1
+    frame.loc[frame["key"] == "512 32", "rmse"] = 0.0
+    figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
+    found = lines(figure)
+    assert [x for x, _ in found["0"]] == [512, 1024]
+    assert [x for x, _ in found["1"]] == [256, 1024]
+    marks = {line.get_marker(): line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1}
+    assert (marks["x"], marks["$0$"]) == (256, 512)
+    assert "NaN or Inf" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"x": "problem.m"}, r"^plot\.x: 'problem\.m' .* no such column; did you mean problem\.n"),
+        ({"colour": "tiling.br"}, r"^plot\.colour: 'tiling\.br' .*tiling\.bc"),
+        ({"y": "rmsee"}, r"^plot\.y: 'rmsee' .* did you mean rmse"),
+        ({"y": "out.rmsee"}, r"^plot\.y: 'out\.rmsee' .*out has no such metric; did you mean rmse"),
+        ({"y": "output"}, r"^plot\.y: 'output' "),
+        ({"reference": "gold"}, r"^plot\.reference: 'gold' .*golden, baseline"),
+        ({"w": "a"}, r"^plot: 'w' cannot be used; use one of x, y"),
+        ({"x": 3}, r"^plot\.x: 3 cannot be used; give the name of a column"),
+        ({"x": ["problem.n", "tiling.bc"]}, r"^plot\.x: "),
+    ],
+)
+def test_mistakes_are_one_sentence_with_names_alike(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(BadInput, match=error):
+        plot_of(table(), given)
+
+
+def test_more_lines_than_can_be_told_apart_are_refused() -> None:
+    frame = table().assign(key=[str(i) for i in range(72)])
+    with pytest.raises(BadInput, match=r"^plot\.colour: 'key' .* at most 24 can be told apart"):
+        plot_of(frame.assign(reference="golden", output="out", primary=True), {"x": "problem.n", "y": "rmse", "colour": "key"})
+
+
+def test_a_replicate_alone_has_no_interval() -> None:
+    frame = table()
+    figure = plot(frame[frame["seed"] == 0], x="problem.n", y="rmse", colour="tiling.bc")
+    low, high = figure.axes[0].get_ylim()
+    assert math.isfinite(low)
+    assert math.isfinite(high)

@@ -1,0 +1,81 @@
+"""The blocks that pages are made of: numbers from the reference results, titles, and Markdown of plain sentences."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from docs_hooks import gallery, measured, tables
+from docs_hooks.quoted import REFERENCE, figure
+
+
+def test_a_number_of_a_table_is_the_cell_of_one_row() -> None:
+    text = (REFERENCE / "cpu" / "claims.csv").read_text()
+    found = figure("cpu/claims.csv", claim="fig4", scenario="uniform_each")
+    assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", found)
+    assert f'"{found}"' in text
+    assert (
+        figure("cpu/claims.csv", r"^([\d.]+)", ".0f", claim="fig4", scenario="uniform_each") == f"{float(found.split()[0]):.0f}"
+    )
+
+
+def test_a_number_of_a_text_is_found_by_a_pattern() -> None:
+    path = "h200/benchmarks/instrumented.txt"
+    found = figure(path, r"^kernel_bf16:.* (\d+) times as long")
+    assert re.search(rf"^kernel_bf16: .* {found} times as long$", (REFERENCE / path).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"claim": "fig4"}, "rows have"),
+        ({"claim": "fig4", "scenario": "nowhere"}, "0 rows have"),
+        ({"claim": "fig4", "scenario": "uniform_each", "column": "colour"}, "no column 'colour'"),
+        ({"claim": "fig4", "scenario": "uniform_each", "pick": "a penny (x)"}, "finds nothing"),
+        ({"claim": "fig4", "scenario": "uniform_each", "pick": r"(\d)"}, "finds"),
+    ],
+)
+def test_what_names_nothing_or_more_than_one_number_is_refused(given: dict[str, str], complaint: str) -> None:
+    with pytest.raises(LookupError, match=complaint):
+        figure("cpu/claims.csv", **given)
+
+
+def test_a_plain_sentence_as_markdown() -> None:
+    assert tables.escaped("a `b_c` d_e <f> |D|") == r"a `b_c` d\_e \<f\> \|D\|"
+    assert tables.escaped("mean N^-0.172 [-0.184, -0.160]") == r"mean N<sup>-0.172</sup> \[-0.184, -0.160\]"
+
+
+def test_every_figure_of_the_gallery_has_a_title_of_its_own_and_no_key() -> None:
+    titles = [gallery.title(path) for path in gallery.figures()]
+    assert len(titles) > 20
+    by_folder = [(gallery.place(path), title) for path, title in zip(gallery.figures(), titles, strict=True)]
+    assert len(set(by_folder)) == len(by_folder)
+    assert [title for title in titles if "_" in title or " " not in title] == []
+    assert set(map(gallery.place, gallery.figures())) == set(gallery.TITLES)
+
+
+def test_every_setting_and_every_metric_is_in_the_reference() -> None:
+    from numdev.cli.schema import settings
+    from numdev.measurement.deviation.direction import DIRECTED
+    from numdev.measurement.deviation.metrics import METRICS
+    from numdev.measurement.speed.columns import COUNTED, MEASURED
+    from numdev.training.weights import METRICS as OF_WEIGHTS
+
+    told = "\n".join(tables.settings())
+    assert [name for name in settings() if f"| `{name}` |" not in told] == []
+    told = "\n".join(tables.columns())
+    names = [*METRICS, *DIRECTED, *MEASURED, *COUNTED, *OF_WEIGHTS]
+    assert [name for name in names if f"| `{name}` |" not in told] == []
+
+
+def test_every_option_says_what_it_is() -> None:
+    lines = [line for line in tables.options() if line.startswith("| `")]
+    assert len(lines) > 60
+    assert [line for line in lines if re.match(r"\| `[^`]+` \|\s*\|", line)] == []
+
+
+def test_the_table_of_the_paper_has_every_claim_with_its_verdict() -> None:
+    lines = [line for line in measured.paper() if line.startswith("| [")]
+    assert [re.findall(r"^\| \[(\w+)\]", line)[0] for line in lines] == ["3", "4", "5a", "5b", "6a", "6b", "6c"]
+    assert all("**" in line.split("|")[3] for line in lines)

@@ -1,0 +1,114 @@
+"""Studies of one's own, as YAML alone: measured, judged and reported as the named ones are."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from numdev.report.claims.verdicts import judge
+from numdev.report.document.pdf import contents
+from numdev.report.reading.frames import load
+from numdev.report.studies.registry import claims_of
+from numdev.results.store import Store
+from tests.cli.test_cli import Command, numdev
+from tests.docs_commands import blocks
+
+__all__ = ["numdev"]  # the fixture
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "examples" / "own_study" / "configs" / "study"
+SMALL = {"problem.n": [16, 64]}
+BASE = {"problem.head_dim": 8, "tiling.br": 16, "tiling.bc": 16, "seeds": 3}
+
+
+def small(name: str, **parts: Any) -> dict[str, Any]:
+    """A study of the example at toy size, written to `mine/study`."""
+    study: dict[str, Any] = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+    study["base"] |= BASE
+    study["axes"] |= SMALL
+    study |= parts
+    folder = Path("mine/study")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    return study
+
+
+def test_the_guide_shows_the_example() -> None:
+    """So that what the guide explains is what is run here."""
+    (shown,) = (block for block in blocks(ROOT / "docs/how-to/add-study.md") if block.file == "mine/study/accumulator.yaml")
+    assert shown.text == (STUDIES / "accumulator.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(STUDIES.glob("*.yaml"))])
+def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -> None:
+    study = small(name)
+    ran = numdev("measure", "--config-dir", "mine", f"study={name}", "device=cpu")
+    assert ran.code == 0, ran.err
+    ran = numdev("report", "results=results", "out=out")
+    assert ran.code == 0, ran.err
+    assert "note:" not in ran.out
+    assert "Claims" in ran.out
+
+    with Path("out/claims.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = [claim["claim"] for claim in study["claims"]]
+    assert list(dict.fromkeys(row["text"] for row in rows)) == texts
+    titles = [own["title"] for own in study.get("scenarios", {"default": {"title": study["title"]}}).values()]
+    assert [row["scenario.title"] for row in rows] == titles * len(texts)
+    assert {row["verdict"] for row in rows} <= {"holds", "fails", "undecided"}, "everything was measured"
+    assert {row["verdict"] for row in rows} & {"holds", "fails"}, "and something is decided"
+    markdown = Path("out/claims.md").read_text()
+    assert all(f"## {text}" in markdown for text in texts)
+    assert {path.name for path in Path("out/figures").iterdir()} == {f"{name}.svg", f"{name}.png"}
+    drawn = Path(f"out/figures/{name}.svg")
+    metric = "RMSE of dq from golden" if name == "gradient_of_q" else "RMSE of out from golden"
+    assert f"{metric} over " in drawn.read_text()
+
+    results = load(Store(Path("results")))
+    (section,) = contents(results, judge(claims_of(results), results), {drawn.name: drawn})["sections"]
+    assert (section["title"], section["question"]) == (study["title"], study["question"])
+    assert [figure["file"] for figure in section["figures"]] == [f"{name}.svg"]
+    assert section["measured"].startswith(f"{len(results.points)} points: problem.n (16, 64), ")
+    assert [found["claim"].partition(":")[0] for found in section["findings"] if found["claim"]] == texts
+    assert [len(table["rows"]) for table in section["tables"]] == [len(results.points)]
+
+
+def test_claims_of_two_studies_are_one_table(numdev: Command) -> None:
+    """The p-values of all are adjusted together, and a study that ships with numdev keeps its own claim."""
+    claim = {"claim": "It grows", "kind": "slope", "metric": "out.rmse", "over": "problem.n", "above": 0.1}
+    parts = {"scenarios": {}, "plot": None, "axes": {"problem.n": [16, 32], "precision": ["bf16"]}}
+    for name, claims in (("accumulator", [claim]), ("gradient_of_q", ["fig5a", claim])):
+        small(name, **parts, claims=claims, defaults=[])
+        ran = numdev("measure", "--config-dir", "mine", f"study={name}", "device=cpu", "problem.head_dim=4", "seeds=2")
+        assert ran.code == 0, ran.err
+    results = load(Store(Path("results")))
+    found = judge(claims_of(results), results)
+    assert [(one.study, one.claim.name) for one in found] == [
+        ("gradient_of_q", "fig5a"),
+        ("accumulator", "accumulator_1"),
+        ("gradient_of_q", "gradient_of_q_2"),
+    ]
+    assert len({one.questions for one in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ({"plot": "x: problem.m, y: out.rmse"}, "plot.x: 'problem.m' cannot be used; did you mean problem.n"),
+        (
+            {"claims": [{"claim": "It grows", "kind": "slope", "metric": "out.rms"}]},
+            "claims[0].metric: 'out.rms' cannot be used; did ",
+        ),
+        ({"claims": "fig5a"}, "claims: 'fig5a' cannot be used; give a list of claims (study accumulator)"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(numdev: Command, parts: dict[str, Any], error: str) -> None:
+    small("accumulator", **parts)
+    ran = numdev("measure", "--config-dir", "mine", "study=accumulator", "device=cpu")
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1), ran.err
+    assert ran.err.startswith(error)
+    assert not Path("results").exists()

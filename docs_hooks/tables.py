@@ -140,6 +140,7 @@ def commands() -> Iterator[str]:
     from numdev.settings import declared
 
     kinds = {
+        "map": schema.MappedConfig,
         "paper": schema.StudiesConfig,
         "report": schema.ReportConfig,
         "speed": schema.TimedConfig,

@@ -11,35 +11,25 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 import numdev as nd
+from numdev.attention.operation import ATTENTION
+from numdev.measurement.deviation.head import Compared, Place
 from numdev.report.document.export import to_csv
-from numdev.report.figures.explore import error_histogram, error_map
-from numdev.report.figures.style import to_png, to_svg
+from numdev.report.document.map import write_figures
 from numdev.report.reading.elements import element_errors
 from numdev.results.store import write_atomically
 
 POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}
-FIGURES = {
-    "error_map": (
-        error_map,
-        "Errors of one head by row and column of O, in u max |golden|, blue below zero and red above, a ring at the largest.",
-    ),
-    "error_histogram": (
-        error_histogram,
-        "The share of elements over their error in ulp, with a band of half an ulp on both sides.",
-    ),
-}
 PROBLEM = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=2048, keys=2048, head_dim=64))
 
 
 def elements(policy: str) -> pd.DataFrame:
     """Of one head, from golden on the unrounded inputs."""
     attention = nd.Tiled(nd.Precision.parse(policy), nd.Tiling(64, 64))
-    q, k, v = PROBLEM.inputs(0).values()
-    golden = nd.Exact()(q, k, v, PROBLEM.mask).out[0, 0]
-    out = attention(*attention.round_inputs(q, k, v), PROBLEM.mask).out[0, 0]
-    return element_errors(out, golden, attention.format)
+    head = Compared(ATTENTION, PROBLEM, attention).head(Place(), torch.device("cpu"))
+    return element_errors(head.x, head.reference, head.fmt)
 
 
 def row_share(found: pd.DataFrame) -> float:
@@ -58,10 +48,7 @@ def main() -> None:
         found = elements(policy)
         within = float((found["error_ulp"].abs() <= 0.5).mean())
         facts.append({"policy": policy, "within_half_ulp": within, "row_share": row_share(found)})
-        for name, (draw, alt) in FIGURES.items():
-            figure = draw(found, words)
-            write_atomically(out / f"{name}_{policy}.png", to_png(figure))
-            write_atomically(out / f"{name}_{policy}.svg", to_svg(figure, f"{name.replace('_', ' ').capitalize()}: {words}", alt))
+        write_figures(found, words, out, f"_{policy}")
     write_atomically(out / "elements.csv", to_csv(pd.DataFrame(facts)))
     print(pd.DataFrame(facts).to_string(index=False))
 

@@ -147,14 +147,20 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
             "shard",
             "shards",
             "objective",
+            "output",
+            "head",
+            "seed",
+            "subject",
+            "reference",
+            "format",
         )
     ]
     expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
-    elif cfg.study is None:
+    elif command == "map" or cfg.study is None:
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
-        raw = dict(flat(config))
+        raw = {"seeds": None} | dict(flat(config))
         options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
         points = [build.point(request(raw, expander.said(raw, expander.task), options))]
     else:

@@ -16,7 +16,7 @@ from numdev.cli.outcome import Ended
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
-FORMATS = ("csv", "parquet", "pdf")
+FORMATS = ("csv", "parquet", "pdf", "html")
 
 
 def measure(cfg: DictConfig) -> Ended:
@@ -74,6 +74,7 @@ def paper(cfg: DictConfig) -> Ended:
         if cfg[name] != whole:
             value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
             raise BadInput(name, value, "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study=")
+    _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
     expander = studies.expander(HydraConfig.get(), cfg)
@@ -82,14 +83,20 @@ def paper(cfg: DictConfig) -> Ended:
         own = expander.of(name)
         work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
     ended = studies.run(work, cfg, live=None)
-    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), "pdf")
+    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), cfg.format)
     return ended
+
+
+def error_map(cfg: DictConfig) -> Ended:
+    """The error of every element of one head."""
+    from numdev.cli.map import draw
+
+    return draw(cfg, overrides())
 
 
 def report(cfg: DictConfig) -> Ended:
     """Tables, figures and documents from what was measured."""
-    if cfg.format not in FORMATS:
-        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
+    _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
@@ -100,6 +107,11 @@ def report(cfg: DictConfig) -> Ended:
         Path(cfg.results), Path(cfg.out), chosen, cfg.format, {name: one for name, one in plain.items() if one is not None}
     )
     return Ended()
+
+
+def _refuse_format(cfg: DictConfig) -> None:
+    if cfg.format not in FORMATS:
+        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
 
 
 def _measured_of_paper(results: Path) -> list[str]:
@@ -174,7 +186,7 @@ def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
         output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
     else:
         show.record(output(), found, store.path, already=already)
-    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found))
+    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found), key=found.key)
 
 
 def _has_own_terminal() -> bool | None:
@@ -209,7 +221,7 @@ def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, 
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", plot=plot)
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from numdev.cli import app, placed
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
 
+_FUNCTIONS = {"map": "error_map"}
+"""Of the commands whose names Python has taken."""
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
 
 
@@ -74,7 +76,7 @@ class Job:
     """Hydra's task.
 
     Attributes:
-        command: its name, that of a function of `numdev.cli.app`.
+        command: its name, that of a function of `numdev.cli.app` unless `_FUNCTIONS` names another.
         outlet: where the user reads. What a job prints that runs where nobody does, it returns.
         tracebacks: whether an error passes with its traceback.
         arguments: those of the command, of all its jobs.
@@ -108,7 +110,7 @@ class Job:
             app.refuse_unknown(cfg, groups=runtime.choices)
             make_importable(runtime.config_sources)
             with placed.asked(self.arguments):
-                ended: Ended = getattr(app, self.command)(cfg)
+                ended: Ended = getattr(app, _FUNCTIONS.get(self.command, self.command))(cfg)
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -150,8 +152,8 @@ def keep(ended: Ended) -> None:
         held[ended.number] = ended
 
 
-def keep_returned(job: JobReturn) -> None:
-    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+def ended_of(job: JobReturn) -> Ended | None:
+    """How a job ended that a launcher ran; None where it raised what the sweeper is to raise."""
     if job.status is JobStatus.COMPLETED:
         value = job.return_value
     else:
@@ -161,7 +163,14 @@ def keep_returned(job: JobReturn) -> None:
             except NoFigure as error:
                 value = error
             except Exception:
-                return  # the sweeper raises it
-    ended = value if isinstance(value, Ended) else value.ended
-    keep(ended)
-    sys.stdout.write(ended.said)
+                return None
+    ended: Ended = value if isinstance(value, Ended) else value.ended
+    return ended
+
+
+def keep_returned(job: JobReturn) -> None:
+    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+    ended = ended_of(job)
+    if ended is not None:
+        keep(ended)
+        sys.stdout.write(ended.said)

@@ -18,7 +18,7 @@ from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
 
-CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
+CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 
 
 def launch(command: str, arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ numdev: how far fast attention strays numerically from exact attention, and whic
   numdev measure [setting=value ...]       one point: every figure of one variant on one problem
   numdev measure -m setting=a,b,c ...      a sweep over all combinations
   numdev measure study=NAME [...]          every point of a study; what is there is not measured again
+  numdev map     [setting=value ...]       where one head errs: a map, a distribution and the numbers, of any output
   numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
   numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
   numdev compare A B [tolerance=1.1 ...]   two folders of results: what changed, how surely; for a kernel's own CI
@@ -36,7 +37,7 @@ Exit code:
   130  Ctrl-C, after which the same command goes on where it stopped
 A sweep ends with the gravest of its jobs' codes: 2, 1, 3, 0."""
 
-COMMANDS = ("compare", "measure", "paper", "report", "speed", "studies", "train", "tune")
+COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -32,6 +32,7 @@ class Ended:
         job: the overrides of the job.
         number: the job's place in its sweep.
         said: what the job printed where the user does not see it.
+        key: of the record of the point that was measured; empty for other jobs.
     """
 
     code: int = 0
@@ -40,6 +41,7 @@ class Ended:
     job: str = ""
     number: int = 0
     said: str = ""
+    key: str = ""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -65,6 +67,8 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
     """One line: which setting, what is wrong with it, and what would do; `known` has the settings that the command could take."""
     if isinstance(error, NumdevError):
         return str(error)
+    if isinstance(error.__cause__, NumdevError):  # of what Hydra made, such as a callback
+        return str(error.__cause__)
     if isinstance(error, MissingConfigException):
         return _missing(error)
     if isinstance(error, OverrideParseException):

@@ -90,6 +90,23 @@ class StudiesConfig:
 
     studies: list[str] = MISSING
     out: str = setting("reports/paper", "folder of the report")
+    format: str = setting(
+        "pdf", "what the report has beside tables and figures, as numdev report takes it: pdf, html, csv, parquet"
+    )
+
+
+@dataclass
+class MappedConfig:
+    """What `numdev map` draws; see `numdev.measurement.deviation.head.Place`."""
+
+    output: str | None = setting(None, "output of the operation, such as out, lse, dq, dk, dv; null is the primary one")
+    head: int = setting(0, "head of the output, from 0; those of further batch entries stand behind one another")
+    seed: int = setting(0, "replicate, as numdev measure counts them from 0")
+    subject: str = setting("variant", "whose error it is: variant or baseline")
+    reference: str = setting("golden", "what it is compared with: golden, golden_same_inputs or baseline")
+    device: str = setting("auto", "where it runs: auto, cpu or cuda")
+    format: str = setting("csv", "how the numbers are written: csv or npz")
+    out: str = setting("reports/map", "folder of the files; a sweep makes a folder in it for each job")
 
 
 @dataclass
@@ -110,13 +127,23 @@ class ReportConfig:
     results: str = setting("results", "folder of the records")
     out: str = setting("reports/paper", "folder of the report")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
-    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf adds report.pdf")
+    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf report.pdf, html report.html")
     plot: PlotConfig = field(default_factory=PlotConfig)
 
 
 @dataclass
 class PointConfig(RunConfig):
     """A run, and the nodes that every point has; the groups that an operation adds stand beside them."""
+
+    operation: Any = None
+    problem: Any = None
+    variant: Any = None
+    baseline: Any = None
+
+
+@dataclass
+class MapConfig(MappedConfig):
+    """`numdev map`: the nodes of a point, and no settings of a run."""
 
     operation: Any = None
     problem: Any = None
@@ -139,9 +166,13 @@ class PaperConfig(StudiesConfig, PointConfig):
     """`numdev paper`."""
 
 
+_COMMANDS = {"map": MapConfig, "measure": PointConfig, "paper": PaperConfig, "speed": SpeedConfig, "train": TrainConfig}
+"""The schemas of the commands that make points."""
+
+
 def _schemas() -> Iterator[tuple[str, Any]]:
     """The schema of each command, which leaves room for an operation's groups, and those of the groups of each operation."""
-    for name, kind in (("measure", PointConfig), ("paper", PaperConfig), ("speed", SpeedConfig), ("train", TrainConfig)):
+    for name, kind in _COMMANDS.items():
         yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
     for name, groups in _OPERATIONS.items():
@@ -190,7 +221,7 @@ def all_words() -> dict[str, tuple[str, str]]:
 
 
 def explained(group: str, *names: str) -> str:
-    """What `--help` says of the settings of a group, of the run or of `timed`: each with its default, unit and sentence.
+    """What `--help` says of the settings of a group, the run, `timed` or `mapped`: each with its default, unit and sentence.
 
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.
@@ -198,7 +229,7 @@ def explained(group: str, *names: str) -> str:
     lines = []
     operation, _, group = group.rpartition("/")
     kinds = _OPERATIONS[operation or "attention"]
-    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig, "reference": Reference}[group]):
+    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig, "mapped": MappedConfig, "reference": Reference}[group]):
         if names and one.name not in names:
             continue
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name

@@ -25,7 +25,23 @@ from numdev.results.study import run as run_study
 from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
-_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective")  # of the run, which no point has
+_RUN = (
+    "study",
+    "studies",
+    "device",
+    "results",
+    "fresh",
+    "shard",
+    "shards",
+    "out",
+    "objective",
+    "output",
+    "head",
+    "seed",
+    "subject",
+    "reference",
+    "format",
+)  # of the run, which no point has
 
 
 def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:

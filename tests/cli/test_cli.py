@@ -582,8 +582,14 @@ class TestShell:
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
-            ("numdev ", {"compare", "measure", "paper", "report", "speed", "studies", "train", "tune", "--help", "--version"}),
-            ("numdev mea", {"compare", "measure", "paper", "report", "speed", "studies", "train", "tune", "--help", "--version"}),
+            (
+                "numdev ",
+                {"compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune", "--help", "--version"},
+            ),
+            (
+                "numdev mea",
+                {"compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune", "--help", "--version"},
+            ),
             ("numdev measure softmax=fa3", {"softmax=fa3", "softmax=fa3_fp8"}),
             ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
             ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),

@@ -107,7 +107,7 @@ class DeviationPoint:
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
         for seed in context.replicates():
-            subjects = _of_replicate(self.variant, seed), None if self.baseline is None else _of_replicate(self.baseline, seed)
+            subjects = of_replicate(self.variant, seed), None if self.baseline is None else of_replicate(self.baseline, seed)
             replicate = _Replicate(self.operation, self.problem, seed, context, course)
             found, output = replicate.rows(*subjects)
             rows += found
@@ -125,7 +125,8 @@ def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> N
         raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", mend)
 
 
-def _of_replicate(subject: Measurable, seed: int) -> Measurable:
+def of_replicate(subject: Measurable, seed: int) -> Measurable:
+    """The implementation as a replicate has it: one that draws random numbers draws others in each."""
     return subject.replicate(seed) if isinstance(subject, Random) else subject
 
 

@@ -44,6 +44,7 @@ def make_report(
     console: Console | None = None,
     *,
     pdf: bool = False,
+    html: bool = False,
     plot: Mapping[str, Any] | None = None,
 ) -> None:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
@@ -57,6 +58,7 @@ def make_report(
         parquet: also write results.parquet.
         console: where to print.
         pdf: also set report.pdf.
+        html: also write report.html, one file with the claims, the figures and a table of the rows.
         plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
 
     Raises:
@@ -76,17 +78,18 @@ def make_report(
         claims = judge(claims_of(loaded), loaded)
         write_tables(loaded, claims, out, parquet)
         shown = [failures_table(loaded), worst_table(loaded)]
-        _documents(loaded, claims, (store.path, out), (console, shown), asked, speed=results / "speed", pdf=pdf)
+        _documents(loaded, claims, (store.path, out), (console, shown), asked, speed=results / "speed", documents=(pdf, html))
     if trained:
         folder = out / TRAINING if others else out  # the tables of both have the same names
         loaded = load_training(store, trained)
         asked = _asked(store, loaded, plot, TRAINING)
         claims = judge(claims_of(loaded), loaded)
         write_training_tables(loaded, claims, folder, parquet)
-        _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, pdf=pdf)
+        _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, documents=(pdf, html))
     if timed:
-        if pdf and not (others or trained):
-            raise BadInput("format", "pdf", "results of speed alone have tables and figures and no document; leave it out")
+        if (pdf or html) and not (others or trained):
+            kind = "pdf" if pdf else "html"
+            raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
         make_speed_report(results, out / SPEED if others or trained else out, console, timed, plot)
 
 
@@ -114,22 +117,28 @@ def _documents(
     printed: tuple[Console, list[Table | None]],
     asked: Asked | None = None,
     *,
-    pdf: bool,
+    documents: tuple[bool, bool],
     speed: Path | None = None,
 ) -> None:
-    """Write claims.md, figures and, if wanted, report.pdf; print the tables and the claims.
+    """Write claims.md, figures and the documents that are wanted, report.pdf and report.html; print the tables and the claims.
 
-    `folders` are that of the results and that of the report, `asked` a figure beside those of the studies.
+    `folders` are that of the results and that of the report, `asked` a figure beside those of the studies,
+    `documents` whether there is to be a PDF and a page.
     """
-    (console, tables), (results, out) = printed, folders
+    (console, tables), (results, out), (pdf, html) = printed, folders, documents
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
     drawn = write_figures(loaded, claims, out / "figures", results, asked)
-    for note in [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]:
+    notes = [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]
+    for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+    timed = _speed(speed, out / "figures") if speed is not None and (pdf or html) else None
+    if html:
+        from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
+
+        write_atomically(out / "report.html", write_html(loaded, claims, out / "figures", notes, timed))
     if pdf:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
 
-        timed = None if speed is None else _speed(speed, out / "figures")
         write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures", timed))
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:

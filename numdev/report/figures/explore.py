@@ -49,11 +49,11 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 @_laid_out
-def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
+def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
     """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
 
     The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
-    policy in words, is written above.
+    policy in words, is written above; `reference` is what r is called.
     """
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
     end = end_of(error)
@@ -68,7 +68,7 @@ def error_map(elements: pd.DataFrame, title: str = "") -> Figure:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("row of the output")
     axes.set_ylabel("column of the output")
-    figure.colorbar(image, ax=axes, extend="both", label="error in u max |golden|", pad=0.01)
+    figure.colorbar(image, ax=axes, extend="both", label=f"error in u max |{reference}|", pad=0.01)
     return figure
 
 

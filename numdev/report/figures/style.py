@@ -11,6 +11,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from numdev.report.figures.values import with_values
+
 # Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
 BLUE, VERMILION = "#0072B2", "#D55E00"
@@ -106,7 +108,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, title: str, alt: str) -> bytes:
-    """The figure as SVG, its title and its description for those who cannot see it inside."""
+    """The figure as SVG, its title and its description for those who cannot see it inside, and the value of each point."""
     buffer = io.BytesIO()
     with styled():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "numdev", "Title": title})
@@ -114,4 +116,4 @@ def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     text = buffer.getvalue().decode()
     if named not in text:
         raise AssertionError("matplotlib writes the title of an SVG differently now")
-    return text.replace(named, f"{named}\n <desc>{escape(alt, quote=False)}</desc>", 1).encode()
+    return with_values(text.replace(named, f"{named}\n <desc>{escape(alt, quote=False)}</desc>", 1), figure).encode()

@@ -1,0 +1,124 @@
+"""A Hydra callback that logs measured points to MLflow: `hydra/callbacks=mlflow`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from numdev.cli.jobs import ended_of
+from numdev.cli.requests import flat, written
+from numdev.errors import BadInput
+
+_MOST_PARAMS = 100  # of one request to MLflow
+_LONGEST = 500  # characters of a parameter, which every MLflow server takes
+KEY = "numdev.key"
+"""The tag that has a point's key."""
+
+
+class Mlflow(Callback):
+    """After each job, every point of it that has a record becomes a run of MLflow, once.
+
+    A run has the settings of the point as parameters, the means of the chief metrics, `<output>.<subject>.<reference>.<metric>`,
+    the status and the place in a study as tags, and the record as an artifact.
+
+    Args:
+        tracking_uri: where MLflow keeps runs; MLflow's own default where it is None.
+        experiment: their experiment; it is made where there is none.
+
+    Raises:
+        BadInput: where MLflow is not installed, or cannot keep runs there.
+    """
+
+    def __init__(self, tracking_uri: str | None = None, experiment: str = "numdev") -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
+        except ImportError:
+            raise BadInput("hydra/callbacks", "mlflow", "MLflow is not installed; pip install mlflow-skinny") from None
+        try:
+            self.client = MlflowClient(tracking_uri)
+        except MlflowException as error:
+            raise BadInput("hydra.callbacks.mlflow.tracking_uri", tracking_uri, " ".join(str(error).split())) from None
+        self.experiment = experiment
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Log the points of a job; jobs of commands that measure nothing have none."""
+        from numdev.results.store import Store
+
+        ended = ended_of(job_return)
+        results = OmegaConf.select(config, "results")
+        if ended is None or results is None or "fresh" not in config:  # a report has results too
+            return
+        store = Store(Path(results))
+        experiment = self._experiment()
+        for key, tags in _points(config, store, ended.key):
+            if not self._is_logged(experiment, key):
+                self._log(experiment, store, key, tags | {"numdev.overrides": ended.job})
+
+    def _experiment(self) -> str:
+        """The experiment's number; another process may make it at the same time."""
+        from mlflow.exceptions import MlflowException
+
+        found = self.client.get_experiment_by_name(self.experiment)
+        if found is None:
+            try:
+                return str(self.client.create_experiment(self.experiment))
+            except MlflowException:
+                found = self.client.get_experiment_by_name(self.experiment)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def _is_logged(self, experiment: str, key: str) -> bool:
+        return bool(self.client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1))
+
+    def _log(self, experiment: str, store: Any, key: str, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        record = store.get(key)
+        if record is None:
+            return
+        about = {KEY: key, "numdev.kind": record.kind, "numdev.operation": record.operation, "numdev.status": record.status.value}
+        about |= {"numdev.reason": record.reason} if record.reason else {}
+        run = self.client.create_run(experiment, run_name=tags.get("numdev.point") or tags["numdev.overrides"] or "defaults")
+        number, now = run.info.run_id, int(1000 * time.time())
+        params = [Param(name, written(value)[:_LONGEST]) for name, value in flat(record.config)]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self.client.log_batch(number, params=params[start : start + _MOST_PARAMS])
+        metrics = [Metric(name, value, now, 0) for name, value in headline(record)]
+        self.client.log_batch(number, metrics, tags=[RunTag(name, value[:_LONGEST]) for name, value in {**about, **tags}.items()])
+        self.client.log_artifact(number, str(store.path / "records" / f"{key}.json"))
+        self.client.set_terminated(number, "FINISHED" if metrics else "FAILED")
+
+
+def headline(record: Any) -> Iterator[tuple[str, float]]:
+    """The means over replicates of the chief metrics, without those that are NaN or infinite."""
+    from numdev.results.columns import Use
+
+    for column in record.primary:
+        if column.use is Use.CHIEF:
+            for row in record.summaries(column.name):
+                place = ".".join(str(row[name]) for name in ("output", "subject", "reference") if name in row)
+                if math.isfinite(row["mean"]):
+                    yield f"{place}.{column.name}" if place else column.name, float(row["mean"])
+
+
+def _points(config: DictConfig, store: Any, key: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The keys of a job's points: its own, or those of the studies that it ran, with their place there."""
+    if key:
+        yield key, {}
+        return
+    study = config.hydra.runtime.choices.get("study")
+    for name in config.get("studies") or ([study] if study else []):
+        manifest = store.study(name) or {"points": []}
+        for point in manifest["points"]:
+            labels = " ".join(f"{label}={written(value)}" for label, value in point["labels"].items())
+            place = {"numdev.study": name, "numdev.scenario": point["scenario"]}
+            yield point["key"], place | {"numdev.point": f"{name}: {point['scenario']} {labels}".strip()}

@@ -1,0 +1,94 @@
+"""The error of every element of one head as files: a map, a distribution, the numbers, and the largest error in words."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numdev.report.document.export import to_csv
+from numdev.report.figures.explore import error_histogram, error_map
+from numdev.report.figures.style import to_png, to_svg
+from numdev.report.reading.elements import COLUMN, ROW
+from numdev.report.statistics.estimates import significant
+from numdev.results.store import write_atomically
+
+_NUMBERS = ("reference", "error", "error_u", "error_ulp")
+_MAP = "Errors of one head by row and column, in u max |{reference}|, blue below zero and red above, a ring at the largest."
+_HISTOGRAM = "The share of elements over their error in ulp, with a band of half an ulp on both sides."
+
+
+def write_figures(elements: pd.DataFrame, title: str, out: Path, suffix: str = "", reference: str = "golden") -> list[Path]:
+    """Write error_map and error_histogram of `element_errors` as PNG and SVG into `out`; returns where.
+
+    Raises:
+        StoreError: if a file cannot be written.
+    """
+    drawn = {
+        "error_map": (error_map(elements, title, reference), _MAP.format(reference=reference)),
+        "error_histogram": (error_histogram(elements, title), _HISTOGRAM),
+    }
+    paths = []
+    for name, (figure, alt) in drawn.items():
+        caption = f"{name.replace('_', ' ').capitalize()}: {' '.join(title.split())}"
+        for path, data in (
+            (out / f"{name}{suffix}.png", to_png(figure)),
+            (out / f"{name}{suffix}.svg", to_svg(figure, caption, alt)),
+        ):
+            write_atomically(path, data)
+            paths.append(path)
+    return paths
+
+
+def to_npz(elements: pd.DataFrame) -> bytes:
+    """The matrices `reference`, `error`, `error_u` and `error_ulp`, rows by columns, numbers in full."""
+    shape = elements[ROW].max() + 1, elements[COLUMN].max() + 1
+    buffer = io.BytesIO()
+    matrices: dict[str, Any] = {name: elements[name].to_numpy().reshape(shape) for name in _NUMBERS}
+    np.savez_compressed(buffer, **matrices)
+    return buffer.getvalue()
+
+
+WRITERS = {"csv": to_csv, "npz": to_npz}
+"""How the numbers are written, by the ending of their file."""
+
+
+def write_numbers(elements: pd.DataFrame, ending: str, out: Path) -> Path:
+    """Write elements.csv or elements.npz into `out`; returns where.
+
+    Raises:
+        StoreError: if the file cannot be written.
+    """
+    path = out / f"elements.{ending}"
+    write_atomically(path, WRITERS[ending](elements))
+    return path
+
+
+def summary(elements: pd.DataFrame, reference: str = "golden") -> Iterator[str]:
+    """The largest error with its place, then how the elements spread."""
+    finite = elements[np.isfinite(elements["error"])]
+    lost = len(elements) - len(finite)
+    if finite.empty:
+        yield f"all {lost} elements are NaN or Inf"
+        return
+    worst = finite.loc[finite["error"].abs().idxmax()]
+    fmt, expected = elements["format"].iloc[0], float(worst["reference"])
+    found = expected + float(worst["error"])
+    yield (
+        f"largest |D|: {_short(abs(worst['error']))} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {_short(found)} "
+        f"and {reference} is {_short(expected)}"
+    )
+    yield f"that is {_short(abs(worst['error_ulp']))} ulp of {fmt} there, and {_short(abs(worst['error_u']))} u max |{reference}|"
+    rmse = float(np.sqrt((finite["error"] ** 2).mean()))
+    within = 100 * float((finite["error_ulp"].abs() <= 0.5).mean())
+    yield f"RMSE {_short(rmse)}; {within:.3g} % of the elements lie within half an ulp"
+    if lost:
+        yield f"{lost} elements are NaN or Inf, black in the map and in no other figure"
+
+
+def _short(value: float) -> str:
+    return significant(value, 4)

@@ -1,0 +1,101 @@
+"""`numdev map`: what it takes, refuses, writes and says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from numdev.cli import schema
+from numdev.settings import declared
+from tests.cli.test_cli import Command, numdev
+
+__all__ = ["numdev"]
+SMALL = ("problem.n=16", "problem.head_dim=8", "device=cpu")
+FIGURES = ("error_map.png", "error_map.svg", "error_histogram.png", "error_histogram.svg")
+
+
+def test_the_largest_error_is_that_of_the_measurement(numdev: Command, tmp_path: Path) -> None:
+    """Of the third replicate of another problem than the default, which `numdev measure` stores under its place."""
+    stated = (*SMALL, "problem=normal", "precision=fp16", "problem.heads=2")
+    ran = numdev("map", *stated, "seed=2", "head=1", "out=m")
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted((*FIGURES, "elements.csv"))
+    numdev("measure", *stated, "seeds=3", "results=r")
+    record = next((tmp_path / "r" / "records").glob("*.json")).read_text()
+    rows = [r for r in yaml.safe_load(record)["tables"]["deviation"] if r["seed"] == 2 and r["output"] == "out"]
+    found = next(r for r in rows if (r["subject"], r["reference"]) == ("variant", "golden"))
+    both = [pd.read_csv(tmp_path / "m" / "elements.csv")]
+    numdev("map", *stated, "seed=2", "out=m")
+    both.append(pd.read_csv(tmp_path / "m" / "elements.csv"))
+    assert max(own["error"].abs().max() for own in both) == pytest.approx(found["max_difference"], rel=1e-6)
+    worst = both[0].iloc[int(both[0]["error"].abs().argmax())]
+    assert f"at row {worst['row']}, column {worst['column']}, " in ran.out
+    assert "out of attention=tiled precision=fp16: head 1 of 2, replicate 2, 16 x 8 elements" in ran.out
+
+
+@pytest.mark.parametrize(("output", "rows"), [("dq", 8), ("dk", 16), ("dv", 16)])
+def test_gradients(numdev: Command, tmp_path: Path, output: str, rows: int) -> None:
+    ran = numdev("map", *SMALL, "problem.queries=8", "operation=attention_backward", f"output={output}", "out=m", "format=npz")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"{output} of backward=tiled precision=bf16: replicate 0, {rows} x 8 elements" in ran.out
+    assert (tmp_path / "m" / "elements.npz").is_file()
+
+
+def test_the_difference_from_a_baseline(numdev: Command) -> None:
+    ran = numdev("map", *SMALL, "reference=baseline", "baseline=uniform", "out=m")
+    assert (ran.code, ran.err) == (0, "")
+    assert "u max |baseline|" in ran.out
+    own = numdev("map", *SMALL, "subject=baseline", "baseline=uniform", "out=m")
+    assert own.out.startswith("out of baseline=uniform: replicate 0")
+
+
+def test_a_sweep_has_a_folder_for_each_job(numdev: Command, tmp_path: Path) -> None:
+    ran = numdev("map", "-m", *SMALL, "precision=bf16,fp16", "out=m")
+    assert ran.code == 0
+    folders = [path for path in (tmp_path / "m").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    assert all((folder / name).is_file() for folder in folders for name in FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("output=dq",), "output"),
+        (("head=1",), "head"),
+        (("seed=-1",), "seed"),
+        (("problem=captured", "problem.head_dim=32", "seed=24"), "seed"),
+        (("subject=golden",), "subject"),
+        (("reference=exact",), "reference"),
+        (("format=xlsx",), "format"),
+        (("baseline=uniform",), "baseline"),
+        (("baseline.precision=fp16",), "baseline"),
+        (("study=fig3",), "study"),
+        (("seeds=2",), "seeds"),
+        (("operation=training",), "operation"),
+        (("softmax=fa1", "attention=exact"), "softmax"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(numdev: Command, tmp_path: Path, arguments: tuple[str, ...], field: str) -> None:
+    sizes = [text for text in SMALL if not (text.startswith("problem.") and "operation=training" in arguments)]
+    ran = numdev("map", *sizes, *arguments, "out=m")
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+    assert ran.err.startswith(f"{field}: ")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_kernel_without_its_device_is_unsupported(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    ran = numdev("map", *SMALL, "attention=triton")
+    assert (ran.code, len(ran.err.splitlines())) == (3, 1)
+
+
+def test_help_explains_every_setting(numdev: Command) -> None:
+    ran = numdev("map", "--help")
+    assert ran.code == 0
+    assert ran.out.count("numdev map") >= 7
+    for one in declared(schema.MappedConfig):
+        assert f"  {one.name}=" in ran.out
+        assert one.text in ran.out

@@ -1,0 +1,215 @@
+"""The report as one HTML file: whole, alone, legible to a program, and the table's numbers those of the summary."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from numdev.api import Bench
+from numdev.attention.exact import Exact
+from numdev.report.claims.verdicts import ClaimResult, judge
+from numdev.report.document.export import summarise
+from numdev.report.document.html import figure, formatted, inline, mathematical, write_html
+from numdev.report.document.paper import make_report
+from numdev.report.reading.frames import Results, distinct, load
+from numdev.report.studies.registry import CLAIMS
+from numdev.results.store import Store
+from numdev.results.study import run
+from tests.toy_studies import Size, by_format, named
+
+STUDIES = ["fig3"]
+VOID = {"meta", "input", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, in the order of the page; `open` has those that are not closed yet."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [found for name, found in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    made, bench = Store(tmp_path_factory.mktemp("results")), Bench(Exact(), "cpu")
+    for name in STUDIES:
+        run(named(by_format(name, Size(n=32, seeds=2, scenarios=("uniform_end", "normal_end")))), bench, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(store: Store) -> Results:
+    return load(store, STUDIES)
+
+
+@pytest.fixture(scope="module")
+def claims(results: Results) -> list[ClaimResult]:
+    return judge(CLAIMS, results)
+
+
+@pytest.fixture(scope="module")
+def out(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("html")
+    make_report(store.path, path, STUDIES, console=Console(quiet=True), html=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(out: Path) -> str:
+    return (out / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+@pytest.fixture(scope="module")
+def data(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    read: dict[str, Any] = json.loads(found[1])
+    return read
+
+
+def test_every_element_is_closed_and_every_identifier_is_one(page: Page) -> None:
+    assert page.open == []
+    names = [found["id"] for _, found in page.elements if "id" in found]
+    assert len(names) == len(set(names))
+    used = {found[key].lstrip("#") for _, found in page.elements for key in ("href", "aria-describedby") if key in found}
+    assert used <= set(names)
+
+
+def test_it_asks_no_host_for_anything(text: str, page: Page) -> None:
+    assert [found for _, found in page.elements if "src" in found] == []
+    assert page.all("link") == []
+    assert all(found["href"].startswith("#") for _, found in page.elements if "href" in found)
+    assert re.findall(r"(?:https?:)?//[\w.]+\.\w+|@import|url\((?!#)", re.sub(r'"[^"]*//[^"]*"', "", text)) == []
+    assert len(text) < 2_000_000
+
+
+def test_claims_have_verdicts_and_every_scenario(text: str, claims: list[ClaimResult]) -> None:
+    assert claims
+    for result in claims:
+        article = text[text.index(f"<h3>{result.claim.text}") :]
+        article = article[: article.index("</article>")]
+        assert f">{result.word}</span>" in article
+        assert article.count('<th scope="row">') == len(result.findings)
+
+
+def test_figures_have_words_and_values(page: Page, out: Path) -> None:
+    plots = [found for found in page.all("div") if found.get("class") == "plot"]
+    assert len(plots) == len(list((out / "figures").glob("*.svg")))
+    assert all(found["tabindex"] == "0" and len(found["aria-label"]) > 30 for found in plots)
+    assert len(page.all("circle")) >= 4 * len(plots)
+
+
+def test_the_table_has_the_numbers_of_the_summary(data: dict[str, Any], results: Results) -> None:
+    expected = summarise(distinct(results.rows), results.points)
+    assert data["rows"] == len(expected)
+    texts = {each["name"]: [each["words"][code] for code in each["codes"]] for each in data["texts"]}
+    assert texts["subject"] == expected["subject"].tolist()
+    assert texts["compared with"] == expected["reference"].tolist()
+    assert not set(texts["scenario"]) & set(expected["scenario"]), "a reader sees the scenario's title"
+    for metric in data["metrics"]:
+        found = pd.Series(metric["mean"], dtype=float)
+        pd.testing.assert_series_equal(found, expected[f"{metric['name']}.mean"], check_names=False, rtol=1e-3)
+    assert {metric["name"] for metric in data["metrics"]} >= {"max_difference", "rmse", "max_ulp"}
+
+
+def test_the_same_results_give_the_same_bytes(results: Results, claims: list[ClaimResult], out: Path, text: str) -> None:
+    assert write_html(results, claims, out / "figures").decode() == text
+
+
+def test_a_title_cannot_leave_its_place(results: Results, claims: list[ClaimResult], out: Path) -> None:
+    """Titles are the user's: markup in one stays text, also in the data of the table."""
+    manifests = {name: own | {"title": "</script><b>x"} for name, own in results.manifests.items()}
+    own = Results(results.rows, results.points, manifests, results.environments)
+    made = write_html(own, [], out / "figures", ["<i>a note"]).decode()
+    assert "</script><b>" not in made
+    assert "<i>" not in made
+    assert "&lt;i&gt;a note" in made
+
+
+def test_symbols_and_powers_are_set() -> None:
+    assert formatted("At $B_r$ < $N$ of\\/off") == "At <var>B<sub>r</sub></var> &lt; <var>N</var> of/off"
+    assert mathematical("N^-0.51 & 9.8e-4, e4m3fn") == (
+        "N<sup>\N{MINUS SIGN}0.51</sup> &amp; 9.8 × 10<sup>\N{MINUS SIGN}4</sup>, e4m3fn"
+    )
+
+
+def test_identifiers_of_two_figures_differ(out: Path) -> None:
+    svg = (out / "figures" / "fig3.svg").read_text()
+    shown = inline(svg, "one")
+    used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', shown))
+    assert used
+    assert used <= set(re.findall(r'id="([^"]+)"', shown))
+    assert all(name.startswith("one-") for name in re.findall(r'id="([^"]+)"', shown))
+    assert len(shown) < len(svg)
+    assert figure(out / "figures" / "fig3.svg")["title"]
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_TRY = """<script>
+addEventListener("load", () => {
+  const form = document.querySelector(".filters");
+  const all = (wanted) => [...document.querySelectorAll(`#table ${wanted}`)];
+  const press = (name) => all("thead button").find((button) => button.textContent.startsWith(name)).click();
+  const numbers = () => all("tbody td.number").filter((_, i) => i % 4 === 0).map((cell) => +cell.textContent);
+  form.text.value = "fp16 golden variant";
+  form.dispatchEvent(new Event("input"));
+  press("max_difference"); press("max_difference");
+  const plot = document.querySelector(".plot");
+  plot.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+  const found = {rows: all("tbody tr").length, numbers: numbers(), tip: document.getElementById("tip").textContent,
+    wide: document.scrollingElement.scrollWidth <= innerWidth};
+  document.body.dataset.found = JSON.stringify(found);
+});</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("docs")
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium, chromium-browser or google-chrome on PATH")
+def test_a_browser_filters_sorts_and_shows_values(text: str, data: dict[str, Any], tmp_path: Path) -> None:
+    assert BROWSER is not None
+    path = tmp_path / "report.html"
+    path.write_text(text.replace("</body>", f"{_TRY}</body>"))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom", "--window-size=800,900"]
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    shown = re.search(r'<body data-found="([^"]*)"', ran.stdout)
+    assert shown, "the page's scripts did not run"
+    found = json.loads(shown[1].replace("&quot;", '"'))
+    texts = [" ".join(each["words"][each["codes"][row]] for each in data["texts"]) for row in range(data["rows"])]
+    matching = sum(all(word in each.lower() for word in ("fp16", "golden", "variant")) for each in texts)
+    assert found["rows"] == min(matching, 100)
+    assert found["numbers"] == sorted(found["numbers"], reverse=True)
+    assert found["tip"]
+    assert found["wide"]

@@ -1,0 +1,63 @@
+"""The files of `numdev map`, and what it says."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16
+from numdev.report.document.map import summary, to_npz, write_figures, write_numbers
+from numdev.report.reading.elements import element_errors
+
+REFERENCE = torch.linspace(1.0, 1.9, 12, dtype=torch.float64).reshape(4, 3)
+
+
+def elements(**changed: float) -> pd.DataFrame:
+    """One rounding to BF16, but for the element of row 2 and column 1, and further ones by `row_column`."""
+    x = REFERENCE.bfloat16().double()
+    x[2, 1] = REFERENCE[2, 1] + 4 * 2.0**-7
+    for place, value in changed.items():
+        x[int(place[1]), int(place[3])] = value
+    return element_errors(x, REFERENCE, BF16)
+
+
+def test_the_largest_error_is_told_with_its_place() -> None:
+    lines = list(summary(elements()))
+    assert lines[0].startswith("largest |D|: 0.03125 at row 2, column 1, where it is 1.604 and golden is 1.573")
+    assert lines[1].startswith("that is 4.000 ulp of bf16 there")
+    assert lines[2].endswith("; 91.7 % of the elements lie within half an ulp")
+    assert len(lines) == 3
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    assert list(summary(elements(r0c0=float("nan"))))[-1].startswith("1 elements are NaN or Inf")
+    nothing = element_errors(torch.full((2, 2), float("nan")), torch.ones(2, 2), BF16)
+    assert list(summary(nothing)) == ["all 4 elements are NaN or Inf"]
+
+
+def test_the_numbers_are_those_of_the_elements(tmp_path: Path) -> None:
+    found = elements()
+    table = pd.read_csv(write_numbers(found, "csv", tmp_path))
+    pd.testing.assert_frame_equal(table, found, check_exact=False, rtol=1e-8)
+    matrices = np.load(write_numbers(found, "npz", tmp_path))
+    assert set(matrices) == {"reference", "error", "error_u", "error_ulp"}
+    np.testing.assert_array_equal(matrices["reference"], REFERENCE.numpy())
+    assert matrices["error_ulp"][2, 1] == pytest.approx(4.0)
+    assert to_npz(found) == (tmp_path / "elements.npz").read_bytes()
+    assert np.load(io.BytesIO(to_npz(found)))["error"].shape == (4, 3)
+
+
+def test_figures_have_titles_and_descriptions(tmp_path: Path) -> None:
+    paths = write_figures(elements(), "out, replicate 0\nprecision=bf16", tmp_path, "_bf16", "baseline")
+    assert [path.name for path in paths] == [
+        *("error_map_bf16.png", "error_map_bf16.svg", "error_histogram_bf16.png", "error_histogram_bf16.svg"),
+    ]
+    assert all(path.is_file() for path in paths)
+    text = paths[1].read_text()
+    assert "<title>Error map: out, replicate 0 precision=bf16</title>" in text
+    assert "in u max |baseline|" in text

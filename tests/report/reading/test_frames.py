@@ -152,7 +152,7 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"results: .* holds no study; .*numdev measure study=fig3"):
+    with pytest.raises(BadInput, match=r"results: .* holds no results; .*numdev measure study=fig3"):
         load(Store(tmp_path))
 
 

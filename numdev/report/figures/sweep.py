@@ -24,7 +24,7 @@ from numdev.report.figures.grid import at_least_a_decade, highest, log_y, lowest
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLUE, FORMAT_COLOURS, GREEN, GREY, INDIGO, ORANGE, PAGE, PURPLE, SKY, SMALL, VERMILION
 from numdev.report.reading.view import Shown, View, is_numeric, shown, view_of
-from numdev.report.reading.wording import Wording, wording_of
+from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics.estimates import Interval
 
 _SHADES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INDIGO)
@@ -90,21 +90,6 @@ def _refuse_too_many(found: Shown, view: View) -> None:
         if count > most:
             names = ", ".join(getattr(view, key))
             raise BadInput(f"plot.{key}", names, f"it has {count} values, and at most {most} can be told apart; take it for x")
-
-
-def title(found: Shown, words: Wording) -> str:
-    """What the figure shows, in one line."""
-    parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]
-    parts += [f"by {' and '.join(map(words.name, found.colour))}"] if found.colour else []
-    parts += [f"for each {' and '.join(map(words.name, found.facet))}"] if found.facet else []
-    text = ", ".join(parts)
-    return text[:1].upper() + text[1:]
-
-
-def alt(found: Shown, words: Wording) -> str:
-    """The description of the figure for those who cannot see it."""
-    how = "Lines" if is_numeric(found.rows[found.x]) else "Dots"
-    return f"{title(found, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
 
 
 @dataclass(frozen=True)

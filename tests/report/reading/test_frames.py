@@ -276,7 +276,7 @@ def test_a_growing_column_is_the_column_of_all_its_values(values: list[Any], chu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typing_of_tables, "_CHUNK", chunk)
         try:
-            whole = typing_of_tables._column(values)
+            whole = typing_of_tables.column_of_values(values)
         except OverflowError:  # beyond 64 bits
             return
         table = typing_of_tables.typed([{"a": value} for value in values], ["a"])

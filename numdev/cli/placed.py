@@ -75,7 +75,7 @@ def keep(
 
 def _swept() -> tuple[str, ...]:
     """The names of what the command sweeps over; none where it is a single point."""
-    hydra = HydraConfig.get()
+    hydra: Any = HydraConfig.get()
     if hydra.mode is not RunMode.MULTIRUN:
         return ()
     texts = flags.split("measure", list(_ARGUMENTS.get()))[0]

@@ -164,7 +164,8 @@ def write_figures(
     `home` is the folder of the results, in which columns of paths (`Plot.files`) name files. The figure `asked` takes the place
     of that of a single study or sweep which names none, and else stands beside the others.
     """
-    notes, only = [], next(iter(results.manifests)) if len(results.manifests) == 1 else ""
+    notes: list[str] = []
+    only = next(iter(results.manifests)) if len(results.manifests) == 1 else ""
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
         if asked is not None and study == only and names == [""]:

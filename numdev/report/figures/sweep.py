@@ -23,7 +23,7 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.scales import LOG_FROM, Scales
 from numdev.report.figures.style import FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL
 from numdev.report.reading.view import Shown, View, is_numeric, shown, view_of
-from numdev.report.reading.wording import Wording, wording_of
+from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics.estimates import Interval
 
 _MARKERS = "os^vD<>PX*"
@@ -86,21 +86,6 @@ def _refuse_too_many(found: Shown, view: View) -> None:
         if count > most:
             names = ", ".join(getattr(view, key))
             raise BadInput(f"plot.{key}", names, f"it has {count} values, and at most {most} can be told apart; take it for x")
-
-
-def title(found: Shown, words: Wording) -> str:
-    """What the figure shows, in one line."""
-    parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]
-    parts += [f"by {' and '.join(map(words.name, found.colour))}"] if found.colour else []
-    parts += [f"for each {' and '.join(map(words.name, found.facet))}"] if found.facet else []
-    text = ", ".join(parts)
-    return text[:1].upper() + text[1:]
-
-
-def alt(found: Shown, words: Wording) -> str:
-    """The description of the figure for those who cannot see it."""
-    how = "Lines" if is_numeric(found.rows[found.x]) else "Dots"
-    return f"{title(found, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
 
 
 def _draw(found: Shown, words: Wording) -> Figure:

@@ -62,9 +62,9 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
             at += 1
     found = _with_speed(found.drop(columns="point", errors="ignore"))
     words = {name: tuple(said) for one in results.manifests.values() for name, said in one.get(WORDS, {}).items()}
-    stated = settings(results.manifests.values())
-    said_of = {name: _short(stated[name].meaning) for name in map(str, found) if name in stated and found[name].nunique() > 1}
-    words |= {name: (word, stated[name].unit) for name, word in said_of.items() if word and name not in words}
+    known = settings(results.manifests.values())
+    said_of = {name: _short(known[name].meaning) for name in map(str, found) if name in known and found[name].nunique() > 1}
+    words |= {name: (word, known[name].unit) for name, word in said_of.items() if word and name not in words}
     units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
     found.attrs = {WORDS: words, UNITS: units}
     return found

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from numdev.errors import BadInput
+from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.nearest import one_of
 from numdev.report.reading.derived import NEEDS
 from numdev.report.reading.frames import LABEL, PRIMARY
@@ -20,6 +21,7 @@ from numdev.report.reading.scenarios import TITLE
 
 _OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _OUTPUT = "output"
+_OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
 _MOST_NAMED = 16  # names that an error lists
 
@@ -204,8 +206,10 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     if rows.empty:
         raise BadInput("plot.y", view.y, "no point has a figure for it; choose another metric or reference")
     one = _values(rows, _OUTPUT)
-    named = one[0] if len(one) == 1 else ""
-    return Shown(rows, x, metric, colour, facet, named, fixed.get("reference", ""), _over(rows, {x, *colour, *facet}))
+    named, against = one[0] if len(one) == 1 else "", fixed.get("reference", "")
+    if metric in _OF_A_CALL or metric.startswith("counter."):  # no comparison, though one may stand in the same row
+        named = against = ""
+    return Shown(rows, x, metric, colour, facet, named, against, _over(rows, {x, *colour, *facet}))
 
 
 def _over(rows: pd.DataFrame, spread: set[str]) -> dict[str, int]:

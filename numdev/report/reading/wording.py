@@ -10,7 +10,7 @@ import pandas as pd
 
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import LABEL
-from numdev.report.reading.view import Shown
+from numdev.report.reading.view import Shown, is_numeric
 
 WORDS, UNITS = "words", "units"
 """In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column."""
@@ -131,3 +131,18 @@ class Wording:
 def wording_of(frame: pd.DataFrame) -> Wording:
     """The words that a table carries."""
     return Wording(frame.attrs.get(WORDS, {}), frame.attrs.get(UNITS, {}))
+
+
+def title(found: Shown, words: Wording) -> str:
+    """What the figure shows, in one line."""
+    parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]
+    parts += [f"by {' and '.join(map(words.name, found.colour))}"] if found.colour else []
+    parts += [f"for each {' and '.join(map(words.name, found.facet))}"] if found.facet else []
+    text = ", ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def alt(found: Shown, words: Wording) -> str:
+    """The description of the figure for those who cannot see it."""
+    how = "Lines" if is_numeric(found.rows[found.x]) else "Dots"
+    return f"{title(found, words)}. {how} at the means over seeds, with their 95 % confidence intervals."

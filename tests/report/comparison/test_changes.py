@@ -386,7 +386,7 @@ class TestCommand:
             ((), "numdev compare: '' cannot be used; give two folders"),
             (("a",), "B: '' cannot be used; the second folder of results is missing: numdev compare a B"),
             (("a", "a", "b"), "numdev compare: 'b' cannot be used; give two folders"),
-            (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no study"),
+            (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no results"),
             (("nowhere", "a"), "A: 'nowhere' cannot be used"),
             (("a", "a", "study=fig9"), "study: 'fig9' cannot be used; a holds s"),
             (("a", "a", "metric=rsme"), "metric: 'rsme' cannot be used"),

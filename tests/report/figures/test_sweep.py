@@ -46,12 +46,12 @@ def test_a_mark_is_the_geometric_mean_over_seeds() -> None:
 def test_an_output_and_a_reference_are_chosen_by_name() -> None:
     first = lines(plot(table(), x="problem.n", y="lse.rmse", colour="tiling.bc"))["0"][0][1]
     assert first == pytest.approx(100 * lines(plot(table(), x="problem.n", y="out.rmse", colour="tiling.bc"))["0"][0][1])
-    figure = plot(table(), x="problem.n", y="rmse", colour="tiling.bc", reference="baseline")
+    figure: Any = plot(table(), x="problem.n", y="rmse", colour="tiling.bc", reference="baseline")
     assert figure.get_supylabel() == "RMSE of out from the baseline, absolute"
 
 
 def test_what_is_not_shown_is_said() -> None:
-    figure = plot(table(), x="problem.n", y="rmse")
+    figure: Any = plot(table(), x="problem.n", y="rmse")
     assert "Each mark is a mean over tiling.bc (2 values) too." in figure.get_supxlabel()
     figure = plot(table(), x="problem.n", y="rmse", facet="tiling.bc")
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["tiling.bc = 16", "tiling.bc = 32"]
@@ -74,7 +74,7 @@ def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:
     [(lambda n, p, s: 1.0 + s / 100 + n / 1e5, "linear"), (lambda n, p, s: n**4.0, "log"), (lambda n, p, s: -n, "linear")],
 )
 def test_axes_are_logarithmic_where_the_range_asks_for_it(values: Any, scale: str) -> None:
-    figure = plot(table(values), x="problem.n", y="rmse", colour="tiling.bc")
+    figure: Any = plot(table(values), x="problem.n", y="rmse", colour="tiling.bc")
     assert figure.axes[0].get_yscale() == scale
     assert figure.axes[0].get_xscale() == "log"
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "512", "1k"]
@@ -82,7 +82,7 @@ def test_axes_are_logarithmic_where_the_range_asks_for_it(values: Any, scale: st
 
 def test_names_are_dots_and_numbers_lines() -> None:
     frame = table().assign(**{"label.tiling.bc": lambda t: t["label.tiling.bc"].map({16: "narrow", 32: "wide"})})
-    figure = plot(frame, x="tiling.bc", y="rmse", colour="problem.n")
+    figure: Any = plot(frame, x="tiling.bc", y="rmse", colour="problem.n")
     assert all(one.lines[0].get_linestyle() == "None" for one in figure.axes[0].containers)
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["narrow", "wide"]
     figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
@@ -93,7 +93,7 @@ def test_nan_and_zero_stand_at_the_foot() -> None:
     frame = table(lambda n, p, seed: n**4.0 * p)
     frame.loc[frame["key"] == "256 16", "nan_count"] = 1
     frame.loc[frame["key"] == "512 32", "rmse"] = 0.0
-    figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
+    figure: Any = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
     found = lines(figure)
     assert [x for x, _ in found["0"]] == [512, 1024]
     assert [x for x, _ in found["1"]] == [256, 1024]
@@ -129,7 +129,7 @@ def test_more_lines_than_can_be_told_apart_are_refused() -> None:
 
 def test_a_replicate_alone_has_no_interval() -> None:
     frame = table()
-    figure = plot(frame[frame["seed"] == 0], x="problem.n", y="rmse", colour="tiling.bc")
+    figure: Any = plot(frame[frame["seed"] == 0], x="problem.n", y="rmse", colour="tiling.bc")
     low, high = figure.axes[0].get_ylim()
     assert math.isfinite(low)
     assert math.isfinite(high)

@@ -152,7 +152,7 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"results: .* holds no study; .*numdev measure study=fig3"):
+    with pytest.raises(BadInput, match=r"results: .* holds no results; .*numdev measure study=fig3"):
         load(Store(tmp_path))
 
 
@@ -276,7 +276,7 @@ def test_a_growing_column_is_the_column_of_all_its_values(values: list[Any], chu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typing_of_tables, "_CHUNK", chunk)
         try:
-            whole = typing_of_tables._column(values)
+            whole = typing_of_tables.column_of_values(values)
         except OverflowError:  # beyond 64 bits
             return
         table = typing_of_tables.typed([{"a": value} for value in values], ["a"])

@@ -67,6 +67,11 @@ def kind_of(request: Request) -> str:
     return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
 
 
+def reads(request: Request) -> frozenset[str]:
+    """The settings and nodes that the point of a request reads."""
+    return _read(request.structure, nodes.place(request.config, "variant"))
+
+
 def honours_of(raw: Flat, path: str) -> Honours:
     """The settings that a node reads."""
     kind = nodes.made_by(raw[f"{path}.{TARGET}"]) if f"{path}.{TARGET}" in raw else None

@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,8 +18,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import app
+from numdev.cli.console import output
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
+from numdev.cli.progress import aside
+from numdev.cli.sweeptable import SweepTable
 
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
 
@@ -77,11 +80,13 @@ class Job:
         command: its name, that of a function of `numdev.cli.app`.
         outlet: where the user reads. What a job prints that runs where nobody does, it returns.
         tracebacks: whether an error passes with its traceback.
+        table: of the sweep that the job belongs to.
     """
 
     command: str
     outlet: Outlet | None
     tracebacks: bool = False
+    table: SweepTable = field(default_factory=SweepTable)
 
     def __call__(self, cfg: DictConfig) -> Ended | Figure:
         """Run one job; the figure where one is asked for, else how it ended.
@@ -91,6 +96,7 @@ class Job:
         """
         with self._said() as said:
             ended = self._ended(cfg)
+            self._print_line(ended)
         ended = replace(ended, job=" ".join(app.overrides()), number=_number(), said=said.getvalue())
         keep(ended)
         if HydraConfig.get().mode is RunMode.RUN or OmegaConf.select(cfg, "objective") is None:
@@ -113,6 +119,13 @@ class Job:
                 raise
             return Ended(code_of(error), sentence_of(error)) if isinstance(error, KNOWN) else Ended(FAILED, unforeseen(error))
         return ended
+
+    def _print_line(self, ended: Ended) -> None:
+        """The job's line in the table of its sweep."""
+        if ended.line is None or self.table.headings is None:
+            return
+        with aside():
+            output().print(self.table.line(app.overrides(), *ended.line), soft_wrap=True)
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[io.StringIO]:

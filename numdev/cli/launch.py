@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from numdev.cli import flags, process, schema, sources
@@ -64,6 +65,9 @@ def _run(job: Job, arguments: list[str]) -> int:
             return gravest(each.code for each in ended.values()) or FAILED
         finally:
             _tell(list(ended.values()))
+    if plans := [each.plan for each in ended.values() if each.plan is not None]:
+        print(sum(plans[1:], plans[0]).sentence())
+        print("Nothing was measured or written.")
     return gravest(each.code for each in ended.values())
 
 
@@ -85,15 +89,15 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
         return [*(re.sub("^study=", "studies=", text) for text in overrides), *others]
-    return [*overrides, *_shards(overrides), *others]
-
-
-def _shards(texts: list[str]) -> list[str]:
     try:
-        overrides = OverridesParser.create().parse_overrides(texts)
+        given = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
     except OverrideParseException:
-        return []  # Hydra will say so
-    given = {override.key_or_group: override for override in overrides}
+        return [*overrides, *others]  # Hydra will say so
+    folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
+    return [*overrides, *_shards(given), *folder, *others]
+
+
+def _shards(given: Mapping[str, Override]) -> list[str]:
     if "shard" not in given or "shards" in given or not given["shard"].is_sweep_override():
         return []
     return [f"shards={len(list(given['shard'].sweep_iterator()))}"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -15,6 +16,10 @@ from numdev.cli.library import config_folder
 from numdev.cli.requests import type_mend
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import is_near, one_of
+from numdev.results.record import Status
+
+if TYPE_CHECKING:
+    from numdev.cli.plan import Plan
 
 FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
 _GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
@@ -32,6 +37,8 @@ class Ended:
         job: the overrides of the job.
         number: the job's place in its sweep.
         said: what the job printed where the user does not see it.
+        line: figures, status and remark of the job's line in the table of a sweep; None where it prints none.
+        plan: what a dry run found; None otherwise.
     """
 
     code: int = 0
@@ -40,6 +47,12 @@ class Ended:
     job: str = ""
     number: int = 0
     said: str = ""
+    line: tuple[tuple[str, ...], Status | None, str] | None = None
+    plan: Plan | None = None
+
+    def with_line(self, cells: tuple[str, ...], status: Status | None, remark: str) -> Ended:
+        """The same with a line in the table of a sweep."""
+        return replace(self, line=(cells, status, remark))
 
 
 class Interrupted(KeyboardInterrupt):

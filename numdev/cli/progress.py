@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +53,15 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away while results are printed: rich would print them where the bar is, which is not where results go."""
+        if self._bar is not None:
+            self._bar.stop()
+        yield
+        if self._bar is not None:
+            self._bar.start()
+
     @property
     def _of_studies(self) -> bool:
         return self._unit == "points"
@@ -86,6 +97,11 @@ class Progress:
 
         return report
 
+    def point(self, done: int, text: str) -> None:
+        """So many points are done, and this one comes."""
+        self.done, self._text = done, text
+        self._show(text)
+
     def finished(self, points: int) -> None:
         """So many more points are in the store than when the last study began to be counted."""
         self.done = points
@@ -108,3 +124,46 @@ class Progress:
         elapsed = now - self._start
         left = f", about {elapsed / self.done * (self._total - self.done):.0f} s left" if self.done else ""
         self._console.print(f"{self.done}/{self._total} {self._unit}, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)
+
+
+_SWEEP: ContextVar[Progress | None] = ContextVar("sweep", default=None)
+
+
+@contextmanager
+def sweep(points: int, console: Console) -> Iterator[None]:
+    """In it the points of a sweep move one bar, if the console is a terminal; elsewhere each prints its line alone."""
+    if not console.is_terminal:
+        yield
+        return
+    with Progress(points, console) as bar:
+        token = _SWEEP.set(bar)
+        try:
+            yield
+        finally:
+            _SWEEP.reset(token)
+
+
+@contextmanager
+def of_point(replicates: int, console: Console, *, live: bool | None) -> Iterator[Progress]:
+    """The bar of the sweep that a point belongs to, or one of its own."""
+    bar = _SWEEP.get()
+    if bar is not None:
+        yield bar
+        return
+    with Progress(replicates, console, live=live, unit="replicates") as own:
+        yield own
+
+
+def begin(done: int, text: str) -> None:
+    """Tell the bar of a sweep that so many of its points are done, and which one comes."""
+    bar = _SWEEP.get()
+    if bar is not None:
+        bar.point(done, text)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Take the bar of a sweep away while results are printed."""
+    bar = _SWEEP.get()
+    with nullcontext() if bar is None else bar.aside():
+        yield

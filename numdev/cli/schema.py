@@ -47,6 +47,8 @@ class RunConfig:
     device: str = setting("auto", "where it is measured: auto, cpu or cuda")
     results: str = setting("results", "folder of the records")
     fresh: bool = setting(False, "measure again what is there")
+    metrics: str = setting("chief", "what a point prints: chief, or all for every metric of every output")
+    dry_run: bool = setting(False, "estimate points, time and memory; measure and write nothing")
     study: StudyConfig | None = None
     shard: int = setting(0, "measure this part of a study ...")
     shards: int = setting(1, "... of so many", "count")

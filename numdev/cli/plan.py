@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from omegaconf import DictConfig
@@ -27,6 +27,7 @@ LONG = 60.0  # seconds of a point that are said before it starts
 _MANY = 300.0  # replicates of the largest problem of a calibration below which a point is not calibrated for that
 
 
+@runtime_checkable
 class Estimates(Protocol):
     """What knows how long points take."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from numdev.errors import BadInput
 from numdev.measurement.protocol import MeasurementKind
@@ -134,7 +135,7 @@ class Estimator:
             return None
 
 
-def _fit(sizes: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> tuple[float, ...]:
+def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
     """Least squares of relative errors with coefficients of at least 0."""
     from scipy.optimize import nnls  # late: estimates alone need it
 

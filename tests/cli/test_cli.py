@@ -76,6 +76,11 @@ def toy_configs(tmp_path: Path) -> Path:
     return folder
 
 
+def jobs(out: str) -> list[str]:
+    """The lines of a sweep's jobs, below a title and the names of the columns."""
+    return out.splitlines()[2:]
+
+
 def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     search = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
@@ -276,7 +281,7 @@ class TestBadInput:
 
 class TestPoint:
     def test_prints_every_metric_and_files_the_record(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "seeds=2")
+        ran = numdev("measure", *SMALL, "seeds=2", "metrics=all")
         assert (ran.code, ran.err) == (0, "")
         for metric, (unit, _) in METRICS.items():
             assert any(line.split()[:2] == [metric, unit] for line in ran.out.splitlines())
@@ -342,8 +347,12 @@ class TestSweep:
     def test_prints_one_line_for_each_point(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "precision=bf16,fp16", "tiling.bc=8,16,32")
         assert (ran.code, ran.err) == (0, "")
-        assert len(ran.out.splitlines()) == 6
-        assert all("max_difference" in line for line in ran.out.splitlines())
+        title, names, *lines = ran.out.splitlines()
+        assert title.startswith("max_difference from golden")
+        assert title.endswith("problem.n=32 problem.head_dim=8 seeds=1 device=cpu")
+        assert names.split() == ["precision", "tiling.bc", "variant", "baseline", "variant", "/", "baseline", "status"]
+        assert [tuple(line.split()[:2]) for line in lines] == [(p, bc) for p in ("bf16", "fp16") for bc in ("8", "16", "32")]
+        assert len({line.index(" ok, ") for line in lines}) == 1, "columns are aligned"
         assert len(list(Store(Path("results")).records())) == 6
         assert {path.name for path in Path().iterdir()} == {"results"}
 
@@ -364,7 +373,7 @@ class TestSweep:
     def test_a_bad_job_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "tiling.bc=0,8,-1,16")
         assert ran.code == 2
-        assert len(ran.out.splitlines()) == 2
+        assert len(jobs(ran.out)) == 2
         assert [line.split(": ")[1] for line in ran.err.splitlines()] == ["tiling.bc", "tiling.bc"]
 
     def test_a_setting_that_is_none_stops_all_before_the_first(self, numdev: Command) -> None:
@@ -380,7 +389,7 @@ class TestSweep:
 
     def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
-        assert (ran.code, len(ran.out.splitlines())) == (2, 1)
+        assert (ran.code, len(jobs(ran.out))) == (2, 1)
         assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
 
     def test_flags_stand_anywhere(self, numdev: Command) -> None:

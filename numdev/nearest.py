@@ -30,15 +30,26 @@ def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
     return f"{meant}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else meant
 
 
+class NotAChoice(BadInput):
+    """A value that is none of `known`."""
+
+    def __init__(self, field: str, value: object, known: Iterable[object]) -> None:
+        self.known = tuple(known)
+        super().__init__(field, value, one_of(value, map(str, self.known)))
+
+    def __reduce__(self) -> tuple[type[NotAChoice], tuple[str, object, tuple[object, ...]]]:  # type: ignore[override]
+        return type(self), (self.field, self.value, self.known)
+
+
 def choice(field: str, kind: type[E], value: object) -> E:
     """The member of an Enum with this value.
 
     Raises:
-        BadInput: naming the setting, and the values that there are.
+        NotAChoice: naming the setting, and the values that there are.
     """
     known = [member.value for member in kind]
     if value not in known:
-        raise BadInput(field, value, one_of(value, known))
+        raise NotAChoice(field, value, known)
     return kind(value)
 
 

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from numdev.cli import flags, process, schema, sources
+from numdev.cli import flags, process, resolved, schema, sources
 from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
@@ -65,10 +65,21 @@ def _run(job: Job, arguments: list[str]) -> int:
             return gravest(each.code for each in ended.values()) or FAILED
         finally:
             _tell(list(ended.values()))
+    if not ended:
+        _show_formats(job.command, arguments)
     if plans := [each.plan for each in ended.values() if each.plan is not None]:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
     return gravest(each.code for each in ended.values())
+
+
+def _show_formats(command: str, arguments: list[str]) -> None:
+    """Behind the settings that `--cfg job` shows, the format of every step: null, as they have it, is that of the preset."""
+    _, given = flags.read(arguments)
+    if getattr(given, "cfg", None) not in ("job", "all") or "package" in given or command == "report":
+        return
+    for line in resolved.formats(CONFIGS[command], arguments):
+        print(line)
 
 
 def _tell(ended: Sequence[Ended]) -> None:

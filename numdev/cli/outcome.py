@@ -16,6 +16,7 @@ from numdev.cli.library import config_folder
 from numdev.cli.requests import type_mend
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import is_near, one_of
+from numdev.results.files import StoreError
 from numdev.results.record import Status
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def gravest(codes: Iterable[int]) -> int:
 
 
 def code_of(error: Exception) -> int:
-    """2 for what the user asked for, 1 for what happened then, such as a full disk."""
-    return FAILED if isinstance(error, NumdevError) and not isinstance(error, BadInput) else BAD_INPUT
+    """2 for what the user can mend, a setting or a full disk; 1 for every other failure."""
+    return FAILED if isinstance(error, NumdevError) and not isinstance(error, (BadInput, StoreError)) else BAD_INPUT
 
 
 def sentence_of(error: Exception, known: Composer | None = None) -> str:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
+from numdev.results.files import StoreError
 
 
 class Parser(ArgumentParser):
@@ -67,7 +68,7 @@ def _unbracketed(text: str) -> str:
 
 
 def run(command: Callable[[Namespace], int], parser: Parser, arguments: list[str]) -> int:
-    """The exit code of a command: its own, 2 for what the user asked for, 1 for what happened then.
+    """The exit code of a command: its own, 2 for what the user can mend, 1 for every other failure.
 
     Raises:
         SystemExit: with 0, after `--help`.
@@ -76,4 +77,4 @@ def run(command: Callable[[Namespace], int], parser: Parser, arguments: list[str
         return command(parser.read(arguments))
     except NumdevError as error:
         print(error, file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
+        return 2 if isinstance(error, (BadInput, StoreError)) else 1

@@ -43,16 +43,16 @@ def run(cfg: DictConfig, show: Any, program: str) -> Ended:
         progress.begin(HydraConfig.get().job.num, words.line)
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
-    LOG.debug("key %s of %s in %s", key, words.line, store.path)
     if cfg.dry_run:
         return _planned(cfg, program, bench, store, (key, point), words)
     found = None if cfg.fresh else store.get(key)
     already = found is not None and found.status in DONE
+    LOG.debug("%s: key %s, %s %s", words.line, key, "measured already in" if already else "not measured yet in", store.path)
     if found is None or not already:
         plan.announce(point, bench, ERRORS)
         found = _measured(point, bench, store, key)
         store.put(found)
-    LOG.debug("%s in %.3f s%s", found.status.value, found.seconds, ", from the store" if already else "")
+    LOG.debug("%s after %.3f s, %s", found.status.value, found.seconds, found.kernel or "tensor operations")
     ended = Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found))
     if _is_in_sweep() and metrics is Metrics.CHIEF:
         return ended.with_line(show.cells(found), found.status, _said(found, already))

@@ -47,8 +47,11 @@ def record(console: Console, found: Record, path: Path, asked: Asked, *, already
     if found.rows:
         for sentence in sentences(found, asked.variant, asked.baseline):
             console.print(sentence, markup=False)
-        for table in _tables(found) if metrics is Metrics.ALL else [_chief(found)]:
-            console.print(table)
+        if metrics is Metrics.ALL:
+            console.print(*_tables(found))
+        else:
+            console.print(f"mean ± half its 95 % confidence interval; {MORE}", style="italic")
+            console.print(_chief(found))
     footer(console, found, path, already=already)
 
 
@@ -107,8 +110,7 @@ def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
 
 def _chief(found: Record) -> Table:
     """The chief figures of every output, as narrow as a terminal of 80 columns."""
-    title = f"mean ± half its 95 % confidence interval; {MORE}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     outputs = list(dict.fromkeys(row["output"] for row in found.rows))
     of_output = {output: _figures(found, output) for output in outputs}
     pairs = [pair for pair in _COLUMNS if any(pair in figures for figures in of_output.values())]

@@ -272,10 +272,10 @@ class TestBadInput:
         assert "Traceback" in ran.stderr
         assert "BadInput" in ran.stderr
 
-    def test_results_that_cannot_be_written_are_no_bad_input(self, numdev: Command) -> None:
+    def test_results_that_cannot_be_written_are_one_sentence(self, numdev: Command) -> None:
         Path("results").write_text("a file where a folder is wanted")
         ran = numdev("measure", *SMALL)
-        assert (ran.code, len(ran.err.splitlines())) == (1, 1), ran.err
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
         assert ran.err.startswith("results: ")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from numdev.errors import BadInput
 
@@ -31,14 +31,14 @@ def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
 
 
 class NotAChoice(BadInput):
-    """A value that is none of `known`."""
+    """A value that is none of `known`; `text` says what the setting means."""
 
-    def __init__(self, field: str, value: object, known: Iterable[object]) -> None:
-        self.known = tuple(known)
-        super().__init__(field, value, one_of(value, map(str, self.known)))
+    def __init__(self, field: str, value: object, known: Iterable[object], text: str = "") -> None:
+        self.known, self.text = tuple(known), text
+        super().__init__(field, value, one_of(value, map(str, self.known)) + (f": {text}" if text else ""))
 
-    def __reduce__(self) -> tuple[type[NotAChoice], tuple[str, object, tuple[object, ...]]]:  # type: ignore[override]
-        return type(self), (self.field, self.value, self.known)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.known, self.text)
 
 
 def choice(field: str, kind: type[E], value: object) -> E:

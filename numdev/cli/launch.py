@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,6 +22,7 @@ from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
 
+_WIDTH = 80
 CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 
 
@@ -33,6 +37,9 @@ def launch(command: str, arguments: list[str]) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return _run(Job(command, Outlet.here(), tracebacks=True), arguments)
     try:
+        if {"--help", "-h"} & set(arguments):
+            print(help_of(command, arguments))
+            return 0
         return _run(Job(command, Outlet.here()), arguments)
     except KNOWN as error:
         print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
@@ -42,6 +49,20 @@ def launch(command: str, arguments: list[str]) -> int:
     except Exception as error:
         print(unforeseen(error), file=sys.stderr)
         return FAILED
+
+
+def help_of(command: str, arguments: list[str]) -> str:
+    """Hydra's help of a command, its long lines wrapped for a terminal of 80 columns."""
+    said = io.StringIO()
+    ends = contextlib.suppress(SystemExit)  # Hydra ends the process after its help
+    with ends, contextlib.redirect_stdout(said), process.given(arguments, HYDRA_FULL_ERROR="1"):
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(lambda _: None)()
+    return "\n".join(map(_wrapped, said.getvalue().rstrip().splitlines()))
+
+
+def _wrapped(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return line if len(line) <= _WIDTH else fill(line.lstrip(), _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")
 
 
 def _asked(command: str, arguments: list[str]) -> Composer | None:

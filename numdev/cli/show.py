@@ -79,7 +79,8 @@ def cells(found: Record) -> tuple[str, ...]:
     one = compared(found)
     if one.baseline is None or one.quotient is None:
         return significant(one.variant.estimate, 3), "", ""
-    return significant(one.variant.estimate, 3), significant(one.baseline.estimate, 3), one.quotient.text()
+    quotient = one.quotient.text() if one.quotient.count > 1 else significant(one.quotient.estimate, 3)
+    return significant(one.variant.estimate, 3), significant(one.baseline.estimate, 3), quotient
 
 
 def outcome(name: str, done: Outcome) -> Text:

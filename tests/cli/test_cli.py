@@ -121,22 +121,29 @@ class TestHelp:
     def test_measure_explains_every_group_option_and_setting(self, numdev: Command) -> None:
         ran = numdev("measure", "--help")
         assert ran.code == 0
-        ours = ran.out[: ran.out.index("Groups and options, as the config folders have them")]
+        assert max(map(len, ran.out.splitlines())) <= 80
+        ours = " ".join(ran.out[: ran.out.index("Groups and their options:")].split())
         for group in (*GROUPS, "attention", "baseline"):
             assert f"== {group}: " in ours
             for path in (config_folder() / group).glob("*.yaml"):
                 if "numdev.training" in path.read_text():  # of numdev train, whose help is its own
                     continue
                 assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
-        of_training = numdev("train", "--help").out
+        of_training = " ".join(numdev("train", "--help").out.split())
         for name, one in schema.settings().items():
             text = of_training if name.startswith("rung.") else ours
-            assert re.search(rf"^ +{re.escape(name)}=.* {re.escape(one.unit)}.*{re.escape(one.text)}$", text, re.MULTILINE), name
+            said = " ".join((f"{one.unit}: {one.text}" if one.unit else one.text).split())
+            assert re.search(rf" {re.escape(name)}=\S* {re.escape(said)}", text), name
         for name in composer((config_folder(),)).known():
             if name == "baseline.numerics":
                 assert name in of_training
                 continue
             assert name in ours or name == "operation" or ".fmt." in name, name
+
+    @pytest.mark.parametrize("command", ["speed", "train", "paper", "report", "compare", "tune", "studies"])
+    def test_fits_80_columns(self, numdev: Command, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert max(map(len, numdev(command, "--help").out.splitlines())) <= 80
 
     @pytest.mark.parametrize("command", ["paper", "report"])
     def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import OPERATION, Library, config_folder, study_fields

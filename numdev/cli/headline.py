@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numdev.report.statistics.estimates import Interval, mean, ratio, significant
 from numdev.results.columns import Use
 from numdev.results.record import Record
-from numdev.report.statistics.estimates import Interval, mean, ratio, significant
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numdev.cli import app
 from numdev.cli.console import output
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
-from numdev.cli.progress import aside
+from numdev.cli.progress import aside, begin
 from numdev.cli.sweeptable import SweepTable
 
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
@@ -94,6 +94,7 @@ class Job:
         Raises:
             NoFigure: from a job of a sweep that has not got the figure.
         """
+        begin(_number(), " ".join(text for text in app.overrides() if text.partition("=")[0] in self.table.axes))
         with self._said() as said:
             ended = self._ended(cfg)
             self._print_line(ended)

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,8 +20,8 @@ from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
+from numdev.cli.width import wrapped
 
-_WIDTH = 80
 CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 
 
@@ -57,12 +56,7 @@ def help_of(command: str, arguments: list[str]) -> str:
     ends = contextlib.suppress(SystemExit)  # Hydra ends the process after its help
     with ends, contextlib.redirect_stdout(said), process.given(arguments, HYDRA_FULL_ERROR="1"):
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(lambda _: None)()
-    return "\n".join(map(_wrapped, said.getvalue().rstrip().splitlines()))
-
-
-def _wrapped(line: str) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return line if len(line) <= _WIDTH else fill(line.lstrip(), _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    return wrapped(said.getvalue().rstrip())
 
 
 def _asked(command: str, arguments: list[str]) -> Composer | None:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import NoReturn
 
+from numdev.cli.width import filled, wrapped
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
 from numdev.results.files import StoreError
@@ -18,14 +19,18 @@ class Parser(ArgumentParser):
     def __init__(self, command: str, purpose: str, more: str = "") -> None:
         super().__init__(
             prog=f"numdev {command}",
-            description=purpose,
-            epilog=more,
+            description=filled(purpose),
+            epilog=filled(more),
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         self.usage = self.prog
         self._settings = self.add_argument_group("settings, as name=value or as --name value")
         self._names: list[str] = []
+
+    def format_help(self) -> str:
+        """argparse's help, its long lines wrapped."""
+        return wrapped(super().format_help()) + "\n"
 
     def folders(self, usage: str, meaning: str) -> None:
         """Take folders in any place among the settings."""

@@ -39,8 +39,6 @@ def run(cfg: DictConfig, show: Any, program: str) -> Ended:
     bench = runner(program, cfg)
     objective.refuse_unusable(cfg.objective, bench.kind)
     point, words = _asked(cfg)
-    if _is_in_sweep():
-        progress.begin(HydraConfig.get().job.num, words.line)
     store = Store(Path(cfg.results))
     key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
     if cfg.dry_run:

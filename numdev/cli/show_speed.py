@@ -17,7 +17,6 @@ from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.results.columns import Use
 from numdev.results.record import Record
 
-
 _CHIEF = (
     *("latency", "latency_low", "latency_high", "tflops", "share", "bandwidth"),
     *("peak_bytes", "temporary_bytes", "max_difference", "rmse", "max_u"),

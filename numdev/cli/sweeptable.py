@@ -31,7 +31,9 @@ HEADINGS = {
         "max_difference from golden, and variant / baseline with its 95 % interval",
         {"variant": 9, "baseline": 9, "variant / baseline": 19},
     ),
-    "speed": Headings("time of one call, and its root mean square error", {"ms": 8, "TFLOP/s": 8, "of matmul": 9, "MiB": 8, "RMSE": 8}),
+    "speed": Headings(
+        "time of one call, and its root mean square error", {"ms": 8, "TFLOP/s": 8, "of matmul": 9, "MiB": 8, "RMSE": 8}
+    ),
     "train": Headings(
         "difference of the weights from those of the reference after the last step",
         {"step": 6, "max_difference": 14, "relative_frobenius": 18, "same bits": 9},

@@ -1,8 +1,8 @@
 """How long measurements would take, from a short calibration on small problems, and how much memory they would need.
 
-The time of a replicate is taken to be `a + b s_1 + c s_2 + ...` with coefficients of at least 0, where `s` is the size that the
-operation states of a problem (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and a key). The
-coefficients of each variant and baseline come from measurements of one replicate of smaller problems, of which nothing is kept.
+The model is `a + b s_1 + c s_2 + ...` for the time of a replicate, with coefficients of at least 0; `s` is the size of the problem
+as its operation declares it (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and a key). One
+replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; nothing of these is kept.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ class TestHelp:
         ran = python("-c", script, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
         assert all(f"numdev {command}" in ran.stdout for command in COMMANDS)
+        assert max(map(len, ran.stdout.splitlines())) <= 80
 
     def test_measure_imports_neither_torch_nor_pandas(self, tmp_path: Path) -> None:
         script = (
@@ -526,14 +527,15 @@ class TestStudy:
         monkeypatch.setattr(Runner, "measure", interrupted)
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
         assert ran.code == 130
-        assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to go on"
+        assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to continue"
         assert len(list(Store(Path("results")).records())) == 3
         assert "3 already there" in numdev("measure", "--config-dir", str(toy_configs), "study=toy").out
 
     def test_studies_lists_them(self, numdev: Command) -> None:
         ran = numdev("studies")
         names = [path.stem for path in (config_folder() / "study").glob("*.yaml")]
-        assert [line.split()[0] for line in ran.out.splitlines()] == sorted(names)
+        assert [line.split()[0] for line in ran.out.splitlines() if not line.startswith(" ")] == sorted(names)
+        assert max(map(len, ran.out.splitlines())) <= 80
 
     def test_studies_takes_nothing_but_help(self, numdev: Command) -> None:
         assert "usage: numdev studies" in numdev("studies", "--help").out

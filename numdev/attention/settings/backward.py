@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from numdev.attention.settings.precision import PrecisionSettings, policy_of
 from numdev.attention.settings.problem import ProblemSettings
 from numdev.attention.settings.problem import problem as forward_problem
-from numdev.errors import BadInput
 from numdev.nearest import NotAChoice, choice, named
 from numdev.settings import Overruled, setting
 

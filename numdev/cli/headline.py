@@ -62,7 +62,8 @@ def sentences(found: Record, variant: str, baseline: str) -> list[str]:
 
 
 def _quotient(found: Interval, variant: str) -> str:
-    left_out = f"; {found.excluded} replicates left out (a deviation is zero or not finite)" if found.excluded else ""
+    replicates = f"{found.excluded} replicate{'s' * (found.excluded != 1)}"
+    left_out = f"; {replicates} left out (a deviation is zero or not finite)" if found.excluded else ""
     if not found.count:
         return f"unknown{left_out}"
     said = f"{significant(found.estimate, 3)}, {_interval(found)}"

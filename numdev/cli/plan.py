@@ -17,7 +17,6 @@ from rich.table import Table
 
 from numdev.measurement.deviation.measurement import check_memory
 from numdev.measurement.estimate import Estimator, needed_bytes
-from numdev.measurement.protocol import MeasurementKind
 from numdev.measurement.runner import Runner
 from numdev.memory import available_bytes, size_text
 from numdev.results.store import Store
@@ -75,8 +74,15 @@ class Plan:
 
     def __add__(self, other: Plan) -> Plan:
         both = [one for one in (self.bytes, other.bytes) if one is not None]
-        sums = (getattr(self, name) + getattr(other, name) for name in ("points", "there", "replicates", "seconds"))
-        return Plan(*sums, max(both, default=None), min(self.free, other.free), self.larger + other.larger)
+        return Plan(
+            self.points + other.points,
+            self.there + other.there,
+            self.replicates + other.replicates,
+            self.seconds + other.seconds,
+            max(both, default=None),
+            min(self.free, other.free),
+            self.larger + other.larger,
+        )
 
     def cells(self) -> tuple[str, ...]:
         """Replicates, time and memory as text; no figures where nothing is left to measure."""
@@ -112,7 +118,7 @@ def _trainings(device: torch.device, results: str) -> Estimates:
 
 
 @lru_cache(maxsize=2)
-def _estimator(kind: MeasurementKind, device: str) -> Estimator:
+def _estimator(kind: Any, device: str) -> Estimator:  # a MeasurementKind, which are frozen dataclasses
     return Estimator(kind, device)
 
 

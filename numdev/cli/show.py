@@ -133,7 +133,7 @@ def _tables(found: Record) -> Iterator[RenderableType]:
         title = f"{output}: mean over replicates ± half its 95 % confidence interval"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for header in ("metric", "unit"):
-            table.add_column(header, vertical="bottom")
+            table.add_column(header, vertical="bottom", no_wrap=True)
         for pair in figures:
             table.add_column(_COLUMNS[pair], justify="right")
         for column in _measured(found):

@@ -155,7 +155,7 @@ def _refuse_metrics(cfg: DictConfig) -> None:
 
 
 def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
-    """Raise BadInput for a setting that no schema knows: `+name=value` brings one in.
+    """Raise BadInput for a setting that no schema has, which `+name=value` can add.
 
     Beside the settings of the schema stand the groups of the operation, the nodes that it declares, and what its files refer to.
     """

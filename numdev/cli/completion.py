@@ -32,7 +32,7 @@ def _values(command: str, words: list[str]) -> list[str]:
 def complete(arguments: list[str]) -> int:
     """`numdev -sc install=bash`, `uninstall=bash`, and the `query=bash` with which a shell asks for what may come next.
 
-    The shell hands over its line as COMP_LINE. Hydra knows no commands, so it gets the line without that word.
+    The shell passes its line as COMP_LINE. Hydra has no commands, so it gets the line without that word.
     """
     wanted = arguments[1] if len(arguments) > 1 else ""
     if not wanted.startswith("query="):

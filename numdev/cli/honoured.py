@@ -1,4 +1,4 @@
-"""Whether everything that is stated explicitly is read by what would be measured: nothing is ignored without a word.
+"""Checks that what would be measured reads every explicit setting; refuses a setting that it would ignore.
 
 A class that declares `honours` (`numdev.attention.honours.Honouring`) says itself which settings it reads; another reads the
 arguments of its own node, and what they refer to.

@@ -1,4 +1,4 @@
-"""A command as the task that Hydra runs, once or for every job of a sweep, here or elsewhere; and what its jobs said."""
+"""Runs a command as the task of Hydra, once or for every job of a sweep, here or elsewhere, and collects what its jobs said."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
 
 
 class Figure(float):
-    """The figure that a sweep minimises, which brings along how its job ended."""
+    """The figure that a sweep minimises, and how its job ended."""
 
     ended: Ended
 
@@ -42,7 +42,7 @@ class Figure(float):
 
 
 class NoFigure(Exception):
-    """What a job raises that has no figure for the sweeper: sweepers count such a job as failed, and decide whether to go on."""
+    """Raised by a job without a figure for the sweeper, which counts the job as failed and decides whether to continue."""
 
     def __init__(self, ended: Ended) -> None:
         super().__init__(ended)
@@ -78,7 +78,7 @@ class Job:
 
     Attributes:
         command: its name, that of a function of `numdev.cli.app`.
-        outlet: where the user reads. What a job prints that runs where nobody does, it returns.
+        outlet: where the user reads. A job that runs elsewhere returns what it prints.
         tracebacks: whether an error passes with its traceback.
         table: of the sweep that the job belongs to.
     """
@@ -107,7 +107,7 @@ class Job:
         return Figure(ended.figure, ended)
 
     def _ended(self, cfg: DictConfig) -> Ended:
-        """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
+        """Run the job; a known error ends it with a sentence, and the other jobs of a sweep continue."""
         try:
             runtime = HydraConfig.get().runtime
             app.refuse_unknown(cfg, groups=runtime.choices)
@@ -130,7 +130,7 @@ class Job:
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[io.StringIO]:
-        """What the job prints, if nobody reads it there."""
+        """Capture what the job prints, if it runs where the user does not read."""
         said = io.StringIO()
         elsewhere = Outlet.here() != self.outlet
         with contextlib.redirect_stdout(said) if elsewhere else contextlib.nullcontext():
@@ -155,14 +155,14 @@ def kept() -> Iterator[dict[int, Ended]]:
 
 
 def keep(ended: Ended) -> None:
-    """Note how a job ended, where the command runs."""
+    """Record how a job ended, in the process of the command."""
     held = _ENDED.get()
     if held is not None:
         held[ended.number] = ended
 
 
 def keep_returned(job: JobReturn) -> None:
-    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
+    """Record how a job ended, and print what it printed where the user does not read."""
     if job.status is JobStatus.COMPLETED:
         value = job.return_value
     else:

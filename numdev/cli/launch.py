@@ -1,4 +1,4 @@
-"""Handing a command to Hydra, and making one end of what its jobs returned."""
+"""Hands a command to Hydra, and derives its exit code from what its jobs returned."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CONFIGS = {"measure": "config", "paper": "paper", "report": "report", "speed": "
 def launch(command: str, arguments: list[str]) -> int:
     """Run a command with Hydra's arguments; returns the exit code.
 
-    Hydra prints an error and its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So it is set while Hydra works,
-    and what it lets through is said here in a sentence. Where the user has set it, everything passes with its traceback.
+    Hydra prints an error with its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So this function sets it and
+    prints one sentence for an error. If the user has set it, errors keep their tracebacks.
     """
     schema.register()
     sources.register()
@@ -76,7 +76,7 @@ def _run(job: Job, arguments: list[str]) -> int:
             with process.given(ordered(job.command, arguments), HYDRA_FULL_ERROR="1"):
                 hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
         except NoFigure as error:
-            print(f"the sweep ended early: {error.ended.job} has no figure for it to go on with", file=sys.stderr)
+            print(f"the sweep ended early: {error.ended.job} has no figure, and the sweeper needs one", file=sys.stderr)
             return gravest(each.code for each in ended.values()) or FAILED
         finally:
             _tell(list(ended.values()))
@@ -98,7 +98,7 @@ def _show_formats(command: str, arguments: list[str]) -> None:
 
 
 def _tell(ended: Sequence[Ended]) -> None:
-    """Say what was wrong with each job, and with which one unless there is only that."""
+    """Print what was wrong with each job, with its overrides if there are several jobs."""
     for each in ended:
         if each.sentence:
             print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
@@ -118,7 +118,7 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     try:
         given = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
     except OverrideParseException:
-        return [*overrides, *others]  # Hydra will say so
+        return [*overrides, *others]  # Hydra reports the error
     folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
     return [*overrides, *_shards(given), *folder, *others]
 

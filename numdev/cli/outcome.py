@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the one sentence for what a user did wrong."""
+"""How a command ends: its exit code, and one sentence for a mistake of the user."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
 
 
 def unforeseen(error: Exception) -> str:
-    """One line for an error that nobody has thought of."""
+    """One line for an unexpected error."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
 

@@ -1,4 +1,4 @@
-"""Commands that Hydra has no part in: how they take settings, and how an error ends them."""
+"""Commands without Hydra: how they read settings, and how an error ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, of studies or of one point: one bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of studies, of a sweep or of one point: a bar on a terminal, few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = 60.0  # ... unless one of them would take longer than this
 class Progress:
     """Points done of all points, elapsed time, time left, and what comes next; or replicates done of one point.
 
-    A replicate that takes long has a bar of its own below, of its steps.
+    A replicate with steps has a second bar below.
 
     Attributes:
         done: points that are in the store, of all studies so far; or replicates of the one point.
@@ -34,7 +34,7 @@ class Progress:
         self._total, self._console, self._unit = total, console, unit
         self._text = ""
         self._start = self._last_time = time.monotonic()
-        self._last_line = -1 if self._of_studies else 0  # one point is soon done: it gets a line only where it takes long
+        self._last_line = -1 if self._of_studies else 0  # a short point prints no line
         self._bar: RichProgress | None = None
         self._task: Any = None
         self._steps: Any = None
@@ -67,7 +67,7 @@ class Progress:
         return self._unit == "points"
 
     def replicates(self, done: int, total: int) -> None:
-        """So many replicates of the point at hand are done."""
+        """Show that so many replicates of the current point are done."""
         if self._of_studies:
             self._show(f"{self._text}, replicate {done} of {total}" if done < total else self._text, done / total)
         else:
@@ -75,7 +75,7 @@ class Progress:
             self._show("")
 
     def within(self, done: int, total: int, text: str) -> None:
-        """So many steps of the replicate at hand are done; `text` says of what, and how it goes."""
+        """Show that so many steps of the current replicate are done; `text` names the run and its figures."""
         if self._bar is None:
             self._tell(f"{self._text}; {text}, step {done} of {total}".removeprefix("; "), at_once=done == 0)
             return
@@ -103,19 +103,19 @@ class Progress:
         self._show(text)
 
     def finished(self, points: int) -> None:
-        """So many more points are in the store than when the last study began to be counted."""
+        """Show that so many points are in the store, of all studies so far."""
         self.done = points
         self._show("")
 
     def _show(self, text: str, part: float = 0.0) -> None:
-        """Tell how far it is; `part` is the share of the point at hand that is done."""
+        """Show the progress; `part` is the share of the current point that is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done + part, total=self._total, description=text)
             return
         self._tell(text)
 
     def _tell(self, text: str, *, at_once: bool = False) -> None:
-        """A line; unless at once, not before the last one is long ago."""
+        """Print a line; unless at once, only if the last one is a minute old or a tenth of the points is done."""
         now = time.monotonic()
         line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
         if line == self._last_line and now - self._last_time < _SECONDS and not at_once:

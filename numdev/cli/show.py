@@ -95,7 +95,7 @@ def outcome(name: str, done: Outcome) -> Text:
 
 
 def replaced(name: str, lost: Replaced, store: Store) -> Text:
-    """That reports will not show some points any more, as a run states the points of the study anew."""
+    """Say that reports will no longer show some points, as this run redefines the points of the study."""
     here = f"{lost.ours} point{'s' * (lost.ours != 1)}, {lost.shared or 'none'} of them among those"
     mend = "reports will show these. Use another results= to keep both."
     return Text(f"note: {store.path} holds {name} with {lost.stored} points, this run has {here}; {mend}")

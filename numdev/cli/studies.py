@@ -1,4 +1,4 @@
-"""Running studies from a composed configuration: what the command line states, the bar, the summary."""
+"""Runs studies from a composed configuration: reads what the command line states, shows progress and a summary."""
 
 from __future__ import annotations
 

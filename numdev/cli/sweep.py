@@ -1,4 +1,4 @@
-"""How a sweep is split into jobs, and how jobs reach a launcher. `hydra_plugins.numdev_sweep` makes both known to Hydra."""
+"""Splits a sweep into jobs and passes them to a launcher. `hydra_plugins.numdev_sweep` makes both known to Hydra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Batch = Sequence[Sequence[str]]  # the overrides of each job
 
 
 class ComposedOnce(ConfigLoader):
-    """Hydra's loader, which hands out the jobs that a sweeper has composed to check them, to a launcher that runs them here.
+    """Hydra's loader, which composes each job once: to check it, and for a launcher that runs it in this process.
 
     A copy in another process composes its own.
     """
@@ -49,7 +49,7 @@ class ComposedOnce(ConfigLoader):
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def check(self, config: DictConfig, batch: Batch) -> None:
-        """Compose the jobs of a batch, to find what is wrong with one of them before the first is run."""
+        """Compose the jobs of a batch, so that a mistake in one of them is found before the first job runs."""
         for overrides in batch:
             composed = self.loader.load_sweep_config(config, list(overrides))
             if len(self.composed) < _MOST_HELD:
@@ -158,7 +158,7 @@ def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
 
 
 class Keeping(Launcher):
-    """The launcher that the user chose; what its jobs return is kept, also where the sweeper drops it."""
+    """Wraps the launcher that the user chose: prints the header of the sweep's table, and keeps what jobs return."""
 
     def __init__(self, launcher: DictConfig) -> None:
         self.chosen = launcher

@@ -1,8 +1,8 @@
 """How long measurements would take, from a short calibration on small problems, and how much memory they would need.
 
-The model is `a + b s_1 + c s_2 + ...` for the time of a replicate, with coefficients of at least 0; `s` is the size of the problem
-as its operation declares it (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and a key). One
-replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; nothing of these is kept.
+The model is `a + b s_1 + c s_2 + ...` for the time of a replicate, with coefficients of at least 0; `s` is the size of the
+problem as its operation declares it (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and
+a key). One replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; nothing is kept.
 """
 
 from __future__ import annotations

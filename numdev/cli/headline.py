@@ -71,7 +71,7 @@ def _quotient(found: Interval, variant: str) -> str:
         return f"{said}{left_out}"
     if found.low == found.high == 1:
         return f"{said}: both deviate equally{left_out}"
-    if found.outside(1, 1):
+    if found.outside(1.0, 1.0):
         return f"{said}: {variant} deviates {'more' if found.estimate > 1 else 'less'}{left_out}"
     return f"{said}: no difference is shown{left_out}"
 

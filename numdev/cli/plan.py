@@ -66,7 +66,8 @@ class Plan:
         wanted = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
         known = [one for one in wanted if one is not None]
         free = available_bytes(bench.device)
-        seconds = math.fsum(estimates.seconds((p.problem, p.variant, p.baseline, p.seeds) for p in left))
+        fitting = [point for point, size in zip(left, wanted, strict=True) if size is None or size <= free]
+        seconds = math.fsum(estimates.seconds((p.problem, p.variant, p.baseline, p.seeds) for p in fitting))
         replicates = sum(point.seeds for point in left)
         there = len(points) - len(left) - refused
         larger = sum(one > free for one in known)
@@ -107,7 +108,12 @@ def _is_there(store: Store, key: str) -> bool:
 
 def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
     """What knows how long the points of a command take; kept, so that a sweep calibrates each variant once."""
-    return _trainings(bench.device, cfg.results) if command == "train" else _estimator(bench.kind, str(bench.device))
+    return _trainings(bench.device, cfg.results) if command == "train" else _estimator_of(bench)
+
+
+def _estimator_of(bench: Runner) -> Estimator:
+    kind: Any = bench.kind  # a frozen dataclass, which the protocol does not say
+    return _estimator(kind, str(bench.device))
 
 
 @lru_cache(maxsize=2)
@@ -118,7 +124,7 @@ def _trainings(device: torch.device, results: str) -> Estimates:
 
 
 @lru_cache(maxsize=2)
-def _estimator(kind: Any, device: str) -> Estimator:  # a MeasurementKind, which are frozen dataclasses
+def _estimator(kind: Any, device: str) -> Estimator:
     return Estimator(kind, device)
 
 
@@ -131,7 +137,7 @@ def announce(point: StudyPoint, bench: Runner, console: Console) -> None:
     if bench.kind.operation.golden is None:  # of training, which says so by its steps
         return
     check_memory(point.problem, bench.device, bench.kind.operation.smaller)
-    known = _estimator(bench.kind, str(bench.device))
+    known = _estimator_of(bench)
     if not known.is_long(point.problem, point.seeds, _MANY):
         return
     (seconds,) = known.seconds([(point.problem, point.variant, point.baseline, point.seeds)])

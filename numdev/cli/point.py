@@ -82,7 +82,7 @@ def _planned(cfg: DictConfig, program: str, bench: Runner, store: Store, point: 
     known = plan.estimates(program, cfg, bench)
     found = plan.Plan.of([point], bench, store, known, fresh=cfg.fresh)
     if found.larger:
-        plan.announce(point[1], bench, ERRORS)
+        plan.announce(point[1], bench, ERRORS)  # raises
     if _is_in_sweep():
         return Ended(plan=found).with_line(found.cells(), None, "measured already" if found.there else "to measure")
     console = output()

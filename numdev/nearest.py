@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from numdev.errors import BadInput
 
@@ -30,15 +30,26 @@ def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
     return f"{meant}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else meant
 
 
+class NotAChoice(BadInput):
+    """A value that is none of `known`; `text` says what the setting means."""
+
+    def __init__(self, field: str, value: object, known: Iterable[object], text: str = "") -> None:
+        self.known, self.text = tuple(known), text
+        super().__init__(field, value, one_of(value, map(str, self.known)) + (f": {text}" if text else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.known, self.text)
+
+
 def choice(field: str, kind: type[E], value: object) -> E:
     """The member of an Enum with this value.
 
     Raises:
-        BadInput: naming the setting and its possible values.
+        NotAChoice: naming the setting and its possible values.
     """
     known = [member.value for member in kind]
     if value not in known:
-        raise BadInput(field, value, one_of(value, known))
+        raise NotAChoice(field, value, known)
     return kind(value)
 
 

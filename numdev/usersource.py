@@ -25,6 +25,7 @@ import importlib.metadata
 import platform
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,8 +81,13 @@ def loaded(name: str, field: str) -> Loaded:
         raise BadInput(field, name, "write it as package.module:function")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
+    except SyntaxError as error:
+        where = f"{error.filename}, line {error.lineno}"
+        raise BadInput(field, name, f"its module cannot be read ({where}: {error.msg}); correct that line") from None
     except ImportError as error:
         raise BadInput(field, name, f"its module cannot be imported ({error})") from None
+    except Exception as error:
+        raise BadInput(field, name, f"its module cannot be imported ({_place(error)}: {error})") from None
     if not callable(found):
         raise BadInput(field, name, f"module {module} has no function {attribute}")
     if module == "__main__" and _path(module) is None:
@@ -89,6 +95,12 @@ def loaded(name: str, field: str) -> Loaded:
     files, parts = _sources(module, name, field)
     digest = hashlib.sha256("\0".join([name, *parts]).encode()).hexdigest()
     return Loaded(found, digest, tuple((own, _spec(own)) for own in files if own in sys.modules))
+
+
+def _place(error: Exception) -> str:
+    """The kind of an error, and the file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
 
 
 def foreign(*objects: object) -> dict[str, str]:

@@ -53,6 +53,20 @@ class AttentionWorkload(Workload):
             wanted += 2 * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
         return int(wanted)
 
+    def size(self, problem: Problem) -> tuple[float, ...]:
+        """Rows of queries and keys, and visible pairs of the two, over heads and batch entries, times head_dim."""
+        shape = problem.shape
+        rows = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys) * shape.head_dim
+        return float(rows), float(cost.operations(problem))
+
+    def smaller(self, problem: Problem, tokens: int) -> Problem:
+        """One head of one batch entry with at most so many queries and keys."""
+        shape, mask = problem.shape, problem.mask
+        queries, keys = min(shape.queries, tokens), min(shape.keys, tokens)
+        lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], keys),)
+        small = replace(shape, batch=1, heads=1, kv_heads=1, queries=queries, keys=keys)
+        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+
     def cost(self, problem: Problem, variant: Timed, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of what ran."""
         return forward_cost(problem, variant.cost_model(output.ran), device)

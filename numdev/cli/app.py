@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import OPERATION, Library, config_folder, study_fields
@@ -21,20 +20,23 @@ FORMATS = ("csv", "parquet", "pdf", "html")
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
-    from numdev.cli import show
+    if cfg.study is not None:
+        return _measure_study(cfg, "measure")
+    from numdev.cli import point, show
 
-    return _measure_point(cfg, show, "measure") if cfg.study is None else _measure_study(cfg, "measure")
+    return point.run(cfg, show, "measure")
 
 
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
-    from numdev.cli import show_speed
-
-    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
-        raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
     if cfg.study is None:
-        return _measure_point(cfg, show_speed, "speed")
+        from numdev.cli import point, show_speed
+
+        _refuse_out(cfg)
+        return point.run(cfg, show_speed, "speed")
     ended = _measure_study(cfg, "speed")
+    if cfg.dry_run:
+        return ended
     from numdev.cli.console import output
     from numdev.report.document.speed import make_speed_report
 
@@ -44,13 +46,15 @@ def speed(cfg: DictConfig) -> Ended:
 
 def train(cfg: DictConfig) -> Ended:
     """One rung trained beside its reference, or the rungs of one study and their report."""
-    from numdev.cli import show_training
-
     _refuse_of_training(cfg)
     if cfg.study is None:
-        return _measure_point(cfg, show_training, "train")
+        from numdev.cli import point, show_training
+
+        _refuse_out(cfg)
+        return point.run(cfg, show_training, "train")
     ended = _measure_study(cfg, "train")
-    _make_report(Path(cfg.results), Path(cfg.out), None, "csv")
+    if not cfg.dry_run:
+        _make_report(Path(cfg.results), Path(cfg.out), None, "csv")
     return ended
 
 
@@ -61,7 +65,11 @@ def _refuse_of_training(cfg: DictConfig) -> None:
     if cfg.fresh:
         runs = Path(cfg.results) / "runs"
         raise BadInput("fresh", True, f"runs are shared by points and kept; remove {runs} to train them again")
-    if cfg.study is None and any(text.lstrip("+").startswith("out=") for text in overrides()):
+
+
+def _refuse_out(cfg: DictConfig) -> None:
+    """Raise BadInput for a folder of a report, which one point does not write."""
+    if any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
 
 
@@ -70,6 +78,7 @@ def paper(cfg: DictConfig) -> Ended:
     from numdev.cli import studies
     from numdev.cli.runners import runner
 
+    _refuse_metrics(cfg)
     for name, whole in (("study", None), ("shard", 0), ("shards", 1), ("objective", None)):
         if cfg[name] != whole:
             value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
@@ -82,6 +91,8 @@ def paper(cfg: DictConfig) -> Ended:
     for name in cfg.studies:
         own = expander.of(name)
         work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
+    if cfg.dry_run:
+        return studies.plan(work, cfg, "paper")
     ended = studies.run(work, cfg, live=None)
     _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), cfg.format)
     return ended
@@ -128,9 +139,11 @@ def _measured_of_paper(results: Path) -> list[str]:
 
 def _measure_study(cfg: DictConfig, program: str) -> Ended:
     from numdev.cli import studies
+    from numdev.cli.console import has_own_terminal
     from numdev.cli.runners import runner
     from numdev.results.study import Shard
 
+    _refuse_metrics(cfg)
     if cfg.objective is not None:
         raise BadInput("objective", cfg.objective, "it is a figure of one point; leave it out, or study=")
     hydra = HydraConfig.get()
@@ -144,60 +157,20 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
     if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
     work = [(own.study(name, fields), bench)]
-    return studies.run(work, cfg, live=_has_own_terminal(), shard=Shard(cfg.shard, cfg.shards))
+    shard = Shard(cfg.shard, cfg.shards)
+    if cfg.dry_run:
+        return studies.plan(work, cfg, program, shard)
+    return studies.run(work, cfg, live=has_own_terminal(), shard=shard)
 
 
-def _measure_point(cfg: DictConfig, show: Any, program: str) -> Ended:
-    """One point, and all its figures; in a sweep one line of them. `show` has a `record` and a `job`."""
-    from numdev.cli import build, objective, placed, studies
-    from numdev.cli.codes import code_of_point
-    from numdev.cli.composed import of_points
-    from numdev.cli.console import ERRORS, output
-    from numdev.cli.progress import Progress
-    from numdev.cli.requests import flat, request
-    from numdev.cli.runners import runner
-    from numdev.results.store import Store
-    from numdev.results.study import DONE
-    from numdev.results.where import Where
-
-    for name, whole in (("shard", 0), ("shards", 1)):
-        if cfg[name] != whole:
-            raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
-    bench = runner(program, cfg)
-    objective.refuse_unusable(cfg.objective, bench.kind)
-    hydra, raw = HydraConfig.get(), dict(flat(_plain(cfg)))
-    expander = studies.expander(hydra, cfg)
-    options = of_points(hydra.runtime.choices)
-    wanted = request(raw, expander.said(raw, expander.task), options)
-    point = build.point(wanted)
-    store = Store(Path(cfg.results))
-    key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
-    found = None if cfg.fresh else store.get(key)
-    already = found is not None and found.status in DONE
-    if found is None or not already:
-        parts = point.problem, point.variant, point.baseline, point.seeds
-        with Progress(point.seeds, ERRORS, live=_has_own_terminal(), unit="replicates") as progress:
-            where: Where = {"folder": store.work(key), "shared": store.shared}
-            where |= {"told": progress.replicates, "within": progress.within}
-            found = bench.measure(*parts, **where)
-        store.put(found)
-    placed.keep(store, program, cfg, expander, wanted, (bench, found))
-    if hydra.mode is RunMode.MULTIRUN:
-        output().print(show.job(" ".join(overrides()), found, already=already), soft_wrap=True)
-    else:
-        show.record(output(), found, store.path, already=already)
-    return Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found), key=found.key)
-
-
-def _has_own_terminal() -> bool | None:
-    """False where other jobs write to the same terminal at the same time, so that bars would overwrite each other."""
-    hydra = HydraConfig.get()
-    basic = hydra.launcher._target_.rpartition(".")[2] == "BasicLauncher"
-    return None if hydra.mode is RunMode.RUN or basic else False
+def _refuse_metrics(cfg: DictConfig) -> None:
+    """Raise BadInput where metrics are chosen for points that are not printed."""
+    if cfg.metrics != "chief":
+        raise BadInput("metrics", cfg.metrics, "a study prints no metrics, its report has them; leave it out, or study=")
 
 
 def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
-    """Raise BadInput for a setting that no schema knows: `+name=value` brings one in.
+    """Raise BadInput for a setting that no schema has, which `+name=value` can add.
 
     Beside the settings of the schema stand the groups of the operation, the nodes that it declares, and what its files refer to.
     """

@@ -1,4 +1,4 @@
-"""The exit code that the points of a command lead to."""
+"""Maps how points ended to the exit code of their command."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _CODES = {Status.ERROR: FAILED, Status.OUT_OF_MEMORY: FAILED, Status.UNSUPPORTED
 
 
 def code_of_point(status: Status) -> int:
-    """Of a point that was asked for by itself, or as a job of a sweep: 0 only where there are figures.
+    """The code of a point asked for by itself, or as a job of a sweep: 0 only if it has figures.
 
-    `FAILED` for an error and for memory that did not suffice; `UNSUPPORTED` where the variant cannot do what was asked
-    for. NaN and Inf are a result, and the command says whose they are.
+    `FAILED` for an error and for too little memory; `UNSUPPORTED` if the variant cannot do what was asked for. NaN and Inf are
+    results, and the command prints which subject has them.
     """
     return _CODES.get(status, 0)
 
 
 def code_of_study(statuses: Iterable[Status]) -> int:
-    """Of a study: `FAILED` for an error; else 0 if a point of it has figures, since others may lack them by design.
+    """The code of a study: `FAILED` for an error; else 0 if one of its points has figures, as others may lack them by design.
 
-    Where none has any, the gravest code of its points.
+    If none has figures, the gravest code of its points.
     """
     found = list(statuses)
     if Status.ERROR in found:

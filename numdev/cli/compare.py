@@ -19,7 +19,7 @@ be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf
 lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
 and its change is unknown.
 
-Exit code: 0; 1 for a regression, or if compare.csv could not be written; 2 for what cannot be used."""
+Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv cannot be written."""
 
 
 def parser() -> Parser:

@@ -5,16 +5,34 @@ from __future__ import annotations
 import os
 import sys
 
-from numdev.cli import flags, process
+from numdev.cli import flags, process, resolved, schema, sources
 from numdev.cli.launch import CONFIGS, launch
+from numdev.cli.outcome import KNOWN
 
+_OF_RUN = {"device": ("auto", "cpu", "cuda"), "metrics": ("chief", "all"), "format": ("csv", "parquet", "pdf", "html", "npz")}
 _WITHOUT_SETTINGS = ("compare", "studies", "tune", "--help", "--version")
+
+
+def _values(command: str, words: list[str]) -> list[str]:
+    """What the last word may be, where it gives a setting whose values are few; none where Hydra knows more, as of groups."""
+    name, is_value, begun = words[-1].partition("=")
+    if not is_value:
+        return []
+    known = list(_OF_RUN.get(name, ()))
+    if not known:
+        schema.register()
+        sources.register()
+        try:
+            known = resolved.values(CONFIGS[command], words[:-1], name)
+        except KNOWN:  # what stands before it cannot be composed yet
+            return []
+    return [f"{name}={value}" for value in known if value.startswith(begun)]
 
 
 def complete(arguments: list[str]) -> int:
     """`numdev -sc install=bash`, `uninstall=bash`, and the `query=bash` with which a shell asks for what may come next.
 
-    The shell hands over its line as COMP_LINE. Hydra knows no commands, so it gets the line without that word.
+    The shell passes its line as COMP_LINE. Hydra has no commands, so it gets the line without that word.
     """
     wanted = arguments[1] if len(arguments) > 1 else ""
     if not wanted.startswith("query="):
@@ -26,6 +44,9 @@ def complete(arguments: list[str]) -> int:
         return 0
     command, *rest = words
     if command not in CONFIGS:
+        return 0
+    if found := _values(command, rest):
+        print(" ".join(found) if wanted != "query=fish" else "\n".join(found))
         return 0
     rest.sort(key=lambda word: word not in flags.MULTIRUN)  # Hydra's completion wants flags before overrides
     with process.given(sys.argv[1:], COMP_LINE=" ".join([program, *rest])):

@@ -109,7 +109,7 @@ class Composer:
     def _config(self, key: str) -> _Composed:
         if key not in self._composed:
             group, _, option = key.partition("=")
-            if key and option not in self.library.options(group):
+            if key and not self.library.has(group, option):
                 raise BadInput(group, option, one_of(option, self.library.options(group)))
             with _initialised(self.folders, self.name) as search:
                 stated = [f"{OPERATION}={self.operation}"] if self.operation else []
@@ -156,6 +156,13 @@ def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
     others = [f"file://{folder}" for folder in folders if folder != first]
     with initialize_config_dir(str(first), version_base="1.3"):
         yield [f"hydra.searchpath=[{','.join(others)}]"] if others else []
+
+
+def composed_with(folders: tuple[Path, ...], name: str, overrides: list[str]) -> dict[str, Any]:
+    """What Hydra makes of a primary file and overrides, interpolations as they are written, without Hydra's own part."""
+    schema.register()
+    with _initialised(folders, name) as search:
+        return _plain(compose(name, [*search, *overrides]))
 
 
 @lru_cache(maxsize=8)

@@ -22,7 +22,7 @@ MULTIRUN = ("--multirun", "-m")
 
 
 def parser() -> ArgumentParser:
-    """Reads a command line as Hydra does; that the values of flags are sensible is left to Hydra."""
+    """Reads a command line as Hydra does; Hydra itself checks the values of flags."""
     found = ArgumentParser(add_help=False, argument_default=SUPPRESS)
     found.add_argument("overrides", nargs="*", default=[])
     for names in (*_ALONE, _COMPLETION):
@@ -34,13 +34,13 @@ def parser() -> ArgumentParser:
 
 
 def read(arguments: Sequence[str]) -> tuple[list[str], Namespace]:
-    """Overrides, and the flags that are given, by name; what is no flag is left out."""
+    """Return the overrides, and the given flags by name; drop unknown flags."""
     parsed, _ = parser().parse_known_intermixed_args(arguments)
     return parsed.overrides, parsed
 
 
 def split(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Overrides, and the flags with their values, which may stand between them on the command line.
+    """Separate overrides from flags with their values, which may stand between them on the command line.
 
     Raises:
         BadInput: for a flag that Hydra does not have.

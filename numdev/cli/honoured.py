@@ -1,4 +1,4 @@
-"""Whether everything that is stated explicitly is read by what would be measured: nothing is ignored without a word.
+"""Checks that what would be measured reads every explicit setting; refuses a setting that it would ignore.
 
 A class that declares `honours` (`numdev.attention.honours.Honouring`) says itself which settings it reads; another reads the
 arguments of its own node, and what they refer to.
@@ -65,6 +65,11 @@ def kind_of(request: Request) -> str:
     if place in request.options:
         return f"{place}={request.options[place]}"
     return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
+
+
+def reads(request: Request) -> frozenset[str]:
+    """The settings and nodes that the point of a request reads."""
+    return _read(request.structure, nodes.place(request.config, "variant"))
 
 
 def honours_of(raw: Flat, path: str) -> Honours:

@@ -1,4 +1,4 @@
-"""A command as the task that Hydra runs, once or for every job of a sweep, here or elsewhere; and what its jobs said."""
+"""Runs a command as the task of Hydra, once or for every job of a sweep, here or elsewhere, and collects what its jobs said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,8 +18,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import app, placed
+from numdev.cli.console import output
 from numdev.cli.modules import make_importable
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
+from numdev.cli.progress import aside, begin
+from numdev.cli.sweeptable import SweepTable
 
 _FUNCTIONS = {"map": "error_map"}
 """Of the commands whose names Python has taken."""
@@ -27,7 +30,7 @@ _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
 
 
 class Figure(float):
-    """The figure that a sweep minimises, which brings along how its job ended."""
+    """The figure that a sweep minimises, and how its job ended."""
 
     ended: Ended
 
@@ -41,7 +44,7 @@ class Figure(float):
 
 
 class NoFigure(Exception):
-    """What a job raises that has no figure for the sweeper: sweepers count such a job as failed, and decide whether to go on."""
+    """Raised by a job without a figure for the sweeper, which counts the job as failed and decides whether to continue."""
 
     def __init__(self, ended: Ended) -> None:
         super().__init__(ended)
@@ -77,15 +80,17 @@ class Job:
 
     Attributes:
         command: its name, that of a function of `numdev.cli.app` unless `_FUNCTIONS` names another.
-        outlet: where the user reads. What a job prints that runs where nobody does, it returns.
+        outlet: where the user reads. A job that runs elsewhere returns what it prints.
         tracebacks: whether an error passes with its traceback.
         arguments: those of the command, of all its jobs.
+        table: of the sweep that the job belongs to.
     """
 
     command: str
     outlet: Outlet | None
     tracebacks: bool = False
     arguments: tuple[str, ...] = ()
+    table: SweepTable = field(default_factory=SweepTable)
 
     def __call__(self, cfg: DictConfig) -> Ended | Figure:
         """Run one job; the figure where one is asked for, else how it ended.
@@ -93,8 +98,10 @@ class Job:
         Raises:
             NoFigure: from a job of a sweep that has not got the figure.
         """
+        begin(_number(), " ".join(text for text in app.overrides() if text.partition("=")[0] in self.table.axes))
         with self._said() as said:
             ended = self._ended(cfg)
+            self._print_line(ended)
         ended = replace(ended, job=" ".join(app.overrides()), number=_number(), said=said.getvalue())
         keep(ended)
         if HydraConfig.get().mode is RunMode.RUN or OmegaConf.select(cfg, "objective") is None:
@@ -104,7 +111,7 @@ class Job:
         return Figure(ended.figure, ended)
 
     def _ended(self, cfg: DictConfig) -> Ended:
-        """What is known to go wrong ends the job with a sentence; in a sweep the other jobs go on."""
+        """Run the job; a known error ends it with a sentence, and the other jobs of a sweep continue."""
         try:
             runtime = HydraConfig.get().runtime
             app.refuse_unknown(cfg, groups=runtime.choices)
@@ -119,9 +126,16 @@ class Job:
             return Ended(code_of(error), sentence_of(error)) if isinstance(error, KNOWN) else Ended(FAILED, unforeseen(error))
         return ended
 
+    def _print_line(self, ended: Ended) -> None:
+        """The job's line in the table of its sweep."""
+        if ended.line is None or self.table.headings is None:
+            return
+        with aside():
+            output().print(self.table.line(app.overrides(), *ended.line), soft_wrap=True)
+
     @contextlib.contextmanager
     def _said(self) -> Iterator[io.StringIO]:
-        """What the job prints, if nobody reads it there."""
+        """Capture what the job prints, if it runs where the user does not read."""
         said = io.StringIO()
         elsewhere = Outlet.here() != self.outlet
         with contextlib.redirect_stdout(said) if elsewhere else contextlib.nullcontext():
@@ -146,7 +160,7 @@ def kept() -> Iterator[dict[int, Ended]]:
 
 
 def keep(ended: Ended) -> None:
-    """Note how a job ended, where the command runs."""
+    """Record how a job ended, in the process of the command."""
     held = _ENDED.get()
     if held is not None:
         held[ended.number] = ended

@@ -1,22 +1,26 @@
-"""Handing a command to Hydra, and making one end of what its jobs returned."""
+"""Hands a command to Hydra, and derives its exit code from what its jobs returned."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from numdev.cli import flags, plotted, process, schema, sources
+from numdev.cli import flags, plotted, process, resolved, schema, sources
 from numdev.cli.composed import Composer, composer
 from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
+from numdev.cli.width import wrapped
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 
@@ -24,14 +28,17 @@ CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "repor
 def launch(command: str, arguments: list[str]) -> int:
     """Run a command with Hydra's arguments; returns the exit code.
 
-    Hydra prints an error and its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So it is set while Hydra works,
-    and what it lets through is said here in a sentence. Where the user has set it, everything passes with its traceback.
+    Hydra prints an error with its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So this function sets it and
+    prints one sentence for an error. If the user has set it, errors keep their tracebacks.
     """
     schema.register()
     sources.register()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return _run(Job(command, Outlet.here(), tracebacks=True, arguments=tuple(arguments)), arguments)
     try:
+        if {"--help", "-h"} & set(arguments):
+            print(help_of(command, arguments))
+            return 0
         return _run(Job(command, Outlet.here(), arguments=tuple(arguments)), arguments)
     except KNOWN as error:
         print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
@@ -41,6 +48,15 @@ def launch(command: str, arguments: list[str]) -> int:
     except Exception as error:
         print(unforeseen(error), file=sys.stderr)
         return FAILED
+
+
+def help_of(command: str, arguments: list[str]) -> str:
+    """Hydra's help of a command, its long lines wrapped for a terminal of 80 columns."""
+    said = io.StringIO()
+    ends = contextlib.suppress(SystemExit)  # Hydra ends the process after its help
+    with ends, contextlib.redirect_stdout(said), process.given(arguments, HYDRA_FULL_ERROR="1"):
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(lambda _: None)()
+    return wrapped(said.getvalue().rstrip())
 
 
 def _asked(command: str, arguments: list[str]) -> Composer | None:
@@ -60,15 +76,29 @@ def _run(job: Job, arguments: list[str]) -> int:
             with process.given(ordered(job.command, arguments), HYDRA_FULL_ERROR="1"):
                 hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
         except NoFigure as error:
-            print(f"the sweep ended early: {error.ended.job} has no figure for it to go on with", file=sys.stderr)
+            print(f"the sweep ended early: {error.ended.job} has no figure, and the sweeper needs one", file=sys.stderr)
             return gravest(each.code for each in ended.values()) or FAILED
         finally:
             _tell(list(ended.values()))
+    if not ended:
+        _show_formats(job.command, arguments)
+    if plans := [each.plan for each in ended.values() if each.plan is not None]:
+        print(sum(plans[1:], plans[0]).sentence())
+        print("Nothing was measured or written.")
     return gravest(each.code for each in ended.values())
 
 
+def _show_formats(command: str, arguments: list[str]) -> None:
+    """Behind the settings that `--cfg job` shows, the format of every step: null, as they have it, is that of the preset."""
+    _, given = flags.read(arguments)
+    if getattr(given, "cfg", None) not in ("job", "all") or "package" in given or command == "report":
+        return
+    for line in resolved.formats(CONFIGS[command], arguments):
+        print(line)
+
+
 def _tell(ended: Sequence[Ended]) -> None:
-    """Say what was wrong with each job, and with which one unless there is only that."""
+    """Print what was wrong with each job, with its overrides if there are several jobs."""
     for each in ended:
         if each.sentence:
             print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
@@ -85,7 +115,12 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
         return [*(_of_report(text) for text in overrides), *others]
-    return [*overrides, *_shards(overrides), *others]
+    try:
+        given = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
+    except OverrideParseException:
+        return [*overrides, *others]  # Hydra reports the error
+    folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
+    return [*overrides, *_shards(given), *folder, *others]
 
 
 def _of_report(text: str) -> str:
@@ -94,12 +129,7 @@ def _of_report(text: str) -> str:
     return f"plot={plotted.mapping(value)}" if name == "plot" else re.sub("^study=", "studies=", text)
 
 
-def _shards(texts: list[str]) -> list[str]:
-    try:
-        overrides = OverridesParser.create().parse_overrides(texts)
-    except OverrideParseException:
-        return []  # Hydra will say so
-    given = {override.key_or_group: override for override in overrides}
+def _shards(given: Mapping[str, Override]) -> list[str]:
     if "shard" not in given or "shards" in given or not given["shard"].is_sweep_override():
         return []
     return [f"shards={len(list(given['shard'].sweep_iterator()))}"]

@@ -15,7 +15,7 @@ from numdev.cli.statements import Statements
 from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of
 
-_ELSEWHERE = ("device", "results", "fresh")  # of the run, not of a point
+_ELSEWHERE = ("device", "results", "fresh", "metrics", "dry_run")  # of the run, not of a point
 
 
 @dataclass(frozen=True)

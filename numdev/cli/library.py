@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
+PRECISION = "precision"
+_PRESET = re.compile(r"(?:(?:kernel|eager|uniform)_)?[a-z0-9]+")
 CHOICE = "override /operation@_global_.operation"
 """How the defaults list of a study's file chooses the operation of its points."""
 
@@ -48,8 +51,12 @@ class Library:
         """
         return self.load(f"{group}/{option}")
 
+    def has(self, group: str, option: str) -> bool:
+        """Whether a group has an option: a file, or a preset of `precision` that a format makes."""
+        return option in self.options(group) or is_preset(group, option)
+
     def options(self, group: str) -> list[str]:
-        """The options of a group, such as the studies of `study`."""
+        """The options of a group that have files, such as the studies of `study`."""
         return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
 
     def study(self, name: str) -> dict[str, Any]:
@@ -80,14 +87,27 @@ class Library:
         if name not in self._read:
             group, _, option = name.rpartition("/")
             path = next((path for path in self._candidates(name) if path.is_file()), None)
-            if path is None:
+            if path is None and not is_preset(group, option):
                 raise BadInput(group, option, one_of(option, self.options(group)))
-            self._read[name] = _plain(path)
+            self._read[name] = {"preset": option} if path is None else _plain(path)
         return self._read[name]
 
     def _candidates(self, name: str) -> Iterator[Path]:
         for folder in self.folders:
             yield folder / f"{name}.yaml"
+
+
+def is_preset(group: str, option: str) -> bool:
+    """Whether an option without a file is a preset of a format, such as `e8m10` or `kernel_e8m10`."""
+    if group != PRECISION or not _PRESET.fullmatch(option):
+        return False
+    from numdev.arithmetic.formats import Format  # late: it imports torch
+
+    try:
+        Format.parse(option.rpartition("_")[2])
+    except BadInput:
+        return False
+    return True
 
 
 def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,33 +9,39 @@ from collections.abc import Sequence
 from numdev.version import package_version
 
 HELP = """\
-numdev: how far fast attention strays numerically from exact attention, and which step and format is to blame
+numdev: how far fast attention deviates numerically from exact attention, and
+which step and which number format cause it
 
-  numdev measure [setting=value ...]       one point: every figure of one variant on one problem
-  numdev measure -m setting=a,b,c ...      a sweep over all combinations
-  numdev measure study=NAME [...]          every point of a study; what is there is not measured again
-  numdev map     [setting=value ...]       where one head errs: a map, a distribution and the numbers, of any output
-  numdev paper   [seeds=2 device=cpu ...]  all studies of the paper, then reports/paper
-  numdev report  [results=DIR out=DIR ...] tables, figures and documents from what was measured
-  numdev compare A B [tolerance=1.1 ...]   two folders of results: what changed, how surely; for a kernel's own CI
-  numdev speed   [study=NAME ...]          time, memory and traffic of attentions, and the deviation beside them
-  numdev train   [study=fig7 ...]          models trained with fast and with plain attention: how far their weights come apart
-  numdev studies                           the studies there are
-  numdev tune    [formats=bf16 ...]        pin the launch settings of the Triton kernel for this GPU
+  numdev measure [setting=value ...]    one point: a variant on a problem
+  numdev measure -m setting=a,b,c ...   a sweep over all combinations
+  numdev measure study=NAME [...]       every point of a study that is missing
+  numdev map     [setting=value ...]    the error of each element of one head
+  numdev paper   [seeds=2 ...]          all studies of the paper, and its report
+  numdev report  [results=DIR ...]      tables, figures, documents from results
+  numdev compare A B [tolerance=1.1]    what changed between two results folders
+  numdev speed   [study=NAME ...]       time, memory, traffic, and deviation
+  numdev train   [study=fig7 ...]       models trained with fast and with plain
+                                        attention: how far their weights differ
+  numdev studies                        the studies there are
+  numdev tune    [formats=bf16 ...]     pin launch settings of the Triton kernel
 
-  numdev measure --help                    what can be set, and what each option means
-  numdev measure ... --cfg job             the settings of a command, without running it
-  eval "$(numdev -sc install=bash)"        completion of the shell; also install=zsh and install=fish
+  numdev measure --help                 what can be set, and what it means
+  numdev measure ... dry_run=true       points, time, memory; measures nothing
+  numdev measure ... --cfg job          the settings of a command; runs nothing
+  eval "$(numdev -sc install=bash)"     completion; also install=zsh or =fish
   numdev --version
 
 Exit code:
-    0  every point that was asked for by itself, or as a job of a sweep, has figures, NaN and Inf among them; of a study no point
-       ended in an error and at least one has figures, while others may be unsupported or out of memory, as the summary says
-    1  a point ended in an error or, asked for by itself, out of memory; results could not be written; compare found a regression
-    2  a setting cannot be used
-    3  a point asked for by itself is unsupported, as attention=triton is without a GPU; so is every point of a study
-  130  Ctrl-C, after which the same command goes on where it stopped
-A sweep ends with the gravest of its jobs' codes: 2, 1, 3, 0."""
+    0  every point asked for by itself, or as a job of a sweep, has figures (NaN
+       and Inf are figures); no point of a study ended in an error, and at least
+       one has figures: the summary lists the unsupported ones
+    1  a point ended in an error, or, asked for by itself, out of memory;
+       compare found a regression
+    2  a setting cannot be used, or results cannot be written (a full disk)
+    3  a point asked for by itself is unsupported, as attention=triton is
+       without a GPU; so is every point of a study
+  130  Ctrl-C; the same command continues
+A sweep ends with the gravest code of its jobs: 2, 1, 3, 0."""
 
 COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
 
@@ -52,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as error:
         kept = getattr(error, "kept", None)
         points = "" if kept is None else f" {kept} points kept,"
-        print(f"interrupted;{points} run the same command to go on", file=sys.stderr)
+        print(f"interrupted;{points} run the same command to continue", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended
         sys.exit(0)
 
 
@@ -94,6 +100,7 @@ def _dispatch(given: list[str]) -> int:
 def _studies(arguments: list[str]) -> int:
     """Prints the names and titles of all studies."""
     from argparse import Namespace
+    from textwrap import fill
 
     from numdev.cli import plain
     from numdev.cli.library import Library, config_folder
@@ -101,8 +108,9 @@ def _studies(arguments: list[str]) -> int:
     def show(_: Namespace) -> int:
         library = Library((config_folder(),))
         names = library.options("study")
+        width = max(map(len, names)) + 2
         for name in names:
-            print(f"{name:<{max(map(len, names))}}  {library.study(name)['title']}")
+            print(fill(library.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
         return 0
 
     return plain.run(show, plain.Parser("studies", "Prints the name and the title of every study."), arguments)

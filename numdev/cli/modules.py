@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # as Hydra calls who brings a config folder
+_OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
 
 
 def make_importable(sources: Iterable[Any]) -> None:
     """Let `_target_` and `attention.function` name modules that lie there, behind everything that can be imported already.
 
-    A checkout with `configs/` beside its modules, named by `--config-dir configs`, so works from any working directory.
+    So a checkout with `configs/` beside its modules, named by `--config-dir configs`, works from any working directory.
 
     Args:
         sources: Hydra's `runtime.config_sources`.

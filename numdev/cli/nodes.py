@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 
 from numdev.cli.requests import reference
 from numdev.errors import BadInput
-from numdev.nearest import choice
+from numdev.nearest import NotAChoice, choice
 from numdev.settings import declared
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -209,6 +209,8 @@ def converted(where: str, hint: Any, value: Any, text: str = "") -> Any:
         except BadInput as error:
             errors.append(error)
     first = errors[0]
+    if isinstance(first, NotAChoice):
+        raise NotAChoice(where, value, first.known, text)
     raise BadInput(where, value, f"{first.mend}: {text}" if text else first.mend)
 
 

@@ -1,10 +1,11 @@
-"""How a command ends: its exit code, and the one sentence for what a user did wrong."""
+"""How a command ends: its exit code, and one sentence for a mistake of the user."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -15,6 +16,11 @@ from numdev.cli.library import config_folder
 from numdev.cli.requests import type_mend
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import is_near, one_of
+from numdev.results.files import StoreError
+from numdev.results.record import Status
+
+if TYPE_CHECKING:
+    from numdev.cli.plan import Plan
 
 FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
 _GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
@@ -33,6 +39,8 @@ class Ended:
         number: the job's place in its sweep.
         said: what the job printed where the user does not see it.
         key: of the record of the point that was measured; empty for other jobs.
+        line: figures, status and remark of the job's line in the table of a sweep; None where it prints none.
+        plan: what a dry run found; None otherwise.
     """
 
     code: int = 0
@@ -42,6 +50,12 @@ class Ended:
     number: int = 0
     said: str = ""
     key: str = ""
+    line: tuple[tuple[str, ...], Status | None, str] | None = None
+    plan: Plan | None = None
+
+    def with_line(self, cells: tuple[str, ...], status: Status | None, remark: str) -> Ended:
+        """The same with a line in the table of a sweep."""
+        return replace(self, line=(cells, status, remark))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -59,8 +73,8 @@ def gravest(codes: Iterable[int]) -> int:
 
 
 def code_of(error: Exception) -> int:
-    """2 for what the user asked for, 1 for what happened then, such as a full disk."""
-    return FAILED if isinstance(error, NumdevError) and not isinstance(error, BadInput) else BAD_INPUT
+    """2 for what the user can mend, a setting or a full disk; 1 for every other failure."""
+    return FAILED if isinstance(error, NumdevError) and not isinstance(error, (BadInput, StoreError)) else BAD_INPUT
 
 
 def sentence_of(error: Exception, known: Composer | None = None) -> str:
@@ -79,7 +93,7 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
 
 
 def unforeseen(error: Exception) -> str:
-    """One line for an error that nobody has thought of."""
+    """One line for an unexpected error."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
 

@@ -1,4 +1,4 @@
-"""Commands that Hydra has no part in: how they take settings, and how an error ends them."""
+"""Commands without Hydra: how they read settings, and how an error ends them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import NoReturn
 
+from numdev.cli.width import filled, wrapped
 from numdev.errors import BadInput, NumdevError
 from numdev.nearest import one_of
+from numdev.results.files import StoreError
 
 
 class Parser(ArgumentParser):
@@ -17,14 +19,18 @@ class Parser(ArgumentParser):
     def __init__(self, command: str, purpose: str, more: str = "") -> None:
         super().__init__(
             prog=f"numdev {command}",
-            description=purpose,
-            epilog=more,
+            description=filled(purpose),
+            epilog=filled(more),
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         self.usage = self.prog
         self._settings = self.add_argument_group("settings, as name=value or as --name value")
         self._names: list[str] = []
+
+    def format_help(self) -> str:
+        """argparse's help, its long lines wrapped."""
+        return wrapped(super().format_help()) + "\n"
 
     def folders(self, usage: str, meaning: str) -> None:
         """Take folders in any place among the settings."""
@@ -67,7 +73,7 @@ def _unbracketed(text: str) -> str:
 
 
 def run(command: Callable[[Namespace], int], parser: Parser, arguments: list[str]) -> int:
-    """The exit code of a command: its own, 2 for what the user asked for, 1 for what happened then.
+    """The exit code of a command: its own, 2 for what the user can mend, 1 for every other failure.
 
     Raises:
         SystemExit: with 0, after `--help`.
@@ -76,4 +82,4 @@ def run(command: Callable[[Namespace], int], parser: Parser, arguments: list[str
         return command(parser.read(arguments))
     except NumdevError as error:
         print(error, file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
+        return 2 if isinstance(error, (BadInput, StoreError)) else 1

@@ -1,9 +1,11 @@
-"""How far a run is, of studies or of one point: one bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of studies, of a sweep or of one point: a bar on a terminal, few lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +23,7 @@ _SECONDS = 60.0  # ... unless one of them would take longer than this
 class Progress:
     """Points done of all points, elapsed time, time left, and what comes next; or replicates done of one point.
 
-    A replicate that takes long has a bar of its own below, of its steps.
+    A replicate with steps has a second bar below.
 
     Attributes:
         done: points that are in the store, of all studies so far; or replicates of the one point.
@@ -32,7 +34,7 @@ class Progress:
         self._total, self._console, self._unit = total, console, unit
         self._text = ""
         self._start = self._last_time = time.monotonic()
-        self._last_line = -1 if self._of_studies else 0  # one point is soon done: it gets a line only where it takes long
+        self._last_line = -1 if self._of_studies else 0  # a short point prints no line
         self._bar: RichProgress | None = None
         self._task: Any = None
         self._steps: Any = None
@@ -51,12 +53,21 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away while results are printed: rich would print them where the bar is, which is not where results go."""
+        if self._bar is not None:
+            self._bar.stop()
+        yield
+        if self._bar is not None:
+            self._bar.start()
+
     @property
     def _of_studies(self) -> bool:
         return self._unit == "points"
 
     def replicates(self, done: int, total: int) -> None:
-        """So many replicates of the point at hand are done."""
+        """Show that so many replicates of the current point are done."""
         if self._of_studies:
             self._show(f"{self._text}, replicate {done} of {total}" if done < total else self._text, done / total)
         else:
@@ -64,7 +75,7 @@ class Progress:
             self._show("")
 
     def within(self, done: int, total: int, text: str) -> None:
-        """So many steps of the replicate at hand are done; `text` says of what, and how it goes."""
+        """Show that so many steps of the current replicate are done; `text` names the run and its figures."""
         if self._bar is None:
             self._tell(f"{self._text}; {text}, step {done} of {total}".removeprefix("; "), at_once=done == 0)
             return
@@ -86,20 +97,25 @@ class Progress:
 
         return report
 
+    def point(self, done: int, text: str) -> None:
+        """So many points are done, and this one comes."""
+        self.done, self._text = done, text
+        self._show(text)
+
     def finished(self, points: int) -> None:
-        """So many more points are in the store than when the last study began to be counted."""
+        """Show that so many points are in the store, of all studies so far."""
         self.done = points
         self._show("")
 
     def _show(self, text: str, part: float = 0.0) -> None:
-        """Tell how far it is; `part` is the share of the point at hand that is done."""
+        """Show the progress; `part` is the share of the current point that is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done + part, total=self._total, description=text)
             return
         self._tell(text)
 
     def _tell(self, text: str, *, at_once: bool = False) -> None:
-        """A line; unless at once, not before the last one is long ago."""
+        """Print a line; unless at once, only if the last one is a minute old or a tenth of the points is done."""
         now = time.monotonic()
         line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
         if line == self._last_line and now - self._last_time < _SECONDS and not at_once:
@@ -108,3 +124,46 @@ class Progress:
         elapsed = now - self._start
         left = f", about {elapsed / self.done * (self._total - self.done):.0f} s left" if self.done else ""
         self._console.print(f"{self.done}/{self._total} {self._unit}, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)
+
+
+_SWEEP: ContextVar[Progress | None] = ContextVar("sweep", default=None)
+
+
+@contextmanager
+def sweep(points: int, console: Console) -> Iterator[None]:
+    """In it the points of a sweep move one bar, if the console is a terminal; elsewhere each prints its line alone."""
+    if not console.is_terminal:
+        yield
+        return
+    with Progress(points, console) as bar:
+        token = _SWEEP.set(bar)
+        try:
+            yield
+        finally:
+            _SWEEP.reset(token)
+
+
+@contextmanager
+def of_point(replicates: int, console: Console, *, live: bool | None) -> Iterator[Progress]:
+    """The bar of the sweep that a point belongs to, or one of its own."""
+    bar = _SWEEP.get()
+    if bar is not None:
+        yield bar
+        return
+    with Progress(replicates, console, live=live, unit="replicates") as own:
+        yield own
+
+
+def begin(done: int, text: str) -> None:
+    """Tell the bar of a sweep that so many of its points are done, and which one comes."""
+    bar = _SWEEP.get()
+    if bar is not None:
+        bar.point(done, text)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Take the bar of a sweep away while results are printed."""
+    bar = _SWEEP.get()
+    with nullcontext() if bar is None else bar.aside():
+        yield

@@ -69,7 +69,7 @@ def _training(operation: Operation) -> MeasurementKind:
 
 def _refuse_without_golden(operation: Operation) -> None:
     if operation.golden is None:
-        mend = "it has no exact result to stray from, and its runs are compared with one another; use numdev train"
+        mend = "it has no exact result, its runs are compared with one another; use numdev train"
         raise BadInput(OPERATION, operation.name, mend)
 
 

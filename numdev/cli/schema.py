@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from textwrap import wrap
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -15,6 +16,8 @@ from numdev.attention.settings import GROUPS as TYPED
 from numdev.settings import Setting, declared, setting
 from numdev.training.settings import GROUPS as TRAINING_GROUPS
 from numdev.training.settings import Reference
+
+_LABEL, _WIDTH = 30, 76  # columns of a setting with its default, and of both columns of the help
 
 _OPERATIONS: dict[str, dict[str, type]] = {
     "attention": TYPED,
@@ -49,9 +52,11 @@ class RunConfig:
     device: str = setting("auto", "where it is measured: auto, cpu or cuda")
     results: str = setting("results", "folder of the records")
     fresh: bool = setting(False, "measure again what is there")
+    metrics: str = setting("chief", "what a point prints: chief, or all for every metric of every output")
+    dry_run: bool = setting(False, "estimate points, time and memory; measure and write nothing")
     study: StudyConfig | None = None
-    shard: int = setting(0, "measure this part of a study ...")
-    shards: int = setting(1, "... of so many", "count")
+    shard: int = setting(0, "measure this part of a study, of `shards` parts")
+    shards: int = setting(1, "parts of the study", "count")
     objective: str | None = setting(
         None,
         "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference, and of numdev "
@@ -235,8 +240,16 @@ def explained(group: str, *names: str) -> str:
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
         default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
         stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
-        lines.append(f"{stated:<40}  {f'{one.unit}: ' if one.unit else ''}{one.text}")
+        lines += _hanging(stated, f"{one.unit}: {one.text}" if one.unit else one.text)
     return "\n  ".join(lines)
+
+
+def _hanging(label: str, text: str) -> list[str]:
+    """A setting and its sentence in two columns, as wide as a terminal behind the indent of the help."""
+    gap = " " * _LABEL
+    first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap
+    found = wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
+    return found if first != gap else [label, *found]
 
 
 def register() -> None:

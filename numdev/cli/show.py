@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -12,7 +13,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from numdev.cli.asked import Asked
+from numdev.cli.headline import compared, sentences
+from numdev.cli.sweeptable import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
+from numdev.report.statistics.estimates import significant
 from numdev.results.columns import Column, Use
 from numdev.results.record import Record, Status, summary
 from numdev.results.store import Store
@@ -20,18 +25,38 @@ from numdev.results.study import Outcome, Replaced
 
 _COLUMNS = {
     ("variant", "golden"): "variant\nvs golden",
-    ("variant", "golden_same_inputs"): "variant vs golden\nof the same inputs",
+    ("variant", "golden_same_inputs"): "vs golden of\nsame inputs",
     ("variant", "baseline"): "variant\nvs baseline",
     ("baseline", "golden"): "baseline\nvs golden",
 }
-_STYLES = {Status.OK: "green", Status.NONFINITE: "yellow", Status.UNSUPPORTED: "yellow"}
+_OF_OTHERS = 2  # chief figures of each output but the primary one, so that a point fits a screen of 24 lines
+MORE = "metrics=all prints every metric"
 Figures = dict[tuple[str, str], dict[str, str]]  # (subject, reference) to metric to text
 
 
-def record(console: Console, found: Record, path: Path, *, already: bool) -> None:
-    """Every figure of one point."""
-    for table in _tables(found):
-        console.print(table)
+class Metrics(Enum):
+    """What a point prints."""
+
+    CHIEF = "chief"
+    ALL = "all"
+
+
+def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:
+    """One point: what was measured, what was found, and its chief figures or all of them."""
+    console.print(asked.line, style="bold", markup=False)
+    if found.rows:
+        for sentence in sentences(found, asked.variant, asked.baseline):
+            console.print(sentence, markup=False)
+        if metrics is Metrics.ALL:
+            console.print(*_tables(found))
+        else:
+            console.print(f"mean ± half its 95 % confidence interval; {MORE}", style="italic")
+            console.print(_chief(found))
+    footer(console, found, path, already=already)
+
+
+def footer(console: Console, found: Record, path: Path, *, already: bool) -> None:
+    """How the point ended, and where its record lies."""
     console.print(status(found, already=already))
     console.print(f"record {found.key} in {path}", style="dim", soft_wrap=True)
 
@@ -43,28 +68,19 @@ def status(found: Record, *, already: bool) -> Text:
     line = Text.assemble(status_text(found.status))
     line.append(f", {replicates}, {found.seconds:.2f} s" + (f": {found.reason}" if found.reason else ""))
     if already:
-        line.append("; already measured, these are the stored figures (fresh=true measures again)")
+        line.append("; already measured (fresh=true measures again)")
     return line
 
 
-def status_text(status: Status) -> tuple[str, str]:
-    """The word and its style."""
-    return status.value, _STYLES.get(status, "red")
-
-
-def job(overrides: str, found: Record, *, already: bool) -> Text:
-    """One point of a sweep, in one line."""
-    line = Text.assemble((overrides or "defaults", "bold"), ": ", status_text(found.status))
+def cells(found: Record) -> tuple[str, ...]:
+    """The figures of one point of a sweep, as `numdev.cli.sweeptable.HEADINGS` names them."""
     if not found.rows:
-        return line.append(f", {found.reason}")
-    chief = next(column.name for column in found.primary if column.use is Use.CHIEF)
-    own = (one for one in found.summaries(chief) if one["output"] == found.outputs[0])
-    means = {(one["subject"], one["reference"]): one["mean"] for one in own}
-    parts = [f"{chief} {means['variant', 'golden']:.3g} from golden"]
-    if ("variant", "baseline") in means:
-        parts.append(f"{means['variant', 'baseline']:.3g} from baseline, which is {means['baseline', 'golden']:.3g} from golden")
-    parts.append("already measured" if already else f"{found.seconds:.2f} s")
-    return line.append(", " + ", ".join(parts))
+        return ()
+    one = compared(found)
+    if one.baseline is None or one.quotient is None:
+        return significant(one.variant.estimate, 3), "", ""
+    quotient = one.quotient.text() if one.quotient.count > 1 else significant(one.quotient.estimate, 3)
+    return significant(one.variant.estimate, 3), significant(one.baseline.estimate, 3), quotient
 
 
 def outcome(name: str, done: Outcome) -> Text:
@@ -79,7 +95,7 @@ def outcome(name: str, done: Outcome) -> Text:
 
 
 def replaced(name: str, lost: Replaced, store: Store) -> Text:
-    """That reports will not show some points any more, as a run states the points of the study anew."""
+    """Say that reports will no longer show some points, as this run redefines the points of the study."""
     here = f"{lost.ours} point{'s' * (lost.ours != 1)}, {lost.shared or 'none'} of them among those"
     mend = "reports will show these. Use another results= to keep both."
     return Text(f"note: {store.path} holds {name} with {lost.stored} points, this run has {here}; {mend}")
@@ -89,18 +105,35 @@ def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
     """Every point that did not end well."""
     table = Table("point", "status", "reason", title="points that are not ok", title_justify="left", box=SIMPLE_HEAD)
     for point, ended, reason in failed:
-        table.add_row(Text(point), Text(ended.value, _STYLES.get(ended, "red")), Text(reason))
+        table.add_row(Text(point), Text(*status_text(ended)), Text(reason))
+    return table
+
+
+def _chief(found: Record) -> Table:
+    """The chief figures of every output, as narrow as a terminal of 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    outputs = list(dict.fromkeys(row["output"] for row in found.rows))
+    of_output = {output: _figures(found, output) for output in outputs}
+    pairs = [pair for pair in _COLUMNS if any(pair in figures for figures in of_output.values())]
+    names = [column.name for column in found.primary if column.use is Use.CHIEF]
+    table.add_column("", no_wrap=True)
+    table.add_column("metric", vertical="bottom", no_wrap=True)
+    for pair in pairs:
+        table.add_column(_COLUMNS[pair], justify="right", no_wrap=True)
+    for output, figures in of_output.items():
+        for name in names if output == found.outputs[0] else names[:_OF_OTHERS]:
+            values = (figures.get(pair, {}).get(name, "").replace(" ± ", "±") for pair in pairs)
+            table.add_row(output if name == names[0] else "", name, *values)
     return table
 
 
 def _tables(found: Record) -> Iterator[RenderableType]:
-    outputs = dict.fromkeys(row["output"] for row in found.rows)
-    for output in outputs:
+    for output in dict.fromkeys(row["output"] for row in found.rows):
         figures = _figures(found, output)
         title = f"{output}: mean over replicates ± half its 95 % confidence interval"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for header in ("metric", "unit"):
-            table.add_column(header, vertical="bottom")
+            table.add_column(header, vertical="bottom", no_wrap=True)
         for pair in figures:
             table.add_column(_COLUMNS[pair], justify="right")
         for column in _measured(found):

@@ -9,50 +9,69 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from numdev.cli.show import status, status_text
+from numdev.cli.asked import Asked
+from numdev.cli.show import MORE, Metrics, footer
 from numdev.results.columns import Use
 from numdev.results.record import Record, summary
 from numdev.training.columns import RUN, WEIGHTS
 from numdev.training.weights import MODEL
 
 
-def record(console: Console, found: Record, path: Path, *, already: bool) -> None:
-    """The deviation of all weights over the steps, then what is said of the runs, a column per replicate."""
+def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:
+    """One rung: what was trained, how far its weights and losses differ from the reference's, and the figures over the steps."""
+    console.print(asked.line, style="bold", markup=False)
     if found.rows:
-        console.print(_weights(found))
-        console.print(_runs(found))
-    console.print(status(found, already=already))
-    console.print(f"record {found.key} in {path}", style="dim", soft_wrap=True)
+        for sentence in _sentences(found):
+            console.print(sentence, markup=False)
+        console.print(_weights(found, metrics))
+        if metrics is Metrics.ALL:
+            console.print(_runs(found))
+    footer(console, found, path, already=already)
 
 
-def job(overrides: str, found: Record, *, already: bool) -> Text:
-    """One point of a sweep, in one line."""
-    line = Text.assemble((overrides or "defaults", "bold"), ": ", status_text(found.status))
+def cells(found: Record) -> tuple[str, ...]:
+    """The figures of one point of a sweep, as `numdev.cli.sweeptable.HEADINGS` names them."""
     if not found.rows:
-        return line.append(f", {found.reason}")
-    return line.append(", " + ", ".join(_brief(found)) + (", already measured" if already else ""))
+        return ()
+    last = _last(found)
+    differences = (f"{_mean(found, name, last):.3g}" for name in ("max_difference", "relative_frobenius"))
+    return str(last), *differences, "yes" if _has_same_bits(found) else "no"
 
 
-def _brief(found: Record) -> Iterator[str]:
-    rows = _of_model(found)
-    last = max(row["step"] for row in rows)
-    for name in ("max_difference", "relative_frobenius"):
-        yield f"{name} {summary([row[name] for row in rows if row['step'] == last]).mean:.3g}"
-    yield f"after {last} steps"
-    if all(row["same_bits"] for row in found.table(RUN)):
-        yield "the same bits as the reference"
+def _sentences(found: Record) -> Iterator[str]:
+    last = _last(found)
+    if _has_same_bits(found):
+        yield f"After {last} steps the weights of the rung have the same bits as those of its reference."
+    else:
+        largest, relative = (_mean(found, name, last) for name in ("max_difference", "relative_frobenius"))
+        yield f"After {last} steps the weights differ from the reference's by up to {largest:.3g}, relative norm {relative:.3g}."
+    ours, theirs = (summary([row[name] for row in found.table(RUN)]).mean for name in ("held_out_loss", "baseline_held_out_loss"))
+    seconds = summary([row["seconds_per_step"] for row in found.table(RUN)]).mean
+    yield f"Loss on held-out data: {ours:.4g}, reference {theirs:.4g}; {seconds:.3g} s a step."
 
 
-def _weights(found: Record) -> Table:
-    rows = _of_model(found)
-    names = [column.name for column in found.primary if column.use in (Use.CHIEF, Use.FIGURE)]
-    title = "all weights, the rung's against the reference's: mean over replicates"
+def _last(found: Record) -> int:
+    return int(max(row["step"] for row in _of_model(found)))
+
+
+def _mean(found: Record, name: str, step: int) -> float:
+    return summary([row[name] for row in _of_model(found) if row["step"] == step]).mean
+
+
+def _has_same_bits(found: Record) -> bool:
+    return all(row["same_bits"] for row in found.table(RUN))
+
+
+def _weights(found: Record, metrics: Metrics) -> Table:
+    shown = (Use.CHIEF,) if metrics is Metrics.CHIEF else (Use.CHIEF, Use.FIGURE)
+    names = [column.name for column in found.primary if column.use in shown]
+    title = "all weights of the rung against those of its reference: mean over replicates"
     table = Table("step", *names, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for step in sorted({row["step"] for row in rows}):
-        at = [row for row in rows if row["step"] == step]
-        table.add_row(str(step), *(_text(summary([row[name] for row in at]).mean) for name in names))
+    if metrics is Metrics.CHIEF:
+        table.caption, table.caption_justify = MORE, "left"
+    for step in sorted({row["step"] for row in _of_model(found)}):
+        table.add_row(str(step), *(_text(_mean(found, name, step)) for name in names))
     return table
 
 

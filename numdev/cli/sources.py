@@ -13,13 +13,16 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import Container, OmegaConf
 
-from numdev.cli.library import config_folder
+from numdev.cli.library import config_folder, is_preset
 
 SCHEME = "numdev"
 
 
 class FolderSource(ConfigSource):
-    """A folder of YAML files. Hydra composes every job of a sweep anew; a file is parsed again only if it changed."""
+    """A folder of YAML files, and the presets of formats that have no file.
+
+    Hydra composes every job of a sweep anew; a file is parsed again only if it changed.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -27,6 +30,9 @@ class FolderSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = self._file(config_path)
+        if self._is_preset(config_path):
+            made = OmegaConf.create({"preset": Path(config_path).stem})
+            return ConfigResult(self.provider, self.full_path(), made, {"package": None})
         if not path.is_file():
             raise ConfigLoadError(f"Config not found : {path}")
         state = path.stat()
@@ -40,13 +46,18 @@ class FolderSource(ConfigSource):
         return (Path(self.path) / config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        return self._file(config_path).is_file()
+        return self._file(config_path).is_file() or self._is_preset(config_path)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         found: list[str] = []
         for path in (Path(self.path) / config_path).iterdir():
             self._list_add_result(found, str(Path(config_path) / path.name), path.name, results_filter)
         return sorted(set(found))
+
+    def _is_preset(self, config_path: str) -> bool:
+        """Whether a path names an option that has no file, since a format makes it."""
+        group, _, option = config_path.removesuffix(".yaml").rpartition("/")
+        return not self._file(config_path).is_file() and is_preset(group, option)
 
     def _file(self, config_path: str) -> Path:
         return Path(self.path) / self._normalize_file_name(config_path)

@@ -1,4 +1,4 @@
-"""Running studies from a composed configuration: what the command line states, the bar, the summary."""
+"""Runs studies from a composed configuration: reads what the command line states, shows progress and a summary."""
 
 from __future__ import annotations
 
@@ -16,32 +16,19 @@ from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.outcome import Ended, Interrupted, gravest
+from numdev.cli.plan import Plan, estimates, notes, table
 from numdev.cli.progress import Progress
 from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
+from numdev.measurement.runner import Runner
 from numdev.results.store import Store
 from numdev.results.study import Measures, Outcome, Shard, Study, keys_of, replaced
 from numdev.results.study import run as run_study
 from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
-_RUN = (
-    "study",
-    "studies",
-    "device",
-    "results",
-    "fresh",
-    "shard",
-    "shards",
-    "out",
-    "objective",
-    "output",
-    "head",
-    "seed",
-    "subject",
-    "reference",
-    "format",
-)  # of the run, which no point has
+_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective", "metrics", "dry_run")
+_OF_MAP = ("output", "head", "seed", "subject", "reference", "format")  # of the picture of one head
 
 
 def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
@@ -53,7 +40,7 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     assert isinstance(overrides, list)
     choices, name = hydra.runtime.choices, hydra.job.config_name
-    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_RUN)]
+    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_MAP)]
     groups = (OPERATION, *of_points(choices))
     task, manner = (stated(overrides, choices, cfg, names, groups) for names in (of_point, _MANNER))
     return Expander(Library(folders), task, program, _own_folder(hydra.runtime), manner, name, choices.get(OPERATION))
@@ -111,6 +98,24 @@ def run(work: Sequence[tuple[Study, Measures]], cfg: DictConfig, *, live: bool |
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
     return _summarise(outcomes, store)
+
+
+def plan(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, program: str, shard: Shard | None = None) -> Ended:
+    """Show what measuring studies would take, a row for each; measures and writes nothing."""
+    store, shard = Store(Path(cfg.results)), shard or Shard()
+    plans, known, seen = dict[str, Plan](), None, set[str]()
+    for study, bench in work:
+        known = estimates(program, cfg, bench)
+        own = dict(list(dict(zip(keys_of(study, bench), study.points, strict=True)).items())[shard.index :: shard.count])
+        plans[study.name] = Plan.of([item for item in own.items() if item[0] not in seen], bench, store, known, fresh=cfg.fresh)
+        seen |= set(own)
+    console = output()
+    total = sum(list(plans.values())[1:], next(iter(plans.values())))
+    table(console, plans)
+    console.print(total.sentence(), markup=False)
+    assert known is not None
+    notes(console, known)
+    return Ended()
 
 
 def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:

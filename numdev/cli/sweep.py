@@ -1,9 +1,10 @@
-"""How a sweep is split into jobs, and how jobs reach a launcher. `hydra_plugins.numdev_sweep` makes both known to Hydra."""
+"""Splits a sweep into jobs and passes them to a launcher. `hydra_plugins.numdev_sweep` makes both known to Hydra."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from numdev.cli.console import ERRORS, is_basic, output
 from numdev.cli.jobs import Job, keep_returned
 from numdev.cli.modules import make_importable
 from numdev.cli.objective import refuse_none, refuse_unusable
+from numdev.cli.progress import sweep
+from numdev.cli.sweeptable import HEADINGS, PLANNED, SweepTable
 from numdev.errors import BadInput
 
 _MOST_HELD = 2000  # composed jobs, of about 100 kB each
@@ -35,7 +39,7 @@ Batch = Sequence[Sequence[str]]  # the overrides of each job
 
 
 class ComposedOnce(ConfigLoader):
-    """Hydra's loader, which hands out the jobs that a sweeper has composed to check them, to a launcher that runs them here.
+    """Hydra's loader, which composes each job once: to check it, and for a launcher that runs it in this process.
 
     A copy in another process composes its own.
     """
@@ -45,7 +49,7 @@ class ComposedOnce(ConfigLoader):
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def check(self, config: DictConfig, batch: Batch) -> None:
-        """Compose the jobs of a batch, to find what is wrong with one of them before the first is run."""
+        """Compose the jobs of a batch, so that a mistake in one of them is found before the first job runs."""
         for overrides in batch:
             composed = self.loader.load_sweep_config(config, list(overrides))
             if len(self.composed) < _MOST_HELD:
@@ -114,9 +118,10 @@ class Combinations(Sweeper):
         """
         texts = [f"{name}={value}" for name, value in self.params.items()] + arguments
         jobs = combinations(OverridesParser.create(config_loader=self.loader).parse_overrides(texts))
-        folder = Path(self.config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(self.config, folder / "multirun.yaml")
+        if not self.config.get("dry_run"):
+            folder = Path(self.config.hydra.sweep.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(self.config, folder / "multirun.yaml")
         returned: list[Sequence[JobReturn]] = []
         for start, batch in self._batches(jobs):
             self.loader.check(self.config, batch)
@@ -153,7 +158,7 @@ def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
 
 
 class Keeping(Launcher):
-    """The launcher that the user chose; what its jobs return is kept, also where the sweeper drops it."""
+    """Wraps the launcher that the user chose: prints the header of the sweep's table, and keeps what jobs return."""
 
     def __init__(self, launcher: DictConfig) -> None:
         self.chosen = launcher
@@ -169,8 +174,13 @@ class Keeping(Launcher):
         objective = OmegaConf.select(config, "objective")
         if objective is not None or sweeper not in _WANT_NO_FIGURE:
             self._check(objective, sweeper, task_function.command, config)
+        if config.get("dry_run") and sweeper != "numdev":
+            raise BadInput("hydra/sweeper", sweeper, "a dry run measures nothing that it could go by; leave it out")
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
+        self.table = _table(task_function, config)
+        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        self.constant = [override.get_key_element() for override in given if not override.is_sweep_override()]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     @staticmethod
@@ -185,10 +195,25 @@ class Keeping(Launcher):
             refuse_unusable(objective, measured)
 
     def launch(self, job_overrides: Batch, initial_job_idx: int) -> Sequence[JobReturn]:
-        returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        if self.table.headings is None:
+            bar: AbstractContextManager[None] = nullcontext()
+        else:
+            if not self.table.axes:
+                self.table.lay_out(job_overrides, self.constant)
+                output().print(self.table.header(job_overrides[0]), soft_wrap=True)
+            bar = sweep(len(job_overrides), ERRORS) if is_basic(self.chosen) else nullcontext()
+        with bar:
+            returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
         for job in returned:
             keep_returned(job)
         return returned
+
+
+def _table(job: Job, config: DictConfig) -> SweepTable:
+    """The table of a sweep over points; that of a sweep over studies, or of one that prints every metric, has no lines."""
+    if config.get("study") is None and job.command in HEADINGS and config.metrics == "chief":
+        job.table.headings = PLANNED if config.dry_run else HEADINGS[job.command]
+    return job.table
 
 
 class KeepReturned(Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from numdev.measurement.protocol import Context, LooksAhead, Measurement, Measur
 from numdev.results.canonical import key_of
 from numdev.results.columns import Column
 from numdev.results.environment import environment, resolve_device
+from numdev.results.files import StoreError
 from numdev.results.record import Record, Status
 from numdev.results.where import Where
 
@@ -80,7 +82,8 @@ class Runner:
         """Measure a point; see `Record` for what comes back, `Context` for `folder`, `shared`, `told` and `within`.
 
         Raises:
-            BadInput: for a request that cannot be measured at all. Every other failure is a status of the record.
+            BadInput: for a request that cannot be measured at all.
+            StoreError: where the disk is full. Every other failure is a status of the record.
         """
         return self.run(self._of(problem, variant, baseline, seeds), **where)
 
@@ -96,9 +99,11 @@ class Runner:
             status = Status.NONFINITE if reason else Status.OK
         except Unsupported as error:
             status, reason = Status.UNSUPPORTED, str(error)
-        except BadInput:
+        except (BadInput, StoreError):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise StoreError(f"results: {error}; free some space, then run again") from error
             status, reason = failure(error, measurement.operation.smaller)
         seconds = time.perf_counter() - start
         return replace(unmeasured, status=status, reason=reason, tables=tables, seconds=seconds, kernel=kernel)

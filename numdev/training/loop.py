@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.backward.base import Differentiable
-from numdev.errors import Unsupported
+from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import attend
 from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
 from numdev.training.execution import Execution, Progress, Told
@@ -143,8 +143,8 @@ class Training:
             self._notes += [why] if why else []
         self._step(self._position.done, batch, self._history)
         if not seen.calls:
-            why = "it calls torch.nn.functional.scaled_dot_product_attention nowhere, so there is no attention to exchange"
-            raise Unsupported("task.model", why)
+            mend = "it never calls torch.nn.functional.scaled_dot_product_attention; give a model with attention to exchange"
+            raise BadInput("task.model", type(self._state.model).__name__, mend)
         done = self._position.done + 1
         self._position = replace(self._position, done=done)
         self._state.whole = True

@@ -76,6 +76,11 @@ def toy_configs(tmp_path: Path) -> Path:
     return folder
 
 
+def jobs(out: str) -> list[str]:
+    """The lines of a sweep's jobs, below a title and the names of the columns."""
+    return out.splitlines()[2:]
+
+
 def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     search = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
@@ -101,6 +106,7 @@ class TestHelp:
         ran = python("-c", script, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
         assert all(f"numdev {command}" in ran.stdout for command in COMMANDS)
+        assert max(map(len, ran.stdout.splitlines())) <= 80
 
     def test_measure_imports_neither_torch_nor_pandas(self, tmp_path: Path) -> None:
         script = (
@@ -116,22 +122,29 @@ class TestHelp:
     def test_measure_explains_every_group_option_and_setting(self, numdev: Command) -> None:
         ran = numdev("measure", "--help")
         assert ran.code == 0
-        ours = ran.out[: ran.out.index("Groups and options, as the config folders have them")]
+        assert max(map(len, ran.out.splitlines())) <= 80
+        ours = " ".join(ran.out[: ran.out.index("Groups and their options:")].split())
         for group in (*GROUPS, "attention", "baseline"):
             assert f"== {group}: " in ours
             for path in (config_folder() / group).glob("*.yaml"):
                 if "numdev.training" in path.read_text():  # of numdev train, whose help is its own
                     continue
                 assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
-        of_training = numdev("train", "--help").out
+        of_training = " ".join(numdev("train", "--help").out.split())
         for name, one in schema.settings().items():
             text = of_training if name.startswith("rung.") else ours
-            assert re.search(rf"^ +{re.escape(name)}=.* {re.escape(one.unit)}.*{re.escape(one.text)}$", text, re.MULTILINE), name
+            said = " ".join((f"{one.unit}: {one.text}" if one.unit else one.text).split())
+            assert re.search(rf" {re.escape(name)}=\S* {re.escape(said)}", text), name
         for name in composer((config_folder(),)).known():
             if name == "baseline.numerics":
                 assert name in of_training
                 continue
             assert name in ours or name == "operation" or ".fmt." in name, name
+
+    @pytest.mark.parametrize("command", ["speed", "train", "paper", "report", "compare", "tune", "studies"])
+    def test_fits_80_columns(self, numdev: Command, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert max(map(len, numdev(command, "--help").out.splitlines())) <= 80
 
     @pytest.mark.parametrize("command", ["paper", "report"])
     def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
@@ -267,16 +280,16 @@ class TestBadInput:
         assert "Traceback" in ran.stderr
         assert "BadInput" in ran.stderr
 
-    def test_results_that_cannot_be_written_are_no_bad_input(self, numdev: Command) -> None:
+    def test_results_that_cannot_be_written_are_one_sentence(self, numdev: Command) -> None:
         Path("results").write_text("a file where a folder is wanted")
         ran = numdev("measure", *SMALL)
-        assert (ran.code, len(ran.err.splitlines())) == (1, 1), ran.err
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
         assert ran.err.startswith("results: ")
 
 
 class TestPoint:
     def test_prints_every_metric_and_files_the_record(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "seeds=2")
+        ran = numdev("measure", *SMALL, "seeds=2", "metrics=all")
         assert (ran.code, ran.err) == (0, "")
         for metric, (unit, _) in METRICS.items():
             assert any(line.split()[:2] == [metric, unit] for line in ran.out.splitlines())
@@ -342,8 +355,12 @@ class TestSweep:
     def test_prints_one_line_for_each_point(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "precision=bf16,fp16", "tiling.bc=8,16,32")
         assert (ran.code, ran.err) == (0, "")
-        assert len(ran.out.splitlines()) == 6
-        assert all("max_difference" in line for line in ran.out.splitlines())
+        title, names, *lines = ran.out.splitlines()
+        assert title.startswith("max_difference from golden")
+        assert title.endswith("problem.n=32 problem.head_dim=8 seeds=1 device=cpu")
+        assert names.split() == ["precision", "tiling.bc", "variant", "baseline", "variant", "/", "baseline", "status"]
+        assert [tuple(line.split()[:2]) for line in lines] == [(p, bc) for p in ("bf16", "fp16") for bc in ("8", "16", "32")]
+        assert len({line.index(" ok, ") for line in lines}) == 1, "columns are aligned"
         assert len(list(Store(Path("results")).records())) == 6
         assert {path.name for path in Path().iterdir()} == {"results"}
 
@@ -364,7 +381,7 @@ class TestSweep:
     def test_a_bad_job_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "tiling.bc=0,8,-1,16")
         assert ran.code == 2
-        assert len(ran.out.splitlines()) == 2
+        assert len(jobs(ran.out)) == 2
         assert [line.split(": ")[1] for line in ran.err.splitlines()] == ["tiling.bc", "tiling.bc"]
 
     def test_a_setting_that_is_none_stops_all_before_the_first(self, numdev: Command) -> None:
@@ -380,7 +397,7 @@ class TestSweep:
 
     def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
-        assert (ran.code, len(ran.out.splitlines())) == (2, 1)
+        assert (ran.code, len(jobs(ran.out))) == (2, 1)
         assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
 
     def test_flags_stand_anywhere(self, numdev: Command) -> None:
@@ -510,14 +527,15 @@ class TestStudy:
         monkeypatch.setattr(Runner, "measure", interrupted)
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
         assert ran.code == 130
-        assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to go on"
+        assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to continue"
         assert len(list(Store(Path("results")).records())) == 3
         assert "3 already there" in numdev("measure", "--config-dir", str(toy_configs), "study=toy").out
 
     def test_studies_lists_them(self, numdev: Command) -> None:
         ran = numdev("studies")
         names = [path.stem for path in (config_folder() / "study").glob("*.yaml")]
-        assert [line.split()[0] for line in ran.out.splitlines()] == sorted(names)
+        assert [line.split()[0] for line in ran.out.splitlines() if not line.startswith(" ")] == sorted(names)
+        assert max(map(len, ran.out.splitlines())) <= 80
 
     def test_studies_takes_nothing_but_help(self, numdev: Command) -> None:
         assert "usage: numdev studies" in numdev("studies", "--help").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -32,6 +33,14 @@ def works(q, k, v, mask, scale):
     return v
 def breaks(q, k, v, mask, scale):
     return v * float('nan')
+"""
+PLAIN = """\
+from dataclasses import dataclass
+from numdev.training.task import Replicated
+from tests.training.toy import Toy
+@dataclass(frozen=True)
+class Plain(Replicated, Toy):
+    attends: bool = False
 """
 STUDY = """\
 title: Mine
@@ -111,6 +120,47 @@ def test_of_studies(numdev: Command, functions: str, code: int, said: str) -> No
         assert ran.code == code, ran.out + ran.err
         (summary,) = [line for line in ran.out.splitlines() if line.startswith("mine: ")]
         assert summary.endswith(said)
+
+
+def test_a_full_disk_ends_a_study_with_2_and_loses_nothing(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.py").write_text(MINE)
+    Path("own/study").mkdir(parents=True)
+    Path("own/study/mine.yaml").write_text(STUDY.format('"mine:works", "mine:breaks", "mine:refuses"'))
+    command = ("measure", "--config-dir", "own", "study=mine", "device=cpu")
+    replace, calls = os.replace, []
+
+    def fills_up(*paths: Path) -> None:
+        calls.append(paths)
+        if len(calls) > 2:  # the manifest and the first record
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*paths)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", fills_up)
+        ran = numdev(*command)
+    assert ran.code == 2
+    (sentence,) = [line for line in ran.err.splitlines() if line.startswith("results: ")]
+    assert sentence.endswith("could not be written (No space left on device); free some space, then run again")
+    assert "3 points, 2 measured" in numdev(*command).out
+
+
+def test_a_disk_that_fills_up_within_a_measurement_ends_with_2(numdev: Command) -> None:
+    Path("mine.py").write_text("def full(q, k, v, mask, scale):\n    raise OSError(28, 'No space left on device', 'scratch')\n")
+    ran = numdev("measure", *SMALL, "attention=custom", "precision=fp32", "attention.function=mine:full")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+    assert "scratch" in ran.err
+    assert "free some space" in ran.err
+
+
+@pytest.mark.filterwarnings("ignore:attend")
+def test_training_a_model_without_attention_ends_with_2(numdev: Command) -> None:
+    Path("plain.py").write_text(PLAIN)
+    Path("own/task").mkdir(parents=True)
+    Path("own/task/plain.yaml").write_text("_target_: plain.Plain\n")
+    ran = numdev("train", "--config-dir", "own", "task=plain", "rung.numerics=fp32", "precision=eager_fp32", "device=cpu")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+    assert ran.err.startswith("task.model: ")
+    assert "give a model with attention to exchange" in ran.err
 
 
 def test_a_kernel_without_a_gpu_is_seen_by_ci(tmp_path: Path) -> None:

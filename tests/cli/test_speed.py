@@ -23,7 +23,7 @@ axes:
 
 
 def test_one_point_shows_every_figure(numdev: Command) -> None:
-    ran = numdev("speed", *POINT, "attention=vanilla", "precision=fp32")
+    ran = numdev("speed", *POINT, "attention=vanilla", "precision=fp32", "metrics=all")
     assert ran.code == 0
     for word in ("latency", "tflops", "peak_bytes", "intensity", "rmse", "median time of one call"):
         assert word in ran.out
@@ -34,9 +34,10 @@ def test_one_point_shows_every_figure(numdev: Command) -> None:
 def test_a_sweep_is_a_line_each(numdev: Command) -> None:
     ran = numdev("speed", *POINT, "-m", "attention=vanilla,tiled,flex")
     assert ran.code == 3, "flex has no figures here"
-    lines = [line for line in ran.out.splitlines() if "attention=" in line]
-    assert [line.partition("attention=")[2].partition(":")[0] for line in lines] == ["vanilla", "tiled", "flex"]
-    assert "TFLOP/s" in lines[0]
+    _, names, *lines = ran.out.splitlines()
+    assert names.split() == ["attention", "ms", "TFLOP/s", "of", "matmul", "MiB", "RMSE", "status"]
+    assert [line.split()[0] for line in lines] == ["vanilla", "tiled", "flex"]
+    assert float(lines[0].split()[1]) > 0
     assert "unsupported, attention: FlexAttention" in lines[2]
 
 

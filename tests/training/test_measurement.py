@@ -176,10 +176,9 @@ class TestWhatGoesWrong:
         assert all(map(math.isfinite, losses[:5]))
         assert not math.isfinite(losses[5])
 
-    def test_a_model_without_attention_is_unsupported(self, tmp_path: Path) -> None:
-        record = measured(tmp_path, REFERENCE, Plain())
-        assert record.status is Status.UNSUPPORTED
-        assert "no attention to exchange" in record.reason
+    def test_a_model_without_attention_is_bad_input(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match=r"task.model: .* never calls .*give a model with attention"):
+            measured(tmp_path, REFERENCE, Plain())
 
     @pytest.mark.parametrize("parts", [(3, REFERENCE, REFERENCE), (Toy(), "x", REFERENCE), (Toy(), REFERENCE, None)])
     def test_only_rungs_of_tasks_are_measured(self, parts: tuple[Any, Any, Any]) -> None:

@@ -167,7 +167,7 @@ class TestTheEndBeforeTheEnd:
 
     @pytest.mark.filterwarnings("ignore:attend")
     def test_a_model_without_attention_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(Unsupported, match="no attention to exchange"):
+        with pytest.raises(BadInput, match=r"task.model: .* never calls .*give a model with attention"):
             trained(Run(Toy(attends=False), Rung(VANILLA)), tmp_path)
 
     def test_graphs_that_are_asked_for_are_refused_on_a_cpu(self, tmp_path: Path) -> None:

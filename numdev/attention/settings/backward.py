@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numdev.attention.settings.precision import PrecisionSettings, policy_of
 from numdev.attention.settings.problem import ProblemSettings
 from numdev.attention.settings.problem import problem as forward_problem
-from numdev.errors import BadInput
-from numdev.nearest import choice, named, one_of
+from numdev.nearest import NotAChoice, choice, named
 from numdev.settings import Overruled, setting
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def recompute(delta: str, output: str, exp: str | None) -> Recompute:
     from numdev.attention.softmax import EXPONENTIALS, Exponential
 
     if exp is not None and exp not in EXPONENTIALS:
-        raise BadInput("recompute.exp", exp, one_of(exp, list(EXPONENTIALS)))
+        raise NotAChoice("recompute.exp", exp, EXPONENTIALS)
     return Recompute(
         choice("recompute.delta", DeltaForm, delta),
         choice("recompute.output", OutputForDelta, output),

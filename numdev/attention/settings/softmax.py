@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numdev.errors import BadInput
-from numdev.nearest import choice, one_of
+from numdev.nearest import NotAChoice, choice
 from numdev.settings import setting
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _exponential(name: str | None, coefficients: list[float] | None, share: floa
     from numdev.attention.softmax import EXPONENTIALS, Exponential
 
     if name is not None and name not in EXPONENTIALS:
-        raise BadInput("softmax.exp", name, one_of(name, list(EXPONENTIALS)))
+        raise NotAChoice("softmax.exp", name, EXPONENTIALS)
     chosen = Exponential.EXP if name is None else Exponential.parse(name)
     if coefficients is not None:
         if name not in (None, "exp2"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numdev.errors import BadInput
-from numdev.nearest import choice, one_of
+from numdev.nearest import NotAChoice, choice
 from numdev.settings import Overruled, setting
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def tiling(**settings: Any) -> Tiling:
         seed=settings["seed"],
     )
     if shape not in SHAPES:
-        raise BadInput("tiling.shape", shape, one_of(shape, SHAPES))
+        raise NotAChoice("tiling.shape", shape, SHAPES)
     if shape == "square_bc":
         return Tiling(given.bc, given.bc, given.order, given.splits, given.stride, given.seed)
     return given if shape == "as_is" else given.swapped() if shape == "swapped" else given.square()

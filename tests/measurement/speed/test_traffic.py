@@ -24,6 +24,8 @@ from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import runners, show_speed
+from numdev.cli.asked import Asked
+from numdev.cli.show import Metrics
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.protocol import LooksAhead
@@ -217,7 +219,8 @@ def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: Runner) ->
 
 def test_one_point_on_a_terminal_shows_them(bench: Runner, tmp_path: Path) -> None:
     console = Console(width=200, record=True)
-    show_speed.record(console, bench.measure(problem(16), VARIANT), tmp_path, already=False)
+    asked = Asked("attention=vanilla", "vanilla", "none")
+    show_speed.record(console, bench.measure(problem(16), VARIANT), tmp_path, asked, already=False, metrics=Metrics.ALL)
     text = console.export_text()
     assert all(name in text for name in (*COUNTED, *OF_COUNTED))
 

@@ -413,7 +413,7 @@ class TestCommand:
         store_of(tmp_path / "a", point())
         (tmp_path / "file").write_text("")
         ran = numdev("compare", "a", "a", "out=file")
-        assert ran.code == 1
+        assert ran.code == 2
         assert "could not be written" in ran.err
 
     @pytest.mark.parametrize("given", [("study=[s]", "a", "a"), ("a", "--study", "s", "a"), ("a", "a", "--study=s")])

@@ -1,0 +1,176 @@
+"""`dry_run=true`: how many points a command would measure, for how long and with how much memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from omegaconf import DictConfig
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from numdev.measurement.deviation.measurement import check_memory
+from numdev.measurement.estimate import Estimator, needed_bytes
+from numdev.measurement.runner import Runner
+from numdev.memory import available_bytes, size_text
+from numdev.results.store import Store
+from numdev.results.study import DONE, StudyPoint
+
+LONG = 60.0  # seconds of a point that are said before it starts
+_MANY = 300.0  # replicates of the largest problem of a calibration below which a point is not calibrated for that
+
+
+@runtime_checkable
+class Estimates(Protocol):
+    """What knows how long points take."""
+
+    calibrated: int
+    assumed: int
+
+    def seconds(self, points: Iterable[tuple[Any, Any, Any, int]]) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command would do.
+
+    Attributes:
+        points: of the study, or 1.
+        there: of these, those whose figures are stored.
+        replicates: of the others.
+        seconds: of the others; NaN where it is not known.
+        bytes: that the largest of the others needs; None where it is not known.
+        free: memory of the device.
+        larger: points that need more than that.
+    """
+
+    points: int
+    there: int
+    replicates: int
+    seconds: float
+    bytes: int | None
+    free: int
+    larger: int
+
+    @staticmethod
+    def of(points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, estimates: Estimates, *, fresh: bool) -> Plan:
+        """What points with their keys would take."""
+        left = [point for key, point in points if not point.refused and (fresh or not _is_there(store, key))]
+        refused = sum(bool(point.refused) for _, point in points)
+        wanted = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
+        known = [one for one in wanted if one is not None]
+        free = available_bytes(bench.device)
+        fitting = [point for point, size in zip(left, wanted, strict=True) if size is None or size <= free]
+        seconds = math.fsum(estimates.seconds((p.problem, p.variant, p.baseline, p.seeds) for p in fitting))
+        replicates = sum(point.seeds for point in left)
+        there = len(points) - len(left) - refused
+        larger = sum(one > free for one in known)
+        return Plan(len(points), there, replicates, seconds, max(known, default=0 if not left else None), free, larger)
+
+    def __add__(self, other: Plan) -> Plan:
+        both = [one for one in (self.bytes, other.bytes) if one is not None]
+        return Plan(
+            self.points + other.points,
+            self.there + other.there,
+            self.replicates + other.replicates,
+            self.seconds + other.seconds,
+            max(both, default=None),
+            min(self.free, other.free),
+            self.larger + other.larger,
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        """Replicates, time and memory as text; no figures where nothing is left to measure."""
+        if not self.replicates:
+            return "0", "", ""
+        return str(self.replicates), time_text(self.seconds), "unknown" if self.bytes is None else size_text(self.bytes)
+
+    def sentence(self) -> str:
+        """All of it in words."""
+        said = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
+        if not self.replicates:
+            return f"{said}; nothing is left to measure."
+        replicates, seconds, memory = self.cells()
+        said += f"; {replicates} replicates to measure: {seconds}, {memory} of the {size_text(self.free)} that are free."
+        return said + (f" {self.larger} points need more memory than is free." if self.larger else "")
+
+
+def _is_there(store: Store, key: str) -> bool:
+    found = store.get(key)
+    return found is not None and found.status in DONE
+
+
+def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
+    """What knows how long the points of a command take; kept, so that a sweep calibrates each variant once."""
+    return _trainings(bench.device, cfg.results) if command == "train" else _estimator_of(bench)
+
+
+def _estimator_of(bench: Runner) -> Estimator:
+    kind: Any = bench.kind  # a frozen dataclass, which the protocol does not say
+    return _estimator(kind, str(bench.device))
+
+
+@lru_cache(maxsize=2)
+def _trainings(device: torch.device, results: str) -> Estimates:
+    from numdev.training.estimate import Trainings  # late: it imports every attention and every model
+
+    return Trainings(device, Store(Path(results)).shared)
+
+
+@lru_cache(maxsize=2)
+def _estimator(kind: Any, device: str) -> Estimator:
+    return Estimator(kind, device)
+
+
+def announce(point: StudyPoint, bench: Runner, console: Console) -> None:
+    """Say of a point that takes minutes how long it takes, before it starts.
+
+    Raises:
+        BadInput: for a point that needs more memory than is free.
+    """
+    if bench.kind.operation.golden is None:  # of training, which says so by its steps
+        return
+    check_memory(point.problem, bench.device, bench.kind.operation.smaller)
+    known = _estimator_of(bench)
+    if not known.is_long(point.problem, point.seeds, _MANY):
+        return
+    (seconds,) = known.seconds([(point.problem, point.variant, point.baseline, point.seeds)])
+    if seconds > LONG:
+        text = f"note: this point takes {time_text(seconds)} (an estimate; dry_run=true estimates and measures nothing)"
+        console.print(text, markup=False)
+
+
+_UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+def time_text(seconds: float) -> str:
+    """A duration with the two digits that an estimate deserves."""
+    if math.isnan(seconds):
+        return "unknown"
+    unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
+    number = seconds / size
+    return "under 1 s" if seconds < 1 else f"about {number:.2g} {unit}" if number < 10 else f"about {number:.0f} {unit}"
+
+
+def table(console: Console, plans: dict[str, Plan]) -> None:
+    """The studies of a command, a row each, and their sum."""
+    found = Table("study", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("points", "there", "replicates", "time", "memory"):
+        found.add_column(name, justify="right")
+    for name, plan in plans.items():
+        found.add_row(name, str(plan.points), str(plan.there), *plan.cells())
+    console.print(found)
+
+
+def notes(console: Console, known: Estimates) -> None:
+    """How the estimates were made."""
+    own = f"{known.calibrated} variant{'s' * (known.calibrated != 1)}"
+    others = f"; {known.assumed} further ones are taken to be as fast as their mean" if known.assumed else ""
+    made = f"Estimated from short calibrations of {own}{others}. " if known.calibrated else ""
+    console.print(f"{made}Nothing was measured or written.", markup=False)

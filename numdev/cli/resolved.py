@@ -1,0 +1,56 @@
+"""What a command line comes to: the composed settings, the format of every step, and the values that a setting takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from numdev.cli import flags, nodes
+from numdev.cli.composed import composed_with
+from numdev.cli.library import config_folder
+from numdev.cli.requests import Flat, flat, request
+from numdev.errors import BadInput
+from numdev.nearest import NotAChoice
+
+_UNKNOWN = "?"  # a value that no setting takes
+_PRESET = "preset"  # what a node has that makes a precision policy
+_BUILT = ("problem", "variant", "baseline")
+
+
+def formats(primary: str, arguments: Sequence[str]) -> Iterator[str]:
+    """The precision policies of a command line with the format of every step, as comments of YAML.
+
+    Raises:
+        BadInput: for a policy that cannot be made.
+    """
+    settings = request(_settings(primary, arguments), {}, {}).config
+    for name, node in settings.items():
+        if isinstance(node, dict) and _PRESET in node:
+            yield f"# {name}, the format of every step:"
+            yield from (f"#   {step}: {text}" for step, text in nodes.build(settings, name).steps().items())
+
+
+def values(primary: str, arguments: Sequence[str], name: str) -> list[str]:
+    """The values that a setting takes beside these arguments, where they are few; none where they are not, or not known."""
+    settings = _settings(primary, arguments)
+    if name not in settings:
+        return []
+    if isinstance(settings[name], bool):
+        return ["true", "false"]
+    asked = request(settings | {name: _UNKNOWN}, {}, {}).config
+    for part in (name.partition(".")[0], *_BUILT):
+        try:
+            nodes.build(asked, part)
+        except NotAChoice as error:
+            return list(map(str, error.known)) if error.field == name else []
+        except BadInput:
+            continue
+    return []
+
+
+def _settings(primary: str, arguments: Sequence[str]) -> Flat:
+    overrides, given = flags.read(arguments)
+    own = (Path(given.config_dir).resolve(),) if "config_dir" in given else ()
+    plain: dict[str, Any] = composed_with((config_folder(), *own), getattr(given, "config_name", primary), overrides)
+    return dict(flat(plain))

@@ -1,0 +1,160 @@
+"""How long measurements would take, from a short calibration on small problems, and how much memory they would need.
+
+The model is `a + b s_1 + c s_2 + ...` for the time of a replicate, with coefficients of at least 0; `s` is the size of the
+problem as its operation declares it (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and
+a key). One replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; nothing is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numdev.errors import BadInput
+from numdev.measurement.protocol import MeasurementKind
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed.measurement import Speeds
+from numdev.results.record import Record, Status
+
+_TOKENS = {"cpu": (64, 256, 512), "cuda": (256, 1024, 4096)}  # of small problems; a GPU needs larger ones to be busy
+_FAILED = (Status.ERROR, Status.OUT_OF_MEMORY)
+
+Parts = tuple[Any, Any, Any, int]
+"""Problem, variant, baseline and replicates of a point."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The time of one replicate.
+
+    Attributes:
+        coefficients: the constant part in seconds, then seconds per unit of each size.
+        kept: share of the time that is left where golden and baseline are already known, from another point of the same problem.
+    """
+
+    coefficients: tuple[float, ...]
+    kept: float = 1.0
+
+    def seconds(self, size: Iterable[float]) -> float:
+        """Of a problem of this size."""
+        return math.fsum(a * s for a, s in zip(self.coefficients, (1.0, *size), strict=True))
+
+
+_UNKNOWN = Rate((math.nan,))
+
+
+@dataclass
+class Estimator:
+    """Estimates points of one kind of measurement.
+
+    Attributes:
+        kind: makes the measurements.
+        device: where they would run.
+        budget: seconds that calibrations may take together; variants that follow have the mean rate of those before.
+        calibrated: variants and baselines that were calibrated.
+        assumed: those that have the mean rate of others.
+    """
+
+    kind: MeasurementKind
+    device: str
+    budget: float = 20.0
+    calibrated: int = 0
+    assumed: int = 0
+    _rates: dict[Any, Rate] = field(default_factory=dict)
+    _spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kind, Speeds):
+            self.kind = replace(self.kind, traffic=None)  # counting takes a process of its own
+
+    def seconds(self, points: Iterable[Parts]) -> list[float]:
+        """The time of each point, one after the other, as a runner measures them; NaN where it is not known."""
+        found, before = [], None
+        for problem, variant, baseline, seeds in points:
+            rate = self._rate(problem, variant, baseline)
+            size = self.kind.operation.workload.size(problem) if len(rate.coefficients) > 1 else ()
+            again = (problem, baseline) == before
+            found.append(seeds * rate.seconds(size) * (rate.kept if again else 1.0))
+            before = problem, baseline
+        return found
+
+    def is_long(self, problem: Any, seeds: int, replicates: float) -> bool:
+        """Whether a point has as much to do as so many replicates of the largest problem of the calibration, at least."""
+        workload = self.kind.operation.workload
+        small = workload.smaller(problem, self._tokens[-1])
+        return small is not None and seeds * workload.size(problem)[-1] > replicates * workload.size(small)[-1]
+
+    @property
+    def _tokens(self) -> tuple[int, ...]:
+        return _TOKENS[Runner(self.kind, self.device).device.type]
+
+    def _rate(self, problem: Any, variant: Any, baseline: Any) -> Rate:
+        workload = self.kind.operation.workload
+        small = list(dict.fromkeys(one for tokens in self._tokens if (one := workload.smaller(problem, tokens)) is not None))
+        if not small:
+            return _UNKNOWN
+        key = variant, baseline, small[0]
+        if key not in self._rates:
+            if self._spent > self.budget:
+                self.assumed += 1
+                self._rates[key] = _mean(self._rates.values())
+            else:
+                start = time.perf_counter()
+                self._rates[key] = self._calibrate(small, variant, baseline)
+                self._spent += time.perf_counter() - start
+                self.calibrated += 1
+        return self._rates[key]
+
+    def _calibrate(self, problems: list[Any], variant: Any, baseline: Any) -> Rate:
+        sizes, times = [], []
+        self._measured(Runner(self.kind, self.device), problems[0], variant, baseline)  # loads libraries, compiles kernels
+        for problem in problems:
+            runner = Runner(self.kind, self.device)
+            found = self._measured(runner, problem, variant, baseline)
+            if found is None or found.status in _FAILED:
+                return _UNKNOWN
+            if found.status is Status.UNSUPPORTED:
+                return Rate((0.0,))
+            sizes.append((1.0, *self.kind.operation.workload.size(problem)))
+            times.append(found.seconds)
+        again = self._measured(runner, problems[-1], variant, baseline)
+        kept = 1.0 if again is None else min(1.0, again.seconds / times[-1])
+        return Rate(_fit(np.array(sizes), np.array(times)), kept)
+
+    @staticmethod
+    def _measured(runner: Runner, problem: Any, variant: Any, baseline: Any) -> Record | None:
+        try:
+            return runner.measure(problem, variant, baseline, 1)
+        except BadInput:
+            return None
+
+
+def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
+    """Least squares of relative errors with coefficients of at least 0."""
+    from scipy.optimize import nnls  # late: estimates alone need it
+
+    scale = sizes.max(axis=0)
+    found, _ = nnls(sizes / scale / times[:, None], np.ones(len(times)))
+    return tuple(float(one) for one in found / scale)
+
+
+def _mean(rates: Iterable[Rate]) -> Rate:
+    known = [rate for rate in rates if len(rate.coefficients) > 1]
+    if not known:
+        return _UNKNOWN
+    columns = zip(*(rate.coefficients for rate in known), strict=True)
+    return Rate(tuple(math.fsum(column) / len(known) for column in columns), math.fsum(r.kept for r in known) / len(known))
+
+
+def needed_bytes(kind: MeasurementKind, problem: Any, variant: Any) -> int | None:
+    """Memory that a point of this kind needs; None where the problem does not say."""
+    if isinstance(kind, Speeds):
+        return kind.operation.workload.needed_bytes(problem, variant)
+    found = getattr(problem, "bytes", None)
+    return found if isinstance(found, int) else None

@@ -1,0 +1,285 @@
+"""What a person sees in a terminal: a point, a sweep, a dry run, formats, completion, and mistakes in one's own kernel."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from numdev.cli import plan, progress, show
+from numdev.cli.asked import Asked
+from numdev.cli.headline import sentences
+from numdev.cli.show import Metrics
+from numdev.cli.sweeptable import HEADINGS, SweepTable
+from numdev.measurement.deviation.measurement import COLUMNS, KIND
+from numdev.measurement.estimate import Estimator, Rate, _fit
+from numdev.memory import size_text
+from numdev.results.columns import Use
+from numdev.results.record import Record, Status
+from numdev.results.store import Store
+from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs
+
+__all__ = ["numdev", "toy_configs"]  # the fixtures
+
+ASKED = Asked("attention=tiled precision=bf16 problem=uniform problem.n=1024", "tiled", "eager")
+
+
+def record(variant: list[float], baseline: list[float] | None, outputs: tuple[str, ...] = ("out", "lse")) -> Record:
+    """A record whose figures are those of its seeds, alike for every metric and output."""
+    figures = [column.name for column in COLUMNS if column.use in (Use.CHIEF, Use.FIGURE)]
+    of = {("variant", "golden"): variant, ("variant", "golden_same_inputs"): variant}
+    if baseline is not None:
+        of |= {("variant", "baseline"): variant, ("baseline", "golden"): baseline}
+    rows = [
+        {
+            "seed": seed,
+            "cluster": "",
+            "subject": subject,
+            "reference": reference,
+            "output": output,
+            "primary": output == outputs[0],
+        }
+        | dict.fromkeys(figures, value)
+        for (subject, reference), values in of.items()
+        for output in outputs
+        for seed, value in enumerate(values)
+    ]
+    config = {"seeds": len(variant)}
+    tables = {KIND: rows, "counters": []}
+    return Record("0" * 32, KIND, "attention", outputs, {KIND: COLUMNS, "counters": ()}, config, {}, Status.OK, tables=tables)
+
+
+def printed(found: Record, metrics: Metrics = Metrics.CHIEF) -> list[str]:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    show.record(console, found, Path("results"), ASKED, already=True, metrics=metrics)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+class TestPoint:
+    @pytest.mark.parametrize("outputs", [("out", "lse"), ("dq", "dk", "dv", "delta")])
+    def test_fits_a_terminal_of_80_by_24(self, outputs: tuple[str, ...]) -> None:
+        lines = printed(record([1.234e-5, 1.345e-5, 1.456e-5], [2.345e-6, 3.456e-6, 2.567e-6], outputs))
+        assert len(lines) < 24
+        assert max(map(len, lines)) <= 80
+        assert not any("…" in line for line in lines), "no figure is clipped"
+        assert lines[0] == ASKED.line
+        assert all(any(line.startswith(output) for line in lines) for output in outputs)
+
+    def test_metrics_all_has_the_rest(self) -> None:
+        found = record([1e-3, 2e-3], [1e-3, 1e-3])
+        chief, everything = (" ".join(printed(found, metrics)) for metrics in Metrics)
+        assert "cosine_similarity" in everything
+        assert "cosine_similarity" not in chief
+        assert "metrics=all" in chief
+        assert "metrics=all" not in everything
+
+    @pytest.mark.parametrize(
+        ("variant", "baseline", "said"),
+        [
+            ([2.0, 2.2, 2.1], [1.0, 1.0, 1.0], "tiled / baseline = 2.10, 95 % interval 1.86 to 2.36: tiled deviates more."),
+            ([1.0, 1.0, 1.1], [2.0, 2.0, 2.0], ": tiled deviates less."),
+            ([1.0, 1.2, 0.8], [1.0, 1.0, 1.0], ": no difference is shown."),
+            ([1.0, 2.0], [1.0, 2.0], ": both deviate equally."),
+            ([2.0], [1.0], "tiled / baseline = 2.00, no interval from one replicate."),
+            ([2.0, 0.0, 2.1], [1.0, 1.0, 1.0], "; 1 replicate left out (a deviation is zero or not finite)."),
+            ([0.0, 0.0], [1.0, 1.0], "tiled / baseline = unknown; 2 replicates left out (a deviation is zero or not finite)."),
+        ],
+    )
+    def test_says_in_words_which_deviates_more(self, variant: list[float], baseline: list[float], said: str) -> None:
+        _, sentence = sentences(record(variant, baseline), "tiled", "eager")
+        assert sentence.endswith(said)
+
+    def test_without_a_baseline_it_gives_the_deviation_with_its_interval(self) -> None:
+        (sentence,) = sentences(record([1.0, 1.2], None), "exact", "none")
+        assert sentence == "max_difference of out from golden: exact 1.10, 95 % interval -0.171 to 2.37."
+
+    def test_names_what_the_variant_reads_and_what_was_stated(self, numdev: Command) -> None:
+        first = numdev("measure", *SMALL, "attention=exact").out.splitlines()[0]
+        assert first == "attention=exact problem=uniform problem.n=32 problem.head_dim=8 seeds=1"
+        first = numdev("measure", *SMALL, "softmax=fa1", "tiling.bc=16").out.splitlines()[0]
+        assert first.startswith("attention=tiled ")
+        assert {"softmax=fa1", "precision=bf16", "tiling.bc=16"} < set(first.split())
+
+    def test_a_study_prints_no_metrics(self, numdev: Command, toy_configs: Path) -> None:
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "metrics=all")
+        assert (ran.code, ran.err[:24]) == (2, "metrics: 'all' cannot be")
+        assert "did you mean all" in numdev("measure", *SMALL, "metrics=al").err
+
+
+class TestSweepTable:
+    JOBS = (("precision=bf16", "seeds=1"), ("precision=kernel_fp16", "seeds=1"))
+
+    def test_columns_are_aligned_and_what_is_common_stands_above(self) -> None:
+        table = SweepTable(HEADINGS["measure"])
+        table.lay_out(self.JOBS, ["seeds"])
+        title, names = table.header(self.JOBS[0]).plain.splitlines()
+        assert title.endswith("; seeds=1")
+        line = table.line(self.JOBS[1], ("0.001", "0.002", "0.5 [0.4, 0.6]"), Status.OK, "1 s").plain
+        assert line.index("ok, 1 s") == names.index("status")
+        assert line.index("0.001") + len("0.001") == names.index("variant") + len("variant")
+        assert len(names) <= 80
+
+    def test_a_job_without_figures_says_why(self) -> None:
+        table = SweepTable(HEADINGS["speed"])
+        table.lay_out(self.JOBS, ["seeds"])
+        line = table.line(self.JOBS[0], (), Status.UNSUPPORTED, "attention: no").plain
+        assert line.split() == ["bf16", "unsupported,", "attention:", "no"]
+
+    def test_points_of_a_sweep_share_one_bar_on_a_terminal(self) -> None:
+        on = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False)
+        with progress.sweep(2, on):
+            progress.begin(1, "precision=fp16")
+            with progress.of_point(4, on, live=None) as bar:
+                bar.replicates(2, 4)
+                assert bar._bar is not None
+                (task,) = bar._bar.tasks
+                assert (task.completed, task.total) == (1.5, 2)
+                assert task.description == "precision=fp16, replicate 2 of 4"
+            with progress.aside():
+                assert not bar._bar.live.is_started, "a line of results is not printed where the bar is"
+            assert bar._bar.live.is_started
+
+    def test_elsewhere_a_sweep_has_no_bar(self) -> None:
+        on = Console(file=io.StringIO())
+        with progress.sweep(2, on):
+            progress.begin(0, "precision=bf16")
+            with progress.aside():
+                pass
+        assert isinstance(on.file, io.StringIO)
+        assert on.file.getvalue() == ""
+
+
+class TestDryRun:
+    def test_of_a_point_measures_and_writes_nothing(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "seeds=4", "dry_run=true")
+        assert (ran.code, ran.err) == (0, "")
+        assert "1 point, 0 measured already; 4 replicates to measure: " in ran.out
+        assert "Nothing was measured or written." in ran.out
+        assert not list(Path().iterdir())
+
+    def test_of_a_sweep_and_of_a_study_counts_what_is_there(self, numdev: Command, toy_configs: Path) -> None:
+        def there() -> set[str]:
+            return {str(path) for path in Path("results").rglob("*") if "sweep" not in path.parts}
+
+        numdev("measure", *SMALL, "-m", "tiling.bc=8")
+        before = there()
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=8,16", "dry_run=true")
+        assert (ran.code, ran.err) == (0, "")
+        assert [line.rpartition("  ")[2] for line in jobs(ran.out)[:2]] == ["measured already", "to measure"]
+        assert "2 points, 1 measured already; 1 replicates to measure: " in ran.out
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "dry_run=true", "device=cpu", "precision=bf16")
+        assert ran.code == 0, ran.err
+        assert "3 points, 0 measured already; 3 replicates to measure: " in ran.out, "fields of the study's own"
+        assert there() == before
+
+    def test_refuses_what_needs_figures_or_more_memory_than_there_is(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "dry_run=true", "objective=out.rmse")
+        assert (ran.code, ran.err[:21]) == (2, "objective: 'out.rmse'")
+        ran = numdev("measure", "problem.n=100000000000", "seeds=1", "device=cpu", "dry_run=true")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "are free on cpu; use " in ran.err
+
+    def test_a_point_of_minutes_says_so_before_it_starts(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Estimator, "is_long", lambda *_: True)
+        monkeypatch.setattr(Estimator, "seconds", lambda *_: [300.0])
+        ran = numdev("measure", *SMALL)
+        assert ran.code == 0
+        assert ran.err.startswith("note: this point takes about 5 min (an estimate; ")
+
+    def test_of_training_estimates_the_runs_that_are_missing(self, numdev: Command) -> None:
+        small = (
+            "task=language",
+            "task.steps=4",
+            "task.warmup=1",
+            "task.batch=2",
+            "task.width=16",
+            "task.depth=1",
+            "task.heads=2",
+        )
+        ran = numdev("train", *small, "task.length=16", "device=cpu", "rung.ulp=1", "dry_run=true")
+        assert ran.code == 0, ran.err
+        assert "1 replicates to measure: under 1 s, unknown" in ran.out
+        assert not list(Path().iterdir())
+
+    def test_coefficients_are_those_of_the_times(self) -> None:
+        import numpy as np
+
+        sizes = np.array([[1.0, 2.0, 4.0], [1.0, 4.0, 16.0], [1.0, 8.0, 64.0]])
+        found = Rate(_fit(sizes, sizes @ np.array([0.5, 0.25, 0.125])))
+        assert found.seconds((100.0, 10000.0)) == pytest.approx(0.5 + 25.0 + 1250.0)
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [
+            (0.2, "under 1 s"),
+            (3.14, "about 3.1 s"),
+            (75, "about 75 s"),
+            (301, "about 5 min"),
+            (9000, "about 2.5 h"),
+            (float("nan"), "unknown"),
+        ],
+    )
+    def test_times_have_two_digits(self, seconds: float, text: str) -> None:
+        assert plan.time_text(seconds) == text
+
+    def test_sizes_have_a_unit(self) -> None:
+        assert [size_text(size) for size in (512, 3 << 20, 1001 << 20, 5 << 30)] == ["0.5 KiB", "3 MiB", "1001 MiB", "5 GiB"]
+
+
+class TestSettings:
+    def test_a_format_is_an_option_of_precision(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "precision=e8m10,kernel_e8m10,e3m4fn")
+        assert (ran.code, ran.err) == (0, "")
+        names = {record.config["variant"]["precision"]["output"] for record in Store(Path("results")).records()}
+        assert names == {"tf32", "e3m4fn"}
+
+    def test_it_is_one_in_a_study_too(self, numdev: Command, toy_configs: Path) -> None:
+        (toy_configs / "study" / "own.yaml").write_text("title: T\nbase: {problem.n: 8}\naxes: {precision: [e6m9]}\n")
+        ran = numdev("measure", "--config-dir", str(toy_configs), "study=own", "seeds=1", "device=cpu")
+        assert "1 measured" in ran.out, ran.err
+
+    def test_cfg_job_shows_the_format_of_every_step(self, numdev: Command) -> None:
+        ran = numdev("measure", "--cfg", "job", "precision=kernel_bf16", "precision.scores=fp16")
+        assert ran.code == 0
+        assert yaml.safe_load(ran.out)["precision"]["scores"] == "fp16"
+        _, _, said = ran.out.partition("# precision, the format of every step:\n")
+        steps = dict(line.removeprefix("#   ").split(": ", 1) for line in said.splitlines())
+        assert (steps["inputs"], steps["scores"], steps["accumulator"], len(steps)) == ("bf16", "fp16", "fp32", 9)
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("tiling.order=", {f"tiling.order={name}" for name in ("forward", "reverse", "outside_in", "strided", "random")}),
+            ("attention=sdpa attention.backend=f", {"attention.backend=flash"}),
+            ("softmax.normalise=", {"softmax.normalise=each", "softmax.normalise=end"}),
+            ("problem.causal=t", {"problem.causal=true"}),
+            ("metrics=", {"metrics=chief", "metrics=all"}),
+            ("problem.n=", set()),
+        ],
+    )
+    def test_values_are_completed(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, line: str, expected: set[str]) -> None:
+        monkeypatch.setenv("COMP_LINE", f"numdev measure {line}")
+        ran = numdev("-sc", "query=bash")
+        assert ran.code == 0
+        assert set(ran.out.split()) == expected
+
+    def test_a_syntax_error_in_ones_own_kernel_is_one_sentence(self, numdev: Command) -> None:
+        Path("torn.py").write_text("import torch\ndef mine(q, k:\n    return q\n")
+        Path("raises.py").write_text("import torch\n\nx = 1 / 0\n")
+        for name, words in (("torn", "torn.py, line 2: "), ("raises", "raises.py, line 3: division by zero")):
+            ran = numdev("measure", *SMALL, "attention=custom", f"attention.function={name}:mine")
+            assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+            assert ran.err.startswith("attention.function: ")
+            assert words in ran.err
+
+    def test_verbose_logs_keys_and_times(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "hydra.verbose=[numdev]")
+        (found,) = Store(Path("results")).records()
+        said = " ".join(ran.err.split())
+        assert "DEBUG" in said
+        assert found.key in said
+        assert "not measured yet in results" in said

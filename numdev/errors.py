@@ -1,4 +1,4 @@
-"""The two errors that a user can cause, each one sentence that names the field, what was wrong, and what to do."""
+"""The errors that a user can cause, each one sentence that names the field, what was wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class BadInput(NumdevError, ValueError):
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
+
+
+class StoreError(NumdevError):
+    """Results could not be written; what was there before is untouched."""
 
 
 class NotHonoured(BadInput):

@@ -14,13 +14,12 @@ from yaml import YAMLError
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import config_folder
 from numdev.cli.requests import type_mend
-from numdev.errors import BadInput, NumdevError
+from numdev.errors import BadInput, NumdevError, StoreError
 from numdev.nearest import is_near, one_of
-from numdev.results.files import StoreError
-from numdev.results.record import Status
 
 if TYPE_CHECKING:
     from numdev.cli.plan import Plan
+    from numdev.results.record import Status
 
 FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
 _GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from numdev.cli.width import filled, wrapped
-from numdev.errors import BadInput, NumdevError
+from numdev.errors import BadInput, NumdevError, StoreError
 from numdev.nearest import one_of
-from numdev.results.files import StoreError
 
 
 class Parser(ArgumentParser):

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from numdev.results.study import StudyPoint
+if TYPE_CHECKING:
+    from numdev.results.study import StudyPoint
 
 _LINES = 10  # at most so many where there is no terminal ...
 _SECONDS = 60.0  # ... unless one of them would take longer than this

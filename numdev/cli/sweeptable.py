@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from numdev.results.record import Status
+if TYPE_CHECKING:
+    from numdev.results.record import Status
 
 _GAP = "  "
-_STYLES = {Status.OK: "green", Status.NONFINITE: "yellow", Status.UNSUPPORTED: "yellow"}
+_STYLES = {"ok": "green", "nonfinite": "yellow", "unsupported": "yellow"}  # by the status in words: results are imported late
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def status_text(status: Status) -> tuple[str, str]:
 
 def style_of(status: Status) -> str:
     """How the word for a status is printed."""
-    return _STYLES.get(status, "red")
+    return _STYLES.get(status.value, "red")
 
 
 @dataclass

@@ -12,12 +12,11 @@ from typing import Any, Unpack
 import torch
 
 from numdev.cache import LeastRecentlyUsed
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, StoreError, Unsupported
 from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind
 from numdev.results.canonical import key_of
 from numdev.results.columns import Column
 from numdev.results.environment import environment, resolve_device
-from numdev.results.files import StoreError
 from numdev.results.record import Record, Status
 from numdev.results.where import Where
 

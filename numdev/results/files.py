@@ -7,11 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from numdev.errors import NumdevError
-
-
-class StoreError(NumdevError):
-    """Results could not be written; what was there before is untouched."""
+from numdev.errors import StoreError
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numdev.errors import StoreError
 from numdev.results import sweep
-from numdev.results.files import StoreError, write_atomically
+from numdev.results.files import write_atomically
 from numdev.results.record import OldResults, Record
 from numdev.results.tables import LONG, pack, unpack
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from numdev.errors import BadInput
-from numdev.results.files import StoreError
+from numdev.errors import BadInput, StoreError
 from numdev.training import sealed
 from numdev.training.numerics import Numerics
 from numdev.training.snapshots import Kept, steps_of

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numdev.report.statistics.estimates import Interval, mean, ratio, significant
 from numdev.results.columns import Use
 from numdev.results.record import Record
+
+if TYPE_CHECKING:
+    from numdev.report.statistics.estimates import Interval
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Compared:
 
 def compared(found: Record) -> Compared:
     """What the rows of a record say."""
+    from numdev.report.statistics.estimates import mean, ratio  # late: a report's libraries
+
     metric = next(column.name for column in found.primary if column.use is Use.CHIEF)
     output = found.outputs[0]
     rows = {subject: _rows(found, subject, output) for subject in ("variant", "baseline")}
@@ -51,6 +55,8 @@ def _rows(found: Record, subject: str, output: str) -> list[Mapping[str, Any]]:
 
 def sentences(found: Record, variant: str, baseline: str) -> list[str]:
     """What was found, in words, a line each; `variant` and `baseline` are what the user calls the two."""
+    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+
     one = compared(found)
     head = f"{one.metric} of {one.output} from golden: {variant} {significant(one.variant.estimate, 3)}"
     if one.baseline is None or one.quotient is None:
@@ -62,6 +68,8 @@ def sentences(found: Record, variant: str, baseline: str) -> list[str]:
 
 
 def _quotient(found: Interval, variant: str) -> str:
+    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+
     replicates = f"{found.excluded} replicate{'s' * (found.excluded != 1)}"
     left_out = f"; {replicates} left out (a deviation is zero or not finite)" if found.excluded else ""
     if not found.count:
@@ -77,6 +85,8 @@ def _quotient(found: Interval, variant: str) -> str:
 
 
 def _interval(found: Interval) -> str:
+    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+
     if found.count < 2:
         return "no interval from one replicate"
     return f"95 % interval {significant(found.low, 3)} to {significant(found.high, 3)}"

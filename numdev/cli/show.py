@@ -17,7 +17,6 @@ from numdev.cli.asked import Asked
 from numdev.cli.headline import compared, sentences
 from numdev.cli.sweeptable import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.report.statistics.estimates import significant
 from numdev.results.columns import Column, Use
 from numdev.results.record import Record, Status, summary
 from numdev.results.store import Store
@@ -74,6 +73,8 @@ def status(found: Record, *, already: bool) -> Text:
 
 def cells(found: Record) -> tuple[str, ...]:
     """The figures of one point of a sweep, as `numdev.cli.sweeptable.HEADINGS` names them."""
+    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+
     if not found.rows:
         return ()
     one = compared(found)

@@ -95,9 +95,9 @@ class Captured:
     def shape(self) -> Shape:
         """Of the smallest replicate: one head of k and v with the heads of q that share it, and the tokens of every layer."""
         layers = list(self._layers().values())
-        tokens = {name: min(layer[i].shape[-2] for layer in layers) for i, name in enumerate(("queries", "keys"))}
-        q, k, _ = layers[0]
-        return Shape(heads=max(1, len(q) // len(k)), head_dim=q.shape[-1], **tokens)
+        queries, keys = (min(x.shape[-2] for x in each) for each in zip(*((layer.q, layer.k) for layer in layers), strict=True))
+        q, k = layers[0].q, layers[0].k
+        return Shape(heads=max(1, len(q) // len(k)), queries=queries, keys=keys, head_dim=q.shape[-1])
 
     def replicates(self, shape: Shape) -> int:
         """How many replicates of this shape the chosen layers have."""

@@ -11,6 +11,7 @@ import yaml
 
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.pdf import contents
+from numdev.report.document.typeset import typeset
 from numdev.report.reading.frames import load
 from numdev.report.studies.registry import claims_of
 from numdev.results.store import Store
@@ -70,10 +71,10 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
 
     results = load(Store(Path("results")))
     (section,) = contents(results, judge(claims_of(results), results), {drawn.name: drawn})["sections"]
-    assert (section["title"], section["question"]) == (study["title"], study["question"])
+    assert (section["title"], section["question"]) == (typeset(study["title"]), typeset(study["question"]))
     assert [figure["file"] for figure in section["figures"]] == [f"{name}.svg"]
     assert section["measured"].startswith(f"{len(results.points)} points: problem.n (16, 64), ")
-    assert [found["claim"].partition(":")[0] for found in section["findings"] if found["claim"]] == texts
+    assert [found["claim"].partition(":")[0] for found in section["findings"] if found["claim"]] == list(map(typeset, texts))
     assert [len(table["rows"]) for table in section["tables"]] == [len(results.points)]
 
 

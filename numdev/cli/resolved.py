@@ -44,7 +44,7 @@ def values(primary: str, arguments: Sequence[str], name: str) -> list[str]:
             nodes.build(asked, part)
         except NotAChoice as error:
             return list(map(str, error.known)) if error.field == name else []
-        except BadInput:
+        except (BadInput, TypeError):  # what takes a number computes with the unknown value
             continue
     return []
 

@@ -1,4 +1,7 @@
-"""The explorer of the notebooks: two policies side by side, each with the command that measures the same point."""
+"""The explorer of the notebooks: two policies side by side, each with the command that measures the same point.
+
+Widgets and their pictures alone live here: they configure as `numdev.cli` does, and measure by `numdev.measurement`.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from numdev.errors import BadInput
 from numdev.explorer.measured import key_of, measured
 from numdev.explorer.widgets import Explorer
 from numdev.measurement.deviation.metrics import METRICS
+from numdev.report.figures.style import PAGE
 from numdev.settings import declared
 
 SMALL = {"problem.n": 32, "seeds": 2}
@@ -50,7 +51,7 @@ def size(png: bytes) -> tuple[int, int]:
 
 def test_there_is_a_picture_and_a_command_for_each_side(explorer: Explorer) -> None:
     explorer.draw()
-    assert size(explorer.image.value) == (1440, 1060)
+    assert size(explorer.image.value) == (int(200 * PAGE), 1060)
     assert explorer.message.value == ""
     left, right = (explorer.commands[side].value for side in ("left", "right"))
     assert left == "numdev measure problem=uniform problem.n=32 precision=bf16 seeds=2 device=cpu"

@@ -178,7 +178,12 @@ def _interval(metric: str, values: list[float]) -> str:
     """The mean, and half the confidence interval where there are replicates that differ; nothing without values."""
     if not values:
         return ""
+    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+
     found = summary(values)
     half = (found.high - found.low) / 2
-    mean = f"{found.mean:.9f}" if metric == "cosine_similarity" else f"{found.mean:.3g}"  # the one that is close to 1
-    return mean + (f" ± {half:.1g}" if math.isfinite(half) and half else "")
+    if metric == "cosine_similarity":  # the one that is close to 1
+        mean = f"{found.mean:.9f}"
+    else:
+        mean = significant(found.mean, 3) if math.isfinite(found.mean) else f"{found.mean:g}"
+    return mean + (f" ± {significant(half, 1)}" if math.isfinite(half) and half else "")

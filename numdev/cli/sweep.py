@@ -195,6 +195,8 @@ class Keeping(Launcher):
             refuse_unusable(objective, measured)
 
     def launch(self, job_overrides: Batch, initial_job_idx: int) -> Sequence[JobReturn]:
+        if any(text.startswith("study=") for text in job_overrides[0]):
+            self.table.headings = None
         if self.table.headings is None:
             bar: AbstractContextManager[None] = nullcontext()
         else:

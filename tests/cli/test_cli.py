@@ -546,7 +546,8 @@ class TestStudy:
 class TestPaper:
     def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[object, ...]] = []
-        monkeypatch.setattr("numdev.report.document.paper.make_report", lambda *arguments, pdf: asked.append((*arguments, pdf)))
+        report = "numdev.report.document.paper.make_report"
+        monkeypatch.setattr(report, lambda *arguments, pdf, **more: asked.append((*arguments, pdf)))
         (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
         where = ("--config-dir", str(toy_configs))
         ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")

@@ -34,14 +34,6 @@ def works(q, k, v, mask, scale):
 def breaks(q, k, v, mask, scale):
     return v * float('nan')
 """
-PLAIN = """\
-from dataclasses import dataclass
-from numdev.training.task import Replicated
-from tests.training.toy import Toy
-@dataclass(frozen=True)
-class Plain(Replicated, Toy):
-    attends: bool = False
-"""
 STUDY = """\
 title: Mine
 base: {{attention: custom, problem.n: 8, problem.head_dim: 4, seeds: 1, precision: fp32}}
@@ -153,16 +145,6 @@ def test_a_disk_that_fills_up_within_a_measurement_ends_with_2(numdev: Command) 
 
 
 @pytest.mark.filterwarnings("ignore:attend")
-def test_training_a_model_without_attention_ends_with_2(numdev: Command) -> None:
-    Path("plain.py").write_text(PLAIN)
-    Path("own/task").mkdir(parents=True)
-    Path("own/task/plain.yaml").write_text("_target_: plain.Plain\n")
-    ran = numdev("train", "--config-dir", "own", "task=plain", "rung.numerics=fp32", "precision=eager_fp32", "device=cpu")
-    assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-    assert ran.err.startswith("task.model: ")
-    assert "give a model with attention to exchange" in ran.err
-
-
 def test_a_kernel_without_a_gpu_is_seen_by_ci(tmp_path: Path) -> None:
     """`attention=triton` on a CPU, not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

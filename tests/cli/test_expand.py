@@ -230,7 +230,10 @@ class TestBadStudies:
             ({"base": {"tiling": {"bc": 0}}}, r"tiling: "),
             ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, scenario default\)"),
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
-            ({"axis": {}}, r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, base, scenarios, axes"),
+            (
+                {"axis": {}},
+                r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, question, plot, base, scenarios, axes",
+            ),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],
     )

@@ -84,7 +84,8 @@ def _filled(rows: pd.DataFrame, name: str, points: Iterable[Mapping[str, Any]]) 
 
 def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of speed with what follows from the figures, such as TFLOP/s."""
-    is_speed = rows["kind"] == _SPEED if "kind" in rows else pd.Series(data=False, index=rows.index)
+    counts = {"kind", "operations"} <= set(rows)  # an operation need not say how many it takes
+    is_speed = (rows["kind"] == _SPEED) & rows["operations"].notna() if counts else pd.Series(data=False, index=rows.index)
     if not is_speed.any():
         return rows
     measured = rows[is_speed].dropna(axis="columns", how="all").to_dict("records")

@@ -138,7 +138,7 @@ class TestCommand:
         again = numdev("train", *SMALL, "-m", "rung.ulp=1", "rung.repeat=0,1")
         assert again.code == 0
         lines = jobs(again.out)
-        assert ["already measured" in line for line in lines] == [True, False]
+        assert ["measured already" in line for line in lines] == [True, False]
         assert len(list(Path("results/training/runs").iterdir())) == 3
 
     def test_a_study_ends_with_its_report(self, numdev: Command, tmp_path: Path) -> None:

@@ -122,5 +122,5 @@ def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     assert all(f"| `{name}` |" in told for name in ("seed", "input", "largest"))
     assert to_csv(found.rows).startswith(b"study,scenario,key")
     assert environments(found)
-    with pytest.raises(BadInput, match="no study of deviation but mine, on which a report of largest reports"):
+    with pytest.raises(BadInput, match="holds no results of deviation but mine, on which a report of largest reports"):
         load(store, kind="deviation")

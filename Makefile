@@ -45,7 +45,7 @@ lint: $(READY) ## check style
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-check: lint types test numerics ## everything that CI runs
+check: lint types test numerics ## style, types and tests, on other paths of the libraries too
 
 bench: $(READY) ## measure the speed of the instrument itself
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pychop>=0.6,<0.7'

@@ -7,7 +7,15 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-KEEPS_OR_SHOWS = ("cli/", "report/", "results/store.py", "results/study.py", "results/tables.py", "training/shadow.py")
+KEEPS_OR_SHOWS = (
+    "cli/",
+    "explorer/",
+    "report/",
+    "results/store.py",
+    "results/study.py",
+    "results/tables.py",
+    "training/shadow.py",
+)
 """What no measurement runs: it states what is measured, keeps it or shows it. No other module imports these."""
 
 

@@ -181,6 +181,8 @@ def test_a_reader_meets_no_internal_name(shown: dict[str, Any], results: Results
     }
     scenarios = {name for name in results.points["scenario"] if "_" in name}
     for text in _texts(told):
+        if re.match(r"\d+ points: ", text):  # the entries of the axes of a user's own study, as they are to be typed
+            continue
         assert not scenarios & set(re.findall(r"\w+", text)), text
         assert not re.findall(r"\b[a-z]+\d*\\?_[a-z]\w*", re.sub(r"\$.*?\$", "", text)), text
 

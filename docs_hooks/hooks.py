@@ -21,6 +21,8 @@ _PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 
 _RUN = {"command": "build"}  # MkDocs tells it to the first event alone
 
+_RAW = "---\nrender_macros: false\n---\n\n"  # braces of code are no macros
+
 
 def on_startup(command: str, **_: Any) -> None:
     """Note whether the site is built, or shown while it is written."""
@@ -36,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, address(path), abs_src_path=str(path)))
     found = notebooks.pages(stale=_RUN["command"] == "serve")
     for name, page in found.items():
-        files.append(File.generated(config, f"notebooks/{name}.md", content=page.text))
+        files.append(File.generated(config, f"notebooks/{name}.md", content=_RAW + page.text))
         for image, content in page.images.items():
             files.append(File.generated(config, f"notebooks/{image}", content=content))
     _add_to_nav(config, [f"notebooks/{name}.md" for name in found])

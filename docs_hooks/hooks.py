@@ -17,10 +17,7 @@ from mkdocs.structure.files import File, Files
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
-
-
 _RUN = {"command": "build"}  # MkDocs tells it to the first event alone
-
 _RAW = "---\nrender_macros: false\n---\n\n"  # braces of code are no macros
 
 

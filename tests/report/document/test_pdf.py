@@ -182,8 +182,9 @@ def test_a_reader_meets_no_internal_name(shown: dict[str, Any], results: Results
     scenarios = {name for name in results.points["scenario"] if "_" in name}
     for text in _texts(told):
         if re.match(r"\d+ points: ", text):  # the entries of the axes of a user's own study, as they are to be typed
-            continue  # like those of points without a result, `precision=kernel_bf16`
+            continue
         assert not scenarios & set(re.findall(r"\w+", text)), text
+        # Formulae, and the labels of points without a result, such as `precision=kernel_bf16`, are left out.
         assert not re.findall(r"\b[a-z]+\d*\\?_[a-z]\w*", re.sub(r"\$.*?\$|[\w.]+=\S+", "", text)), text
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from numdev.report.claims.verdicts import judge
+from numdev.report.document.part import Part
 from numdev.report.document.pdf import contents
 from numdev.report.document.typeset import typeset
 from numdev.report.reading.frames import load
@@ -70,7 +71,7 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
     assert f"{metric} over " in drawn.read_text()
 
     results = load(Store(Path("results")))
-    (section,) = contents(results, judge(claims_of(results), results), {drawn.name: drawn})["sections"]
+    (section,) = contents([Part(results, judge(claims_of(results), results), drawn.parent)])["sections"]
     assert (section["title"], section["question"]) == (typeset(study["title"]), typeset(study["question"]))
     assert [figure["file"] for figure in section["figures"]] == [f"{name}.svg"]
     assert section["measured"].startswith(f"{len(results.points)} points: problem.n (16, 64), ")

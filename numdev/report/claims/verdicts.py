@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,12 +130,14 @@ def by_scenario(results: Results, study: str, table: str = "") -> dict[Scenario,
     return {scenario: of(rows, scenario) for scenario in by_role(results.scenarios(study).values())}
 
 
-def note(claims: list[ClaimResult]) -> str:
-    """How to read the intervals and verdicts of a table of claims."""
-    asked = max((result.questions for result in claims), default=0)
+def note(claims: Sequence[ClaimResult]) -> str:
+    """How to read the intervals and verdicts of some claims."""
+    asked = list(dict.fromkeys(result.questions for result in claims)) or [0]
+    counts = " and ".join(map(str, asked))
+    of = f"all {counts} questions of this table" if len(asked) == 1 else f"all questions of their kind of measurement, {counts}"
     return (
         "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
-        f"adjusted for all {asked} questions of this table (Holm), so an interval alone may look more certain than its verdict. "
+        f"adjusted for {of} (Holm), so an interval alone may look more certain than its verdict. "
         "What the source of a claim leaves open is our assumption, and is marked as that."
     )
 

@@ -18,10 +18,10 @@ from markupsafe import Markup, escape
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document import overview
 from numdev.report.document.export import summarise
+from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.training import summarise_weights
 from numdev.report.reading.frames import LABEL, Results, distinct
 from numdev.report.reading.scenarios import ROLES, SCENARIO
-from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.studies.registry import CHAPTERS, words_of
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -32,23 +32,21 @@ _ORDER = ("study", "scenario", "point", "attention", "format", "policy", "subjec
 _WORDS = {"reference": "compared with", "replicates": "replicates"}
 
 
-def write_html(
-    results: Results, claims: Sequence[ClaimResult], figures: Path, notes: Sequence[str] = (), speed: Results | None = None
-) -> bytes:
-    """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
-    wholes = [whole for whole in (results, speed) if whole is not None]
-    titles = {name: str(own["title"]) for whole in wholes for name, own in whole.manifests.items()}
+def write_html(parts: Sequence[Part], notes: Sequence[str] = ()) -> bytes:
+    """The document on some parts; its title and its table of rows are those of the first."""
+    every, claims, main = wholes(parts), all_claims(parts), parts[0].results
+    titles = {name: str(own["title"]) for whole in every for name, own in whole.manifests.items()}
     template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = template.get_template("report.html").render(
-        title=words_of(pd.concat([whole.points[["operation"]] for whole in wholes])).title,
-        subtitle=overview.subtitle(wholes),
-        counts=list(_counts(wholes, claims)),
-        reading=note(list(claims)) if claims else "",
+        title=words_of(main.points).title,
+        subtitle=overview.subtitle(every),
+        counts=list(_counts(every, claims)),
+        reading=note(claims) if claims else "",
         claims=[_claim(result) for result in claims],
-        sections=[_section(whole, study, claims, figures) for whole in wholes for study in whole.manifests],
-        table=_json(table(results)),
-        environments=list(overview.environments(wholes)),
-        failures=list(overview.failures(wholes, titles)),
+        sections=[_section(part, study) for part in parts for study in part.results.manifests],
+        table=_json(table(parts[0])),
+        environments=list(overview.environments(every)),
+        failures=list(overview.failures(every, titles)),
         notes=list(notes),
         style=_part("report.css"),
         script=_part("report.js"),
@@ -91,7 +89,8 @@ def _tone(word: str) -> str:
     )
 
 
-def _section(results: Results, study: str, claims: Sequence[ClaimResult], figures: Path) -> dict[str, Any]:
+def _section(part: Part, study: str) -> dict[str, Any]:
+    results, claims, figures = part.results, part.claims, part.figures
     manifest = results.manifests[study]
     chapter = next((chapter for chapter in CHAPTERS if chapter.study == study), None)
     others = [name for name in results.manifests if name != study and name.startswith(study)]
@@ -151,10 +150,10 @@ def inline(svg: str, name: str) -> str:
     return re.sub(r"\n\s*", "\n", svg).strip()
 
 
-def table(results: Results) -> dict[str, Any]:
+def table(part: Part) -> dict[str, Any]:
     """The rows of the summary by column: text as a list of words and the place of each row's in it, metrics with intervals."""
-    trained = all(manifest["kind"] == TRAINING for manifest in results.manifests.values())
-    found = summarise_weights(results.rows) if trained else summarise(distinct(results.rows), results.points)
+    results = part.results
+    found = summarise_weights(results.rows) if part.is_of_training else summarise(distinct(results.rows), results.points)
     found = found.assign(scenario=_titles(found, results), point=_labels(found))
     names = [name for name in _ORDER if name in found and (found[name].astype(str) != "").any()]
     figures = [str(name).removesuffix(_MEAN) for name in found if str(name).endswith(_MEAN)]

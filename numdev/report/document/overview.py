@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.document.part import Part
 from numdev.report.document.tables import place
 from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES
-from numdev.report.reading.words import Words
+from numdev.report.studies.registry import words_of
 
 _MOST_FINDINGS = 3
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
@@ -23,10 +24,20 @@ def subtitle(wholes: Sequence[Results]) -> str:
     return f"numdev {', '.join(versions)}: {_points(wholes)} points on {_devices(wholes)}"
 
 
-def findings(results: Results, claims: Sequence[ClaimResult], words: Words) -> list[dict[str, str]]:
-    """The first findings, each a heading and a sentence: those of the operation, or else its first claims."""
-    told = list(words.findings(results)) or [(result.claim.text, _found(result)) for result in claims]
-    return [{"heading": typeset(heading), "sentence": typeset(sentence)} for heading, sentence in told[:_MOST_FINDINGS]]
+def findings(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """The first findings, each a heading and a sentence: those of the operation, or else the first claims.
+
+    A further part that has findings has one of them.
+    """
+    first, *others = [_told(part) for part in parts]
+    further = [told[0] for told in others if told]
+    shown = [*first[: max(1, _MOST_FINDINGS - len(further))], *further][:_MOST_FINDINGS]
+    return [{"heading": typeset(heading), "sentence": typeset(sentence)} for heading, sentence in shown]
+
+
+def _told(part: Part) -> list[tuple[str, str]]:
+    words = words_of(part.results.points)
+    return list(words.findings(part.results)) or [(result.claim.text, _found(result)) for result in part.claims]
 
 
 def _found(result: ClaimResult) -> str:

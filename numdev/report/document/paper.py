@@ -15,6 +15,7 @@ from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.export import write_tables
+from numdev.report.document.part import Part
 from numdev.report.document.speed import draw, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
@@ -49,7 +50,8 @@ def make_report(
 ) -> None:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
-    What is of training or speed goes into a folder of its own where there is something else too.
+    What is of training or speed goes into a folder of its own where there is something else too. Documents have all of it, and
+    beside studies of a paper what `numdev train` and `numdev speed` left in the folders `training` and `speed` of `results`.
 
     Args:
         results: folder of a `Store`.
@@ -72,25 +74,33 @@ def make_report(
         raise BadInput(
             "plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {DEVIATION}, {SPEED} or {TRAINING}"
         )
+    parts: list[Part] = []
+    notes: list[str] = []
     if others or not (trained or timed):
         loaded = load(store, others or studies, kind=DEVIATION)
         asked = _asked(store, loaded, plot, DEVIATION)
         claims = judge(claims_of(loaded), loaded)
         write_tables(loaded, claims, out, parquet)
-        shown = [failures_table(loaded), worst_table(loaded)]
-        _documents(loaded, claims, (store.path, out), (console, shown), asked, speed=results / "speed", documents=(pdf, html))
+        parts.append(Part(loaded, claims, out / "figures"))
+        notes += _write_part(parts[-1], store.path, asked, console, failures_table(loaded), worst_table(loaded))
     if trained:
         folder = out / TRAINING if others else out  # the tables of both have the same names
         loaded = load_training(store, trained)
         asked = _asked(store, loaded, plot, TRAINING)
         claims = judge(claims_of(loaded), loaded)
         write_training_tables(loaded, claims, folder, parquet)
-        _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, documents=(pdf, html))
+        parts.append(Part(loaded, claims, folder / "figures"))
+        notes += _write_part(parts[-1], store.path, asked, console, failures_table(loaded))
+    if parts and (pdf or html):
+        paper = any(not claim.claim.is_ours for claim in parts[0].claims) and not parts[0].is_of_training
+        _documents([*parts, *(_beside(results, out) if paper else ())], notes, out, pdf=pdf, html=html)
+    if parts:
+        console.print(f"report: {out}", markup=False, highlight=False)
     if timed:
-        if (pdf or html) and not (others or trained):
+        if (pdf or html) and not parts:
             kind = "pdf" if pdf else "html"
             raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
-        make_speed_report(results, out / SPEED if others or trained else out, console, timed, plot)
+        make_speed_report(results, out / SPEED if parts else out, console, timed, plot)
 
 
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
@@ -110,50 +120,50 @@ def _asked(store: Store, loaded: Results, plot: Mapping[str, Any] | None, kind: 
     return plot_of(rows, plot), rows
 
 
-def _documents(
-    loaded: Results,
-    claims: list[ClaimResult],
-    folders: tuple[Path, Path],
-    printed: tuple[Console, list[Table | None]],
-    asked: Asked | None = None,
-    *,
-    documents: tuple[bool, bool],
-    speed: Path | None = None,
-) -> None:
-    """Write claims.md, figures and the documents that are wanted, report.pdf and report.html; print the tables and the claims.
+def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *tables: Table | None) -> list[str]:
+    """Write claims.md and the figures of a part; print and return notes, and print the tables and the claims.
 
-    `folders` are that of the results and that of the report, `asked` a figure beside those of the studies,
-    `documents` whether there is to be a PDF and a page.
+    `home` is the folder of the results, `asked` a figure beside those of the studies.
     """
-    (console, tables), (results, out), (pdf, html) = printed, folders, documents
+    out, claims, results = part.figures.parent, list(part.claims), part.results
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    drawn = write_figures(loaded, claims, out / "figures", results, asked)
-    notes = [*loaded.notes, *unknown(claims_of(loaded), loaded.manifests), *drawn]
+    drawn = write_figures(results, claims, part.figures, home, asked)
+    notes = [*results.notes, *unknown(claims_of(results), results.manifests), *drawn]
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    timed = _speed(speed, out / "figures") if speed is not None and (pdf or html) else None
-    if html:
-        from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
-
-        write_atomically(out / "report.html", write_html(loaded, claims, out / "figures", notes, timed))
-    if pdf:
-        from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
-
-        write_atomically(out / "report.pdf", write_pdf(loaded, claims, out / "figures", timed))
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)
-    console.print(f"report: {out}", markup=False, highlight=False)
+    return notes
 
 
-def _speed(path: Path, folder: Path) -> Results | None:
-    """Loads the results of `numdev speed` and draws their figures; None if there are none."""
-    store = Store(path)
-    if not any(manifest.get("kind") == "speed" for manifest in store.studies().values()):
-        return None
-    loaded = load(store, kind="speed")
-    draw(loaded, frame(loaded), folder)
-    return loaded
+def _documents(parts: list[Part], notes: list[str], out: Path, *, pdf: bool, html: bool) -> None:
+    """Write report.pdf and report.html, whichever is wanted."""
+    if html:
+        from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
+
+        write_atomically(out / "report.html", write_html(parts, notes))
+    if pdf:
+        from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
+
+        write_atomically(out / "report.pdf", write_pdf(parts))
+
+
+def _beside(results: Path, out: Path) -> Iterator[Part]:
+    """What `numdev train` and `numdev speed` left in folders of the results, with figures drawn for the document."""
+    for kind in (TRAINING, SPEED):
+        store = Store(results / kind)
+        if not any(manifest.get("kind") == kind for manifest in store.studies().values()):
+            continue
+        if kind == TRAINING:
+            loaded = load_training(store)
+            part = Part(loaded, judge(claims_of(loaded), loaded), out / "figures")
+            write_figures(loaded, list(part.claims), part.figures, store.path)
+        else:
+            loaded = load(store, kind=kind)
+            part = Part(loaded, (), out / "figures")
+            draw(loaded, frame(loaded), part.figures)
+        yield part
 
 
 def write_figures(

@@ -23,12 +23,12 @@ from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
+from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.tables import deviations
 from numdev.report.document.typeset import typeset
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import ROLES, of
-from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
@@ -49,68 +49,65 @@ def _unnamed(results: Results, study: str) -> Chapter:
     return replace(own, title=title, question=question, measured=measured)
 
 
-def write_pdf(results: Results, claims: Sequence[ClaimResult], figures: Path, speed: Results | None = None) -> bytes:
-    """The document. `figures` is the folder with the studies' figures in SVG, `speed` the results of `numdev speed`."""
-    drawn = {path.name: path for path in sorted(figures.glob("*.svg"))}
+def write_pdf(parts: Sequence[Part]) -> bytes:
+    """The document on some parts; its title and its first findings are those of the first."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        write_root(results, claims, drawn, root, speed)
+        write_root(parts, root)
         return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
 
 
-def write_root(
-    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], root: Path, speed: Results | None = None
-) -> None:
+def write_root(parts: Sequence[Part], root: Path) -> None:
     """Write what Typst reads, templates, figures and `data.json`, into a folder."""
-    for path in [*(HERE / "templates").glob("*.typ"), *drawn.values()]:
+    for path in [*(HERE / "templates").glob("*.typ"), *(path for part in parts for path in part.drawn().values())]:
         shutil.copy(path, root)
-    (root / "data.json").write_text(json.dumps(contents(results, claims, drawn, speed)))
+    (root / "data.json").write_text(json.dumps(contents(parts)))
 
 
-def contents(
-    results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path], speed: Results | None = None
-) -> dict[str, Any]:
+def contents(parts: Sequence[Part]) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
-    wholes = [whole for whole in (results, speed) if whole]
-    points = pd.concat([whole.points[["operation"]] for whole in wholes])
-    known = [chapter for chapter in CHAPTERS if chapter.operation in set(points["operation"])]
-    words = words_of(points)
-    of = {name: whole for whole in wholes for name in whole.manifests}
+    every, claims, of = wholes(parts), all_claims(parts), {name: part for part in parts for name in part.results.manifests}
+    operations = pd.unique(pd.concat([whole.points["operation"] for whole in every]))
+    known = [chapter for chapter in CHAPTERS if chapter.operation in operations]
+    words = words_of(every[0].points)
     told = [section for section in known if section.study in of]
-    present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
-    shown = [_section(section, of[section.study], claims, drawn) for section in present]
+    present = [*told, *(_unnamed(of[name].results, name) for name in of if name not in {section.study for section in known})]
+    shown = [_section(section, of[section.study]) for section in present]
     shown = [*(one for one in shown if one["source"]), *(one for one in shown if not one["source"])]
+    own = [one for one in map(WORDS.get, operations) if one]
     return {
         "title": words.title,
-        "subtitle": overview.subtitle(wholes),
-        "highlights": overview.findings(results, claims, words),
-        "summary": overview.summary(wholes, claims),
+        "subtitle": overview.subtitle(every),
+        "highlights": overview.findings(parts),
+        "summary": overview.summary(every, claims),
         "reading": overview.reading(claims),
         "claims": [overview.claim(result) for result in claims],
         "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
-        "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
-        "rules": [list(rule) for rule in (*rules(), *words.rules)],
-        "deviates": any(manifest["kind"] != KIND for whole in wholes for manifest in whole.manifests.values()),
-        "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
-        "environments": list(overview.environments(wholes)),
+        "methods": [one.methods for one in own if one.methods],
+        "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for one in own for rule in one.rules)))],
+        "deviates": any(not part.is_of_training for part in parts),
+        "metrics": list(_metrics(parts)),
+        "environments": list(overview.environments(every)),
         "commands": [[section["title"], section["command"]] for section in shown],
-        "failures": list(overview.failures(wholes, {section.study: section.title for section in present})),
+        "failures": list(overview.failures(every, {section.study: section.title for section in present})),
     }
 
 
-def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
-    """Name, unit and definition of every figure that a difference has."""
-    if all(manifest["kind"] == KIND for manifest in results.manifests.values()):
-        own = (column for name, column in results.columns.items() if name in results.rows and column.use in _FIGURES)
-        yield from ((column.name, column.unit, column.meaning) for column in own)
-        return
-    yield from ((name, unit, text) for name, (unit, text) in METRICS.items())
+def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    """A table for outputs and one for weights: name, unit and definition of every figure that a difference has."""
+    if any(not part.is_of_training for part in parts):
+        yield {"of": "outputs", "rows": [(name, unit, text) for name, (unit, text) in METRICS.items()]}
+    for part in parts:
+        if part.is_of_training:
+            columns = (column for name, column in part.results.columns.items() if name in part.results.rows)
+            yield {"of": "weights", "rows": [(own.name, own.unit, own.meaning) for own in columns if own.use in _FIGURES]}
 
 
-def _section(section: Chapter, results: Results, claims: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> dict[str, Any]:
-    own = [result for result in claims if result.study == section.study]
+def _section(section: Chapter, part: Part) -> dict[str, Any]:
+    results, drawn = part.results, part.drawn()
+    own = [result for result in part.claims if result.study == section.study]
     by_claim = section.by_claim or len(own) > 1
     words = words_of(results.points[results.points["study"] == section.study])
     wanted = re.compile(rf"{section.study}(_\w+)?\.svg")

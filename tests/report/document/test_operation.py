@@ -19,6 +19,7 @@ from numdev.measurement.runner import Runner
 from numdev.report.comparison.changes import Change, Criterion, compare
 from numdev.report.comparison.tables import show
 from numdev.report.document.paper import make_report
+from numdev.report.document.part import Part
 from numdev.report.document.pdf import contents
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
@@ -63,8 +64,7 @@ def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
     assert set(rows.query("primary")["output"]) == {"y"}
     assert not OF_ATTENTION.search(printed)
     loaded = load(Store(path / "results"))
-    drawn = {file.name: file for file in (out / "figures").glob("*.svg")}
-    (section,) = contents(loaded, [], drawn)["sections"]
+    (section,) = contents([Part(loaded, [], out / "figures")])["sections"]
     assert [figure["file"] for figure in section["figures"]] == ["rmsnorm_blocks.svg"]
     table = section["tables"][0]["rows"]
     assert table[0][0] == "normal policy=bf16 block=64"
@@ -73,7 +73,7 @@ def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
 
 def test_the_document_speaks_of_no_other_operation(made: tuple[Path, str]) -> None:
     path, _ = made
-    told = contents(load(Store(path / "results")), [], {})
+    told = contents([Part(load(Store(path / "results")), [], path)])
     assert told["absent"] == []
     assert told["methods"] == []
     assert not OF_ATTENTION.search(told["title"])

@@ -25,6 +25,7 @@ from numdev.cli.library import Library, config_folder
 from numdev.measurement.speed.timing import Budget
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.paper import make_report
+from numdev.report.document.part import Part
 from numdev.report.document.pdf import WIDEST, command, contents, write_pdf, write_root
 from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results, load
@@ -51,7 +52,7 @@ def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(results: Results, out: Path) -> dict[str, Any]:
-    return contents(results, judge(CLAIMS, results), {path.name: path for path in (out / "figures").glob("*.svg")})
+    return contents([Part(results, judge(CLAIMS, results), out / "figures")])
 
 
 def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
@@ -62,7 +63,7 @@ def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
 
 
 def test_the_same_results_give_the_same_bytes(results: Results, out: Path) -> None:
-    assert write_pdf(results, judge(CLAIMS, results), out / "figures") == (out / "report.pdf").read_bytes()
+    assert write_pdf([Part(results, judge(CLAIMS, results), out / "figures")]) == (out / "report.pdf").read_bytes()
 
 
 @pytest.mark.parametrize("section", CHAPTERS, ids=lambda section: section.study)
@@ -197,8 +198,9 @@ def _texts(value: Any, name: str = "") -> list[str]:
 
 
 def test_every_figure_stands_once_and_numbers_are_one_sequence(results: Results, out: Path, tmp_path: Path) -> None:
-    drawn = {path.name: path for path in (out / "figures").glob("*.svg")}
-    write_root(results, judge(CLAIMS, results), drawn, tmp_path)
+    part = Part(results, judge(CLAIMS, results), out / "figures")
+    drawn = part.drawn()
+    write_root([part], tmp_path)
     found = json.loads(typst.query(str(tmp_path / "report.typ"), "figure", root=str(tmp_path), ignore_system_fonts=True))
     files = [figure["body"]["source"] for figure in found]
     assert sorted(files) == sorted(drawn)
@@ -243,9 +245,10 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
     make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), pdf=True)
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
-    drawn = {path.name: path for path in (tmp_path / "out" / "figures").glob("*.svg")}
     main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
-    whole = contents(main, judge(CLAIMS, main), drawn, speed)
+    whole = contents(
+        [Part(main, judge(CLAIMS, main), tmp_path / "out" / "figures"), Part(speed, (), tmp_path / "out" / "figures")]
+    )
     last = whole["sections"][-1]
     assert last["title"] == next(section.title for section in CHAPTERS if section.study == "speed_cpu")
     assert len(last["figures"]) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from numdev.attention.exact import Exact
 from numdev.cli import compare
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.paper import make_report
-from numdev.report.document.pdf import contents
+from numdev.report.document.part import Part
+from numdev.report.document.pdf import contents, write_pdf
+from numdev.report.reading.frames import load
 from numdev.report.reading.training import load_training
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.store import Store
@@ -41,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shown(made: Path) -> dict[str, Any]:
     results = load_training(Store(made / "results"))
-    return contents(results, judge(CLAIMS, results), {path.name: path for path in (made / "out" / "figures").glob("*.svg")})
+    return contents([Part(results, judge(CLAIMS, results), made / "out" / "figures")])
 
 
 def test_the_files_of_a_report(made: Path) -> None:
@@ -82,7 +85,8 @@ def test_the_document_has_its_sections(shown: dict[str, Any]) -> None:
     assert [section["title"] for section in shown["sections"]] == titles
     assert shown["methods"] == ["training.typ"]
     assert shown["headline"]["file"] == "fig7.svg"
-    assert [metric["name"] for metric in shown["metrics"]][:3] == ["max_difference", "wasserstein", "relative_frobenius"]
+    (metrics,) = shown["metrics"]
+    assert [name for name, *_ in metrics["rows"]][:3] == ["max_difference", "wasserstein", "relative_frobenius"]
     for section in shown["sections"]:
         assert section["figures"]
         (table,) = section["tables"]
@@ -114,13 +118,43 @@ def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -
     assert not (tmp_path / "out" / "figures" / "fig7.svg").is_file()
 
 
+def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path: Path) -> None:
+    """Those of training come last; they lie in the folder `training` of the results, where `numdev train` leaves them."""
+    shutil.copytree(toy_results.path / "records", tmp_path / "results" / "records")
+    shutil.copytree(toy_results.path / "studies", tmp_path / "results" / "studies")
+    few = [point for point in FEW if point.label in ("sham", "triton")]
+    stored(tmp_path / "results" / "training", few, claims=OF_8)
+    stored(tmp_path / "results" / "training", few, "fig7", ("fig7", "training_sham"))
+    make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), pdf=True, html=True)
+    figures = tmp_path / "out" / "figures"
+    main, trained = load(Store(tmp_path / "results"), ["fig4", "fig6a"]), load_training(Store(tmp_path / "results" / "training"))
+    parts = [Part(main, judge(CLAIMS, main), figures), Part(trained, judge(CLAIMS, trained), figures)]
+    told = contents(parts)
+    sources = [section["source"] for section in told["sections"] if section["source"]]
+    assert sources == ["Figure 4", "Figure 6a", "Figure 7", "Figure 8"]
+    assert all(section["figures"] for section in told["sections"])
+    assert told["title"] == contents(parts[:1])["title"]
+    assert told["highlights"] == [contents([part])["highlights"][0] for part in parts]
+    assert [table["of"] for table in told["metrics"]] == ["outputs", "weights"]
+    assert told["methods"] == ["attention.typ", "training.typ"]
+    assert [claim["text"] for claim in told["claims"]] == [
+        claim["text"] for part in parts for claim in contents([part])["claims"]
+    ]
+    asked = [part.claims[0].questions for part in parts]
+    assert f"{asked[0]} and {asked[1]}" in told["reading"]
+    assert (tmp_path / "out" / "report.pdf").read_bytes() == write_pdf(parts)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(CLAIMS[name].text in page for name in ("fig4", "fig7", "fig8"))
+    assert not (tmp_path / "out" / "training").exists(), "its tables are those of its own report"
+
+
 def test_a_study_of_ones_own_has_a_figure_and_a_section(tmp_path: Path) -> None:
     store = stored(tmp_path / "results", FEW[:2], "mine")
     manifest = store.studies()["mine"] | {"figure": None}
     store.put_study("mine", manifest)
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
     assert (tmp_path / "out" / "figures" / "mine.svg").is_file()
-    (section,) = contents(load_training(store), [], {})["sections"]
+    (section,) = contents([Part(load_training(store), [], tmp_path)])["sections"]
     assert (section["title"], len(section["tables"])) == ("Weights over training", 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import OPERATION, Library, config_folder, study_fields
 from numdev.cli.outcome import Ended
+from numdev.cli.plotted import asked
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
@@ -20,6 +21,8 @@ FORMATS = ("csv", "parquet", "pdf", "html")
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
+    if not asked(cfg) and any(text.lstrip("+").startswith("out=") for text in overrides()):
+        raise BadInput("out", cfg.out, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
     if cfg.study is not None:
         return _measure_study(cfg, "measure")
     from numdev.cli import point, show
@@ -113,10 +116,7 @@ def report(cfg: DictConfig) -> Ended:
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
         chosen = _measured_of_paper(Path(cfg.results))
-    plain = _plain(cfg.plot)
-    _make_report(
-        Path(cfg.results), Path(cfg.out), chosen, cfg.format, {name: one for name, one in plain.items() if one is not None}
-    )
+    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg))
     return Ended()
 
 
@@ -138,7 +138,7 @@ def _measured_of_paper(results: Path) -> list[str]:
 
 
 def _measure_study(cfg: DictConfig, program: str) -> Ended:
-    from numdev.cli import studies
+    from numdev.cli import drawing, studies
     from numdev.cli.console import has_own_terminal
     from numdev.cli.runners import runner
     from numdev.results.study import Shard
@@ -157,10 +157,12 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
     if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
     work = [(own.study(name, fields), bench)]
+    axes = own.axes(fields)
+    drawing.refuse(asked(cfg), list(axes), bench.kind, needs_x=not axes)
     shard = Shard(cfg.shard, cfg.shards)
     if cfg.dry_run:
         return studies.plan(work, cfg, program, shard)
-    return studies.run(work, cfg, live=has_own_terminal(), shard=shard)
+    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=drawing.of(cfg, name))
 
 
 def _refuse_metrics(cfg: DictConfig) -> None:

@@ -121,7 +121,7 @@ class Expander:
         points = self._points(name, stated, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
-        claims, plot = self._answers(name, stated, fields)
+        claims, plot = self._answers(name, fields)
         return Study(
             name,
             fields["title"],
@@ -142,15 +142,19 @@ class Expander:
         """A study's scenarios; one that states none has a single one, which is called as the study is."""
         return fields["scenarios"] or {"default": {"title": fields["title"]}}
 
-    def _answers(
-        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]
-    ) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
-        """The claims, and what the figure shows: what the file states of them is checked against axes and metrics."""
+    def axes(self, fields: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The axes of a study with their entries, those of any scenario."""
         axes: dict[str, list[Any]] = {}
-        for own in scenarios.values():
-            for axis, values in (fields["axes"] | mapping("axes", own.get("axes"))).items():
+        for key, own in self._named(fields).items():
+            stated = mapping(f"study.scenarios.{key}", own)
+            for axis, values in (fields["axes"] | mapping("axes", stated.get("axes"))).items():
                 known = axes.setdefault(axis, [])
                 known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
+        return axes
+
+    def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
+        """The claims, and what the figure shows: what the file states of them is checked against axes and metrics."""
+        axes = self.axes(fields)
         try:
             claims = claims_of(fields["claims"], axes, self._figures)
             if fields["plot"] is not None and fields["figure"] is not None:

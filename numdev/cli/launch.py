@@ -34,12 +34,12 @@ def launch(command: str, arguments: list[str]) -> int:
     schema.register()
     sources.register()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return _run(Job(command, Outlet.here(), tracebacks=True, arguments=tuple(arguments)), arguments)
+        return _run(command, arguments, tracebacks=True)
     try:
         if {"--help", "-h"} & set(arguments):
             print(help_of(command, arguments))
             return 0
-        return _run(Job(command, Outlet.here(), arguments=tuple(arguments)), arguments)
+        return _run(command, arguments)
     except KNOWN as error:
         print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
         return code_of(error)
@@ -70,21 +70,27 @@ def _asked(command: str, arguments: list[str]) -> Composer | None:
         return None
 
 
-def _run(job: Job, arguments: list[str]) -> int:
+def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
+    arguments = [plotted.braced(text) for text in arguments]
+    job = Job(command, Outlet.here(), tracebacks, tuple(arguments))
     with kept() as ended:
         try:
-            with process.given(ordered(job.command, arguments), HYDRA_FULL_ERROR="1"):
-                hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
+            with process.given(ordered(command, arguments), HYDRA_FULL_ERROR="1"):
+                hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(job)()
         except NoFigure as error:
             print(f"the sweep ended early: {error.ended.job} has no figure, and the sweeper needs one", file=sys.stderr)
             return gravest(each.code for each in ended.values()) or FAILED
         finally:
             _tell(list(ended.values()))
     if not ended:
-        _show_formats(job.command, arguments)
+        _show_formats(command, arguments)
     if plans := [each.plan for each in ended.values() if each.plan is not None]:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
+    if drawings := [each.drawing for each in ended.values() if each.drawing is not None]:
+        from numdev.cli import drawing
+
+        drawing.draw(drawings)
     return gravest(each.code for each in ended.values())
 
 
@@ -114,19 +120,13 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     """
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        return [*(_of_report(text) for text in overrides), *others]
+        return [*(re.sub("^study=", "studies=", text) for text in overrides), *others]
     try:
         given = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
     except OverrideParseException:
         return [*overrides, *others]  # Hydra reports the error
     folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
     return [*overrides, *_shards(given), *folder, *others]
-
-
-def _of_report(text: str) -> str:
-    """An override of `numdev report`: `study=` is `studies=`, and `plot=x: a, y: b` is a mapping without its braces."""
-    name, _, value = text.partition("=")
-    return f"plot={plotted.mapping(value)}" if name == "plot" else re.sub("^study=", "studies=", text)
 
 
 def _shards(given: Mapping[str, Override]) -> list[str]:

@@ -18,6 +18,7 @@ from numdev.errors import BadInput, NumdevError, StoreError
 from numdev.nearest import is_near, one_of
 
 if TYPE_CHECKING:
+    from numdev.cli.drawing import Drawing
     from numdev.cli.plan import Plan
     from numdev.results.record import Status
 
@@ -40,6 +41,7 @@ class Ended:
         key: of the record of the point that was measured; empty for other jobs.
         line: figures, status and remark of the job's line in the table of a sweep; None where it prints none.
         plan: what a dry run found; None otherwise.
+        drawing: the figure that is to be drawn when all jobs have ended; None where none is asked for.
     """
 
     code: int = 0
@@ -51,6 +53,7 @@ class Ended:
     key: str = ""
     line: tuple[tuple[str, ...], Status | None, str] | None = None
     plan: Plan | None = None
+    drawing: Drawing | None = None
 
     def with_line(self, cells: tuple[str, ...], status: Status | None, remark: str) -> Ended:
         """The same with a line in the table of a sweep."""

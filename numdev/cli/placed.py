@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -17,16 +19,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import flags, schema
 from numdev.cli.library import OPERATION
+from numdev.cli.schema import PlotConfig
 
 if TYPE_CHECKING:
     from numdev.cli.expand import Expander
     from numdev.cli.requests import Request
+    from numdev.measurement.protocol import MeasurementKind
     from numdev.measurement.runner import Runner
     from numdev.results.record import Record
     from numdev.results.store import Store
 
 _ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
-_OF_THE_RUN = ("results", "out", "device", "fresh")  # not of what is measured: the report says where it was, and reads anywhere
+_OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
 
 
 @contextmanager
@@ -41,8 +45,8 @@ def asked(arguments: Sequence[str]) -> Iterator[None]:
 
 def keep(
     store: Store, program: str, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]
-) -> None:
-    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it.
+) -> str:
+    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it; return its name.
 
     Args:
         store: that has the record.
@@ -71,6 +75,15 @@ def keep(
     )
     number = _number() if swept else count(store.path, name)
     put(store.path, sweep, Place(record.key, _plain(labels), number, _command(program), (*labels, *fixed), _composed(request)))
+    return name
+
+
+def said_of_points(results: Path, measured: MeasurementKind) -> list[str]:
+    """What the single points of an operation state, of those that a folder has."""
+    from numdev.results.sweep import manifest
+
+    kept = manifest(results, _of_points(measured.operation.name, measured.name), lambda _: None) or {"points": []}
+    return list(dict.fromkeys(str(name) for point in kept["points"] for name in point["said"]))
 
 
 def _swept() -> tuple[str, ...]:
@@ -80,8 +93,13 @@ def _swept() -> tuple[str, ...]:
         return ()
     texts = flags.split("measure", list(_ARGUMENTS.get()))[0]
     names = [one.key_or_group for one in OverridesParser.create().parse_overrides(texts) if one.is_sweep_override()]
+    return tuple(dict.fromkeys([*names, *params_of(hydra)]))
+
+
+def params_of(hydra: Any) -> list[str]:
+    """The settings that a file, and not the command line, sweeps over."""
     params = OmegaConf.select(hydra, "sweeper.params")
-    return tuple(dict.fromkeys([*names, *(map(str, params) if params else ())]))
+    return [str(name) for name in params] if params else []
 
 
 def _value(cfg: DictConfig, name: str) -> Any:
@@ -98,12 +116,21 @@ def _number() -> int:
 
 def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
     """The same for every job of a sweep and whenever it is run: after its axes, and a hash of what all its points have."""
-    of = record.operation if record.kind == "deviation" else f"{record.operation}_{record.kind}"
     if not swept:
-        return f"points_{of}"
+        return _of_points(record.operation, record.kind)
+    of = _of(record.operation, record.kind)
     told = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
     short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
     return f"sweep_{short}_{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+
+def _of(operation: str, kind: str) -> str:
+    return operation if kind == "deviation" else f"{operation}_{kind}"
+
+
+def _of_points(operation: str, kind: str) -> str:
+    """What the single points of an operation are kept under."""
+    return f"points_{_of(operation, kind)}"
 
 
 def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
@@ -129,7 +156,8 @@ def _composed(request: Request) -> dict[str, Any]:
     """Every setting and group of the point that is no node: what a figure can be drawn over."""
     from numdev.cli.requests import resolved
 
-    values = {name: value for name, value in resolved(request.raw).items() if not name.endswith("_target_")}
+    apart = ("_target_", *(f"plot.{part.name}" for part in fields(PlotConfig)))
+    values = {name: value for name, value in resolved(request.raw).items() if not name.endswith(apart)}
     return _plain({**values, **request.options})
 
 

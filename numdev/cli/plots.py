@@ -53,14 +53,24 @@ def plot_of(stated: Any, axes: Collection[str], figures: Callable[[], Sequence[s
     for key in ("x", "y"):
         if key not in found:
             raise BadInput(f"plot.{key}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
-    _check("plot.y", found["y"], figures())
+    return asked_of(found, axes, figures)
+
+
+def asked_of(found: Mapping[str, Any], axes: Collection[str], figures: Callable[[], Sequence[str]]) -> dict[str, Any]:
+    """The parts of a figure that are stated, each name checked; `colour` and `facet` are lists. Arguments see `plot_of`.
+
+    Raises:
+        BadInput: naming the field, as in `plot.x`.
+    """
+    if "y" in found:
+        _check("plot.y", found["y"], figures())
     _check("plot.reference", found.get("reference", _REFERENCES[0]), _REFERENCES)
     names = {
         key: value if isinstance(value, list) else [value] for key, value in found.items() if key in ("x", "colour", "facet")
     }
     for key, own in names.items():
         for name in own:
-            _check(f"plot.{key}", name, [*axes, *_COLUMNS])
+            _check(f"plot.{key}", name, list(dict.fromkeys([*axes, *_COLUMNS])))
     several = {key: own for key, own in names.items() if key != "x"}
     return {key: value for key, value in (found | several).items() if value != []}
 

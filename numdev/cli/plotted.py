@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput
@@ -11,6 +14,23 @@ from numdev.nearest import one_of
 
 _FORM = "give plot='x: NAME, y: METRIC, colour: NAME, facet: NAME', of which any may be left out"
 _PARTS = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
+
+
+def asked(cfg: DictConfig) -> dict[str, Any]:
+    """What a configuration states of a figure; nothing where none is asked for."""
+    node = cfg.get("plot")
+    plain: Any = {} if node is None else OmegaConf.to_container(node, resolve=True)
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def braced(argument: str) -> str:
+    """An argument of a command; of `plot=x: a, y: b` the mapping in braces.
+
+    Raises:
+        BadInput: as `mapping`.
+    """
+    name, equals, value = argument.partition("=")
+    return f"plot={mapping(value)}" if name == "plot" and equals else argument
 
 
 def mapping(text: str) -> str:

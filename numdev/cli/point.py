@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import build, objective, placed, plan, progress, studies
+from numdev.cli import build, drawing, objective, placed, plan, progress, studies
 from numdev.cli.asked import Asked, asked
 from numdev.cli.codes import code_of_point
 from numdev.cli.composed import of_points
@@ -40,6 +40,8 @@ def run(cfg: DictConfig, show: Any, program: str) -> Ended:
     bench = runner(program, cfg)
     objective.refuse_unusable(cfg.objective, bench.kind)
     expander = studies.expander(HydraConfig.get(), cfg)
+    if not _is_in_sweep():
+        drawing.refuse_of_point(cfg, bench.kind, {**expander.manner, **expander.task})
     wanted = _request(cfg, expander)
     point, words = build.point(wanted), asked(wanted)
     store = Store(Path(cfg.results))
@@ -53,9 +55,11 @@ def run(cfg: DictConfig, show: Any, program: str) -> Ended:
         plan.announce(point, bench, ERRORS)
         found = _measured(point, bench, store, key)
         store.put(found)
-    placed.keep(store, program, cfg, expander, wanted, (bench, found))
+    sweep = placed.keep(store, program, cfg, expander, wanted, (bench, found))
     LOG.debug("%s after %.3f s, %s", found.status.value, found.seconds, found.kernel or "tensor operations")
-    ended = Ended(code_of_point(found.status), figure=objective.value(cfg.objective, found), key=found.key)
+    ended = Ended(
+        code_of_point(found.status), figure=objective.value(cfg.objective, found), key=found.key, drawing=drawing.of(cfg, sweep)
+    )
     if _is_in_sweep() and metrics is Metrics.CHIEF:
         return ended.with_line(show.cells(found), found.status, _said(found, already))
     with progress.aside():

@@ -126,6 +126,14 @@ class PlotConfig:
 
 
 @dataclass
+class PlottedConfig:
+    """What `numdev measure` draws of what it measured."""
+
+    plot: PlotConfig = field(default_factory=PlotConfig)
+    out: str = setting("reports/measure", "folder of the figure that plot= asks for")
+
+
+@dataclass
 class ReportConfig:
     """`numdev report`."""
 
@@ -144,6 +152,11 @@ class PointConfig(RunConfig):
     problem: Any = None
     variant: Any = None
     baseline: Any = None
+
+
+@dataclass
+class MeasureConfig(PlottedConfig, PointConfig):
+    """`numdev measure`."""
 
 
 @dataclass
@@ -171,7 +184,7 @@ class PaperConfig(StudiesConfig, PointConfig):
     """`numdev paper`."""
 
 
-_COMMANDS = {"map": MapConfig, "measure": PointConfig, "paper": PaperConfig, "speed": SpeedConfig, "train": TrainConfig}
+_COMMANDS = {"map": MapConfig, "measure": MeasureConfig, "paper": PaperConfig, "speed": SpeedConfig, "train": TrainConfig}
 """The schemas of the commands that make points."""
 
 
@@ -225,8 +238,17 @@ def all_words() -> dict[str, tuple[str, str]]:
     return {name: found for name in (*_WORDS, *settings()) if (found := words(name)) != ("", "")}
 
 
+_OF_COMMANDS = {
+    "run": RunConfig,
+    "timed": TimedConfig,
+    "mapped": MappedConfig,
+    "plotted": PlottedConfig,
+    "reference": Reference,
+}
+
+
 def explained(group: str, *names: str) -> str:
-    """What `--help` says of the settings of a group, the run, `timed` or `mapped`: each with its default, unit and sentence.
+    """What `--help` says of the settings of a group or of one of `_OF_COMMANDS`: each with its default, unit and sentence.
 
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.
@@ -234,7 +256,7 @@ def explained(group: str, *names: str) -> str:
     lines = []
     operation, _, group = group.rpartition("/")
     kinds = _OPERATIONS[operation or "attention"]
-    for one in declared({**kinds, "run": RunConfig, "timed": TimedConfig, "mapped": MappedConfig, "reference": Reference}[group]):
+    for one in declared({**kinds, **_OF_COMMANDS}[group]):
         if names and one.name not in names:
             continue
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name

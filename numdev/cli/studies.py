@@ -27,7 +27,7 @@ from numdev.results.study import run as run_study
 from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
-_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective", "metrics", "dry_run")
+_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective", "metrics", "dry_run", "plot")
 _OF_MAP = ("output", "head", "seed", "subject", "reference", "format")  # of the picture of one head
 
 

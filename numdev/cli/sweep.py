@@ -26,6 +26,7 @@ from numdev.cli.console import ERRORS, is_basic, output
 from numdev.cli.jobs import Job, keep_returned
 from numdev.cli.modules import make_importable
 from numdev.cli.objective import refuse_none, refuse_unusable
+from numdev.cli.plotted import asked
 from numdev.cli.progress import sweep
 from numdev.cli.sweeptable import HEADINGS, PLANNED, SweepTable
 from numdev.errors import BadInput
@@ -176,10 +177,12 @@ class Keeping(Launcher):
             self._check(objective, sweeper, task_function.command, config)
         if config.get("dry_run") and sweeper != "numdev":
             raise BadInput("hydra/sweeper", sweeper, "a dry run measures nothing that it could go by; leave it out")
+        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        if asked(config):
+            self._check_figure(task_function.command, config, given)
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
         self.table = _table(task_function, config)
-        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         self.constant = [override.get_key_element() for override in given if not override.is_sweep_override()]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
@@ -193,6 +196,19 @@ class Keeping(Launcher):
             refuse_none(sweeper, measured, command)
         else:
             refuse_unusable(objective, measured)
+
+    @staticmethod
+    def _check_figure(command: str, config: DictConfig, given: Sequence[Override]) -> None:
+        """Refuse a figure of the sweep that cannot be drawn."""
+        from numdev.cli import drawing, placed  # late, as above
+
+        make_importable(config.hydra.runtime.config_sources)
+        names = [one.key_or_group for one in given if one.is_sweep_override()]
+        wanted = next((one for one in given if one.key_or_group == "study"), None)
+        studies = (
+            () if wanted is None else wanted.sweep_string_iterator() if wanted.is_sweep_override() else [str(wanted.value())]
+        )
+        drawing.refuse_of_sweep(config, command, [*names, *placed.params_of(config.hydra)], list(studies))
 
     def launch(self, job_overrides: Batch, initial_job_idx: int) -> Sequence[JobReturn]:
         if any(text.startswith("study=") for text in job_overrides[0]):

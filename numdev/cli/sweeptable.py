@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numdev.results.record import Status
 
 _GAP = "  "
+_UNSAID = ("dry_run", "plot", "out")  # of what a header says that all jobs share
 _STYLES = {"ok": "green", "nonfinite": "yellow", "unsupported": "yellow"}  # by the status in words: results are imported late
 
 
@@ -79,7 +80,7 @@ class SweepTable:
     def header(self, job: Sequence[str]) -> Text:
         """Title, the settings that all jobs share, as one of them has them, and the names of the columns."""
         assert self.headings is not None
-        shared = [text for text in job if _parted(text)[0] not in (*self.axes, "dry_run")]
+        shared = [text for text in job if _parted(text)[0] not in (*self.axes, *_UNSAID)]
         title = self.headings.title + (f"; {' '.join(shared)}" if shared and self.axes else "")
         names = [name.ljust(width) for name, width in self.axes.items()] or [self._label(job)]
         names += [name.rjust(width) for name, width in self.headings.columns.items()]

@@ -14,6 +14,7 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
+from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import write_tables
 from numdev.report.document.part import Part
 from numdev.report.document.speed import draw, make_speed_report
@@ -21,20 +22,16 @@ from numdev.report.document.tables import claims_table, failures_table, worst_ta
 from numdev.report.document.training import write_training_tables
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import POINTS
-from numdev.report.figures.style import to_png, to_svg
-from numdev.report.figures.sweep import default_of, plot_of
+from numdev.report.figures.sweep import default_of
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import ROLES
-from numdev.report.reading.tidy import EVERY, tidy
+from numdev.report.reading.tidy import tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
 from numdev.report.studies.own import own_plot
 from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
-
-Asked = tuple[Plot, pd.DataFrame]
-"""A figure that somebody asks for, and what it is drawn from."""
 
 
 def make_report(
@@ -114,10 +111,7 @@ def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]
 
 def _asked(store: Store, loaded: Results, plot: Mapping[str, Any] | None, kind: str) -> Asked | None:
     """The figure that somebody asks for, of every column that there is; checked before anything is written."""
-    if not plot:
-        return None
-    rows = tidy(load(store, list(loaded.manifests), kind=kind, axes=EVERY))
-    return plot_of(rows, plot), rows
+    return asked_of(store, list(loaded.manifests), plot, kind) if plot else None
 
 
 def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *tables: Table | None) -> list[str]:
@@ -179,7 +173,7 @@ def write_figures(
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
         if asked is not None and study == only and names == [""]:
-            _write(folder / study, asked[0], asked[1], asked[0].title)
+            asked.write(folder / study)
             return notes
         for name in names:
             try:
@@ -199,7 +193,7 @@ def write_figures(
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
                 file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", plot.title)
-                _write(
+                write(
                     folder / file,
                     plot,
                     rows if name else tidy(results, rows),
@@ -207,15 +201,8 @@ def write_figures(
                     *_findings(claims, study, name),
                 )
     if asked is not None:
-        _write(folder / (f"{only}_plot" if only else "plot"), asked[0], asked[1], asked[0].title)
+        asked.write(folder / (f"{only}_plot" if only else "plot"))
     return notes
-
-
-def _write(path: Path, plot: Plot, rows: pd.DataFrame, title: str, *findings: str) -> None:
-    """A figure as PNG and SVG; `path` is without its suffix."""
-    figure = plot(rows)
-    write_atomically(path.with_name(f"{path.name}.png"), to_png(figure))
-    write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, title, " ".join([plot.alt, *findings])))
 
 
 def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:

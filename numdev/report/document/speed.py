@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.tables import failures_table
-from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import to_png, to_svg
-from numdev.report.figures.sweep import default_of, plot_of
+from numdev.report.figures.sweep import default_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results, load
@@ -44,7 +43,7 @@ def make_speed_report(
     loaded = load(Store(results), studies, kind="speed")
     rows = frame(loaded)
     every = tidy(load(Store(results), studies, kind="speed", axes=EVERY))
-    asked = plot_of(every, plot) if plot else None
+    asked = asked_of(Store(results), list(loaded.manifests), plot, "speed") if plot else None
     own = of_attention(rows)
     failed = loaded.points[loaded.points["status"] != "ok"]
     labels = [name for name in failed.columns if name.startswith(LABEL)]
@@ -77,22 +76,17 @@ def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
     for study in (name for name, manifest in loaded.manifests.items() if "axes" not in manifest):
         own = found[found["study"] == study]
         for name, plot in SPEED_FIGURES.items() if len(own) else ():
-            figure = plot(own)
-            write_atomically(folder / f"{study}_{name}.png", to_png(figure))
-            write_atomically(folder / f"{study}_{name}.svg", to_svg(figure, plot.title, plot.alt))
+            write(folder / f"{study}_{name}", plot, own, plot.title)
 
 
-def _draw_sweeps(loaded: Results, rows: pd.DataFrame, asked: Plot | None, folder: Path) -> None:
+def _draw_sweeps(loaded: Results, rows: pd.DataFrame, asked: Asked | None, folder: Path) -> None:
     """The figure of every sweep of speed, and the one that is asked for, of all the results."""
-    drawn = {} if asked is None else {"plot": (asked, rows, asked.title)}
+    if asked is not None:
+        asked.write(folder / "plot")
     for study in (name for name, manifest in loaded.manifests.items() if manifest.get("axes")):
         own = rows[rows["study"] == study]
         if len(own) and (plot := default_of(own)) is not None:
-            drawn[study] = plot, own, str(loaded.manifests[study]["title"])
-    for name, (plot, own, title) in drawn.items():
-        figure = plot(own)
-        write_atomically(folder / f"{name}.png", to_png(figure))
-        write_atomically(folder / f"{name}.svg", to_svg(figure, title, plot.alt))
+            write(folder / study, plot, own, str(loaded.manifests[study]["title"]))
 
 
 def _shown(found: pd.DataFrame, title: str) -> Table | None:

@@ -1,0 +1,126 @@
+"""The figure that `plot=` of a command that measures asks for: refused before anything is measured, drawn after all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from numdev.cli import objective, placed, studies
+from numdev.cli.plots import asked_of
+from numdev.cli.plotted import asked
+from numdev.cli.runners import kind
+from numdev.errors import BadInput
+
+if TYPE_CHECKING:
+    from numdev.measurement.protocol import MeasurementKind
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a job of a command asks for.
+
+    Attributes:
+        results: folder of the records.
+        out: folder of the figure.
+        study: the study or sweep that it shows, after which it is named.
+        plot: what is asked for.
+    """
+
+    results: Path
+    out: Path
+    study: str
+    plot: Mapping[str, Any]
+
+
+def of(cfg: DictConfig, study: str) -> Drawing | None:
+    """The figure of a study or sweep that a job has measured, if one is asked for."""
+    plot = asked(cfg)
+    return Drawing(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
+
+
+def refuse(plot: Mapping[str, Any], names: Collection[str], measured: MeasurementKind, *, needs_x: bool = False) -> None:
+    """Find out before anything is measured that a figure cannot be drawn.
+
+    Args:
+        plot: what is asked for.
+        names: of what the points differ in, or state.
+        measured: their kind of measurement.
+        needs_x: whether nothing says what the points differ in, so that `x` has to.
+
+    Raises:
+        BadInput: naming the part of the figure.
+    """
+    if not plot:
+        return
+    if needs_x and "x" not in plot:
+        raise BadInput("plot.x", None, "there is no sweep that says what the figure is over; name a setting, as in x: problem.n")
+    figures = objective.names(measured)
+    own = list(dict.fromkeys([*figures, *(name.rpartition(".")[2] for name in figures)]))
+    asked_of(plot, names, lambda: own)
+
+
+def refuse_of_sweep(cfg: DictConfig, command: str, names: Collection[str], wanted: Collection[str]) -> None:
+    """The same for a sweep over points, or over studies.
+
+    Args:
+        cfg: the configuration of the sweep, with that of Hydra.
+        command: that runs it.
+        names: of what it sweeps over.
+        wanted: the studies; none in a sweep over points.
+    """
+    if not (plot := asked(cfg)):
+        return
+    expander = studies.expander(cfg.hydra, cfg, command)
+    if not wanted:
+        refuse(plot, list(dict.fromkeys([*names, *expander.manner, *expander.task])), kind(command, cfg))
+    for name in wanted:
+        own = expander.of(name)
+        axes = own.axes(own.library.study(name))
+        try:
+            refuse(plot, list(axes), kind(command, cfg, own.composer.of), needs_x=not axes)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+
+
+def refuse_of_point(cfg: DictConfig, measured: MeasurementKind, stated: Collection[str]) -> None:
+    """The same for one point, whose figure shows all single points of its operation that the folder has."""
+    if plot := asked(cfg):
+        names = [*stated, *placed.said_of_points(Path(cfg.results), measured)]
+        refuse(plot, names, measured, needs_x=True)
+
+
+def draw(wanted: Iterable[Drawing]) -> None:
+    """Draw each figure once, and print where it is.
+
+    Raises:
+        BadInput: where what was measured has nothing to draw.
+        StoreError: if a file cannot be written.
+    """
+    different: list[Drawing] = []
+    for one in wanted:
+        if one not in different:
+            different.append(one)
+    for one in different:
+        _draw(one)
+
+
+def _draw(wanted: Drawing) -> None:
+    from numdev.cli.console import output
+    from numdev.report.document.asked import asked_of as figure_of  # late: a report's libraries
+    from numdev.results.store import Store
+
+    try:
+        found = figure_of(Store(wanted.results), [wanted.study], wanted.plot)
+    except BadInput as error:
+        mend = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
+        raise BadInput(error.field, error.value, mend) from None
+    path = wanted.out / wanted.study
+    found.write(path)
+    console = output()
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,60 @@
+"""The figure that somebody asks for by `plot=`, of everything that some studies and sweeps have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.report.figures.plot import Plot
+from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.sweep import plot_of
+from numdev.report.reading.frames import load
+from numdev.report.reading.tidy import EVERY, tidy
+from numdev.results.store import Store, write_atomically
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A figure that somebody asks for.
+
+    Attributes:
+        plot: draws it.
+        rows: what it is drawn from.
+        notes: what the reader should know of the rows: points that are missing, torn files.
+    """
+
+    plot: Plot
+    rows: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """The figure as PNG and SVG; `path` is without its suffix."""
+        write(path, self.plot, self.rows, self.plot.title)
+
+
+def asked_of(store: Store, studies: Sequence[str], plot: Mapping[str, Any], kind: str | None = None) -> Asked:
+    """The figure of some studies and sweeps, over every column that they have.
+
+    Args:
+        store: that has them.
+        studies: their names.
+        plot: what is asked for, as `numdev.report.figures.sweep.plot_of` takes it.
+        kind: of measurement, of which all of them are; any unless given.
+
+    Raises:
+        BadInput: for a name that they do not have.
+    """
+    loaded = load(store, studies, kind=kind, axes=EVERY)
+    rows = tidy(loaded)
+    return Asked(plot_of(rows, plot), rows, tuple(loaded.notes))
+
+
+def write(path: Path, plot: Plot, rows: pd.DataFrame, title: str, *findings: str) -> None:
+    """A figure as PNG and SVG; `path` is without its suffix, `findings` end its description."""
+    figure = plot(rows)
+    write_atomically(path.with_name(f"{path.name}.png"), to_png(figure))
+    write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, title, " ".join([plot.alt, *findings])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ def make_report(
         notes += _write_part(parts[-1], store.path, asked, console, failures_table(loaded))
     if parts and (pdf or html):
         paper = any(not claim.claim.is_ours for claim in parts[0].claims) and not parts[0].is_of_training
-        _documents([*parts, *(_beside(results, out) if paper else ())], notes, out, pdf=pdf, html=html)
+        further = _beside(results, out, (SPEED,) if trained else (TRAINING, SPEED)) if paper else ()
+        _documents([*parts, *further], notes, out, pdf=pdf, html=html)
     if parts:
         console.print(f"report: {out}", markup=False, highlight=False)
     if timed:
@@ -143,9 +144,9 @@ def _documents(parts: list[Part], notes: list[str], out: Path, *, pdf: bool, htm
         write_atomically(out / "report.pdf", write_pdf(parts))
 
 
-def _beside(results: Path, out: Path) -> Iterator[Part]:
-    """What `numdev train` and `numdev speed` left in folders of the results, with figures drawn for the document."""
-    for kind in (TRAINING, SPEED):
+def _beside(results: Path, out: Path, kinds: Iterable[str]) -> Iterator[Part]:
+    """What commands of other kinds of measurement left in folders of the results, with figures drawn for the document."""
+    for kind in kinds:
         store = Store(results / kind)
         if not any(manifest.get("kind") == kind for manifest in store.studies().values()):
             continue

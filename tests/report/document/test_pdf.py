@@ -124,7 +124,7 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), pdf=True)
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     loaded = load(Store(tmp_path / "results"))
-    (section,) = contents(loaded, [], {})["sections"]
+    (section,) = contents([Part(loaded, [], tmp_path)])["sections"]
     (table,) = section["tables"]
     assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
     assert [row[3] for row in table["rows"]] == ["", ""]  # it has no baseline

@@ -175,7 +175,7 @@ class Keeping(Launcher):
         if objective is not None or sweeper not in _WANT_NO_FIGURE:
             self._check(objective, sweeper, task_function.command, config)
         if config.get("dry_run") and sweeper != "numdev":
-            raise BadInput("hydra/sweeper", sweeper, "a dry run measures nothing that it could go by; leave it out")
+            raise BadInput("hydra/sweeper", sweeper, "it needs figures, and a dry run measures nothing; leave it out")
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
         self.table = _table(task_function, config)

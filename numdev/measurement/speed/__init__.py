@@ -1,1 +1,4 @@
-"""The measurement of time, memory and traffic."""
+"""The kind of measurement `speed`: time, memory and traffic of a variant, with its deviation on a sample.
+
+Tables and figures of speed are in the report.
+"""

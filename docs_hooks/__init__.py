@@ -1,7 +1,7 @@
 """The parts of pages that are made from the code, from `configs/` and from `reports/reference`: none stands in git a second time.
 
 MkDocs' plugin `macros` replaces `{{ name() }}` in a page by what the function `name` of `BLOCKS` yields, and
-`{{ figure(...) }}` by one number of the reference results.
+`{{ figure(...) }}` by one number of the reference results, `{{ spread(...) }}` by the smallest and the largest of several.
 """
 
 from __future__ import annotations
@@ -39,3 +39,4 @@ def define_env(env: Any) -> None:
     for block in BLOCKS:
         env.macro(lambda block=block: "\n".join(block()), block.__name__)
     env.macro(lambda *given, **row: tables.powers(quoted.figure(*given, **row)), "figure")
+    env.macro(quoted.spread, "spread")

@@ -34,6 +34,26 @@ def figure(path: str, pick: str = "", form: str = "", column: str = "figure", **
     return format(float(text), form) if form else text.strip()
 
 
+def spread(path: str, *columns: str, form: str = "", **row: str) -> str:
+    """The smallest and the largest number of some columns of a table, as "0.1 to 0.3".
+
+    Args:
+        path: of the table, in `reports/reference`.
+        columns: of numbers; an empty cell holds none.
+        form: format of both numbers, as in `figure`.
+        row: cells that select rows, by column; all rows without.
+
+    Raises:
+        LookupError: if no row is selected, or none holds a number.
+    """
+    rows = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
+    found = [each[name] for each in rows for name in columns if each.get(name)]
+    if not found:
+        raise LookupError(f"{path}: no row of {row} has a number in {', '.join(columns) or 'no column'}")
+    low, high = (format(float(end), form) if form else end for end in (min(found, key=float), max(found, key=float)))
+    return low if low == high else f"{low} to {high}"
+
+
 def _cell(path: str, column: str, row: dict[str, str]) -> str:
     found = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
     if len(found) != 1:

@@ -1,4 +1,7 @@
-"""Plugins of numdev, where Hydra looks for plugins. Other applications of Hydra find them, and no config of theirs names them."""
+"""The plugins of numdev, in the package in which Hydra looks for plugins.
+
+Other applications of Hydra in the same environment find them too, but use them only if their configuration names them.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def tune(fmt: Format, head_dim: int, mask: Mask, n: int, progress: Callable[[str
             best = seconds, launch
     if best is None:
         tried = f"{unlaunched} could not be launched, {wrong} were wrong"
-        raise Unsupported("head_dims", f"no candidate is of use for {fmt}, head_dim {head_dim}: {tried}")
+        raise Unsupported("head_dims", f"no candidate works for {fmt}, head_dim {head_dim}: {tried}")
     found = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": generation(device)}
     return Tuned(found | vars(best[1]), unlaunched, wrong)
 

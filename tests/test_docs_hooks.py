@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
 
 from docs_hooks import gallery, measured, tables
-from docs_hooks.quoted import REFERENCE, figure
+from docs_hooks.quoted import REFERENCE, figure, spread
 
 
 def test_a_number_of_a_table_is_the_cell_of_one_row() -> None:
@@ -39,6 +40,18 @@ def test_a_number_of_a_text_is_found_by_a_pattern() -> None:
 def test_what_names_nothing_or_more_than_one_number_is_refused(given: dict[str, str], complaint: str) -> None:
     with pytest.raises(LookupError, match=complaint):
         figure("cpu/claims.csv", **given)
+
+
+def test_the_ends_of_a_column_are_those_of_the_selected_rows() -> None:
+    path = "h200/training/runs.csv"
+    with (REFERENCE / path).open(newline="") as file:
+        scores = [float(row["score"]) for row in csv.DictReader(file) if row["label.rung"] == "SDPA flash"]
+    assert len(set(scores)) > 1
+    found = spread(path, "score", **{"label.rung": "SDPA flash"})
+    assert [float(end) for end in found.split(" to ")] == [min(scores), max(scores)]
+    assert spread(path, "parameters") == "9996492"
+    with pytest.raises(LookupError, match="no row of"):
+        spread(path, "score", **{"label.rung": "nothing"})
 
 
 def test_a_plain_sentence_as_markdown() -> None:

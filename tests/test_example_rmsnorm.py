@@ -146,7 +146,7 @@ class TestByTheCommandLine:
             (("problem.kind=sideways",), "problem.kind: 'sideways' cannot be used; use one of normal, outliers"),
             (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not honour it"),
             (("norm.blok=3",), "norm.blok: there is no such setting; did you mean norm.block"),
-            (("baseline=eager",), "baseline: 'eager' cannot be used; it is no baseline of what rmsnorm.problem makes"),
+            (("baseline=eager",), "baseline: 'eager' cannot be used; it is not a baseline for problems of rmsnorm.problem"),
             (("+hidden=3",), "hidden: 3 cannot be used; there is no such setting"),
             (("objective=lse.rmse",), "objective: 'lse.rmse' cannot be used; did you mean "),
             (("operation=rmsnor",), "operation: 'rmsnor' cannot be used; did you mean rmsnorm"),

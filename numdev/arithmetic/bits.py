@@ -61,7 +61,7 @@ def round_magic(x: Float[Tensor, "*shape"], to: Format, out: Float[Tensor, "*sha
     magic = torch.empty_like(x)
     mask = layout.exponent_mask << layout.mantissa_bits
     torch.bitwise_and(x.view(layout.integer), mask, out=magic.view(layout.integer))
-    largest = 2.0 ** (to.emax + 1)  # anything above overflows whatever its own quantum
+    largest = 2.0 ** (to.emax + 1)  # anything above overflows, whatever its quantum
     magic.clamp_(to.min_normal, largest).mul_(1.5 * 2.0 ** (layout.mantissa_bits - to.mantissa_bits))
     rounded = (x + magic).sub_(magic)
     return torch.copysign(rounded, x, out=out)  # a negative number that rounds to zero keeps its sign
@@ -79,7 +79,7 @@ def magic_is_exact(to: Format, carrier: Format) -> bool:
 def round_scaled(
     x: Float[Tensor, "*shape"], to: Format, rounding: Rounding, bits: Float[Tensor, "*shape"] | None = None
 ) -> Float[Tensor, "*shape"]:
-    """`x` rounded to multiples of its quantum in `to` by any mode, overflow and NaN left as they come.
+    """`x` rounded to multiples of its quantum in `to` by any mode; overflow is not handled, and NaN stays NaN.
 
     `bits` are numbers in [0, 1) of the same shape for stochastic rounding.
     """
@@ -101,7 +101,8 @@ def round_listed(
 ) -> Float[Tensor, "*shape"]:
     """`x` rounded to a number of a list by any mode; NaN stays NaN.
 
-    What is beyond a list with NaN becomes the number that would follow in it, which a cast then treats; else the last number.
+    A value beyond the list becomes the last number; or, if the list has NaN, the number that would follow, which the cast then
+    handles as overflow.
     """
     wide = x.double()
     low, high = to.below(wide)
@@ -118,7 +119,7 @@ def round_listed(
     else:
         assert bits is not None, "stochastic rounding needs random bits"
         share = (wide - to.number(low)) / (to.number(high) - to.number(low))
-        place = torch.where(bits < share, high, low)  # NaN where both are one, and so low
+        place = torch.where(bits < share, high, low)  # where low equals high, share is NaN and low is taken
     if not to.has_nan:
         place = place.clamp(1, len(to.numbers))
     return torch.where(x.isnan(), x, to.number(place).to(x.dtype))

@@ -1,20 +1,20 @@
 """Sums, differences, products and quotients that are rounded to a format once, in any mode.
 
-A carrier rounds first, and a cast of its result rounds again. That is harmless to nearest if the operands are numbers of
-`p` bits and the carrier has at least `2p + 2` (Figueroa 1995), or if the carrier's result is exact. Everywhere else (directed
-modes, operands wider than the format, formats that the carrier barely holds) the first rounding is made harmless by an
-error-free transformation: the result is the carrier's number `s` and the exact rest `e`, and `s` is moved to its neighbour with
-an odd last bit wherever `e` is not 0 (round to odd). Rounding that number to at most `q - 2` of its `q` bits is rounding the
-exact result, in every mode (Boldo & Melquiond 2008, Theorem 1). For stochastic rounding `s` moves towards `e` with the
-probability of `|e|` over the distance to the neighbour, which keeps the expectation.
+The carrier rounds the exact result, and the cast rounds it again. This double rounding is innocuous for rounding to nearest if
+the operands have `p` bits and the carrier at least `2p + 2` (Figueroa 1995), or if the carrier's result is exact. In all other
+cases (directed modes, operands wider than the format, formats that the carrier barely holds) an error-free transformation gives
+the carrier's result `s` and the exact remainder `e`; where `e` is not 0, `s` is moved to its neighbour with an odd last bit
+(round to odd). Rounding that number to at most `q - 2` of its `q` bits gives the same as rounding the exact result, in every
+mode (Boldo & Melquiond 2008, Theorem 1). For stochastic rounding `s` moves towards `e` with a probability of `|e|` divided by
+the distance to the neighbour, which preserves the expectation.
 
 Sums: TwoSum (Knuth 1997, section 4.2.2, Theorem B). Products: exact in FP64 for FP32 operands, TwoProduct by Dekker's
 splitting (1971) for FP64. Quotients: in FP64 for FP32 operands, since no quotient of two 24-bit numbers is nearer to another
 24-bit number or to a tie of two than `2^-50` relative; for FP64 by the exact remainder `a - s b`.
 
-Limits: an FP64 product below `2^-960` loses its rest, unless it is 0. An FP32 product below `2^-126` whose operands are narrow
-enough for it to be exact otherwise is first rounded to a multiple of `2^-149`; in a format with the exponents of FP32 that can
-move the result by one subnormal number.
+Limits: an FP64 product below `2^-960` loses its remainder, unless that is 0. An FP32 product below `2^-126` whose operands are so
+narrow that it would otherwise be exact is first rounded to a multiple of `2^-149`; in a format with the exponent range of FP32
+this can move the result by one subnormal number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RoundedOnce:
     Attributes:
         operation: what `o` is.
         cast: the format and mode of the result.
-        left, right: what the operands are, numbers of the carrier at most.
+        left, right: the formats or constants of the operands; the carrier must hold them.
         carrier: the dtype of the operands.
     """
 
@@ -78,7 +78,7 @@ class RoundedOnce:
         p = self.cast.to.precision
         if not self.cast.rounding.is_nearest or max(left, right) > p or 2 * p + 2 > bits:
             return False
-        # A sum must also not begin between two subnormal numbers of the format.
+        # The operands of a sum must not lie between two subnormal numbers of the format either.
         additive = self.operation in (Operation.ADD, Operation.SUBTRACT)
         return not additive or all(isinstance(x, Format) and self.cast.to.covers(x) for x in (self.left, self.right))
 
@@ -106,7 +106,7 @@ class RoundedOnce:
 
 
 def _bits(operand: Operand) -> int:
-    """Significant bits of the numbers of a format, or those that a constant adds to a product: none if it is a power of two."""
+    """Significant bits of a format's numbers, or the bits that a constant adds to a product: none if it is a power of two."""
     if isinstance(operand, Format):
         return operand.precision
     numerator, _ = math.frexp(operand)[0].as_integer_ratio()
@@ -114,7 +114,7 @@ def _bits(operand: Operand) -> int:
 
 
 def _with_rest(operation: Operation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The carrier's result and what it lacks of the exact one; finite operands never give infinity but by a zero divisor."""
+    """The carrier's result and the remainder to the exact one; finite operands give infinity only for a divisor of 0."""
     s, e = _EXACT[operation](x, y)
     ended = s.isinf() & x.isfinite() & y.isfinite()
     if operation is Operation.DIVIDE:
@@ -150,7 +150,7 @@ def _quotient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _narrowed(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """An FP64 tensor as FP32 and the rest, which stays in FP64: in FP32 that of a small number would underflow."""
+    """An FP64 tensor rounded to FP32, and the remainder in FP64: in FP32 the remainder of a small number would underflow."""
     s = wide.float()
     return s, wide - s.double()
 

@@ -7,8 +7,8 @@ A format with `e` exponent bits and `m` mantissa bits holds the numbers
 
 with `0 <= k < 2^m`, `bias = 2^(e-1) - 1` and `emin = 1 - bias` (IEEE 754-2019, section 3.3). The OCP 8-bit formats
 differ only in which codes of the top exponent are numbers (OCP OFP8, section 5). A symmetric integer format is the
-same set without normal numbers and with a quantum of one: `+- k`, `0 <= k < 2^m`. Posits and codebooks, which are none of
-these, have a list of their numbers, which lie among those of the binary format that the widths describe.
+same set without normal numbers and with a quantum of one: `+- k`, `0 <= k < 2^m`. Posits and codebooks do not have this form:
+they are given by a list of their numbers, all of which are numbers of the binary format that the widths describe.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Format:
 
     @property
     def precision(self) -> int:
-        """Significant bits `p`, the hidden one included; of a listed format the most that one of its numbers needs."""
+        """Significant bits `p`, the hidden one included; for a listed format, the most bits that any of its numbers needs."""
         return self.mantissa_bits + (0 if self.is_integer else 1)
 
     @property
@@ -163,7 +163,7 @@ class Format:
     def u(self) -> float:
         """Unit roundoff `2^-p`: the largest relative error of rounding to nearest a number in the normal range.
 
-        Of a listed format, half its spacing at 1.
+        For a listed format, half its spacing at 1.
         """
         return self.listing.u if self.listing is not None else math.ldexp(1.0, -self.precision)
 
@@ -263,7 +263,7 @@ def format_of(dtype: torch.dtype) -> Format:
     """The format that a torch floating dtype stands for.
 
     Raises:
-        BadInput: for a dtype that is no floating format of the catalogue.
+        BadInput: for a dtype that is not a floating-point format of the catalogue.
     """
     for fmt, known in _DTYPES.items():
         if known is dtype:

@@ -1,7 +1,7 @@
-"""Formats that widths of fields do not describe: each is the list of its numbers, and of the points where rounding turns.
+"""Formats that field widths do not describe: each is a list of its numbers and of the rounding boundaries between them.
 
-Posits and codebooks such as NF4 have no equal steps between two powers of two. A list of their numbers is enough for every
-cast, since a result is one of two neighbours whatever lies between them.
+The numbers of posits and of codebooks such as NF4 are not equally spaced between two powers of two. A list of the numbers is
+enough for every cast, since a result is always one of two neighbours.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from torch import Tensor
 class Listing:
     """The finite numbers of a format.
 
-    Two listings of one name are the same.
+    Listings with the same name are equal.
 
     Attributes:
         name: of the format.
         numbers: all of them, ascending; zero is one. Each is a number of FP64.
-        turns: the points between neighbours: what lies above one rounds to nearest to the upper neighbour, what lies below to the
-            lower one, and a point itself to the neighbour that stands at an even distance from zero in the list.
-        has_nan: whether results beyond the largest number become NaN; they become the largest number where there is none.
+        turns: the rounding boundaries between neighbours. In rounding to nearest, what lies above a boundary goes to the upper
+            neighbour, what lies below to the lower one, and the boundary itself to the neighbour whose distance from zero,
+            counted in places of the list, is even.
+        has_nan: whether results beyond the largest number become NaN; without NaN they become the largest number.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Listing:
 
     @cached_property
     def quantum(self) -> int:
-        """The largest `k` so that every number is a multiple of `2^k`."""
+        """The largest `k` such that every number is a multiple of `2^k`."""
         return min(_trailing(value) for value in self.numbers if value)
 
     @cached_property
@@ -81,7 +82,10 @@ class Listing:
         return 0.5 * float(self.spacing(torch.ones(1, dtype=torch.float64)))
 
     def spacing(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The distance of the two neighbours of `x`, away from zero where `x` is a number, in FP64; the outermost beyond them."""
+        """Spacing at each `x`, in FP64: the gap that `x` lies in; at a number, the gap on the side away from zero.
+
+        Beyond the list it is the outermost gap.
+        """
         numbers = torch.tensor(self.numbers, dtype=torch.float64, device=x.device)
         x = x.double()
         upper = torch.where(x >= 0, torch.searchsorted(numbers, x, right=True), torch.searchsorted(numbers, x))
@@ -89,9 +93,9 @@ class Listing:
         return numbers[upper] - numbers[upper - 1]
 
     def below(self, x: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
-        """Of each `x` in FP64: the place of the largest number that is not above it, and of the smallest that is not below.
+        """For each `x` in FP64: the place of the largest number that is not above it, and of the smallest that is not below.
 
-        Place 0 is one step below the list, and stands for what is beyond it; that of the first number is 1.
+        The first number has place 1. Place 0 lies below the list, and stands for values beyond it.
         """
         numbers = self._extended.to(x.device)
         clipped = x.clamp(float(numbers[0]), float(numbers[-1]))
@@ -110,7 +114,7 @@ class Listing:
         return torch.where(up, high, low)
 
     def is_odd(self, place: Tensor) -> Tensor:
-        """Whether the number at a place stands at an odd distance from zero."""
+        """Whether the number at a place is an odd number of places away from zero."""
         return (place - self.zero - 1) % 2 != 0
 
     @cached_property
@@ -136,12 +140,12 @@ def _trailing(value: float) -> int:
 def posit(bits: int) -> Listing:
     """Posits of 3 to 16 bits (Standard for Posit Arithmetic 2022: `es` is 2): sign, regime, two exponent bits, fraction.
 
-    What is not 0 never rounds to 0, nor beyond the largest number. Rounding is that of the encoding (section 4.1): it turns at
-    the posits of one bit more that lie between two of these.
+    A nonzero value never rounds to 0, nor beyond the largest number. Rounding is defined on the encoding (section 4.1): the
+    boundary between two neighbours is the posit with one bit more that lies between them.
     """
     magnitudes, finer = _posits(bits), _posits(bits + 1)
     numbers = [-value for value in reversed(magnitudes[1:])] + magnitudes
-    inner = finer[3:-1:2]  # finer[2 k] is magnitudes[k]; nothing turns at finer[1], since 0 takes nothing in
+    inner = finer[3:-1:2]  # finer[2 k] is magnitudes[k]; finer[1] is no boundary, since nothing nonzero rounds to 0
     turns = [-value for value in reversed(inner)] + [0.0, 0.0] + inner
     return Listing(f"posit{bits}", tuple(numbers), tuple(turns))
 

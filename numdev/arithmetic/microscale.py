@@ -68,7 +68,7 @@ class Microscaled:
 
     @staticmethod
     def is_named_by(text: str) -> bool:
-        """Whether a text means a microscaled format, so that its errors are those of one."""
+        """Whether a text is meant as a microscaled format, and should be parsed and reported as one."""
         return "/" in text or text in MICROSCALED
 
     def describe(self) -> str:
@@ -83,7 +83,7 @@ class Microscaled:
 
     @property
     def largest(self) -> float:
-        """What no number may exceed: none, since the scale follows the numbers."""
+        """Infinity: there is no largest result, since the scale adapts to the numbers."""
         return float("inf")
 
     def __call__(self, x: Float[Tensor, "*shape last"], noise: Noise | None = None) -> Float[Tensor, "*shape last"]:

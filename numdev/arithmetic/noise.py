@@ -1,8 +1,8 @@
 """The random numbers of stochastic rounding: a function of the seed, the rounding event and the place, and of nothing else.
 
-An event is one rounding of one tensor: a step of the algorithm at one tile of keys of one split. Different events draw
-independently at the same place, whatever the values are, so that equal sums round anew each time. A place is an element of
-the whole problem, so that working on fewer rows at a time changes no bit.
+An event is the rounding of one tensor in one step of the algorithm, for one tile of keys of one split. Different events draw
+independent numbers at the same place, so that equal sums are rounded independently each time. A place is the position of an
+element in the whole problem, so that processing fewer rows at a time changes no bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Noise:
     Attributes:
         rows: the first row of the block in the whole problem.
         total_rows: rows of the whole problem, which distinguish places of different heads.
-        event: of the next draw; `at` starts a group of events, each draw takes the next one of the group.
+        event: number of the next draw; `at` starts a group of events, and each draw takes the next number of the group.
     """
 
     rows: int = 0
@@ -33,14 +33,14 @@ class Noise:
     event: int = 0
 
     def at(self, split: int, tile: int, rows: int) -> None:
-        """Begin the events of a tile of a split, on a block that starts at row `rows`; -1 stands for what follows all tiles."""
+        """Begin the events of one tile of one split, for a block of rows that starts at `rows`; -1 is what follows all tiles."""
         self.rows = rows
         self.event = ((split + 2) << 40) + ((tile + 1) << 16)  # above those of a run that never calls this
 
     def uniform(self, x: Float[Tensor, "*shape"], seed: int) -> Float[Tensor, "*shape"]:
-        """Multiples of `2^-p` in [0, 1), p being the precision of the dtype of `x`, one for each element; the next event.
+        """One multiple of `2^-p` in [0, 1) for each element of `x`, where p is the precision of its dtype; uses up one event.
 
-        The last two dimensions of `x` are rows of the block and columns; those before them count heads and batch entries.
+        The last two dimensions of `x` are rows of the block and columns; the leading ones are heads and batch entries.
         """
         key = _mix_number(_mix_number(seed * _GOLDEN + 1) ^ self.event * 0xD1342543DE82EF95)
         self.event += 1

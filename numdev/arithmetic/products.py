@@ -1,15 +1,15 @@
-"""Matrix products and row sums in a carrier, in an order of summation that does not depend on what stands beside a row.
+"""Matrix products and row sums in a carrier, in an order of summation that does not depend on the other rows.
 
-BLAS promises no order: it changes with the number of rows, columns and matrices, with the layout, the threads and the maker of
-the processor. On a CPU every product here is therefore made of products of one fixed shape: blocks of `ROWS` rows (the last
-padded with zeros), at most `INNER` products to a sum, a multiple of `COLUMNS` columns; the sums of blocks are added in order.
-BLAS then gets the same call for a row whatever else is computed, and a row's result depends on that row and on the right
-operand alone.
+BLAS specifies no order of summation: it changes with the number of rows, columns and matrices, with the layout, the number of
+threads and the vendor of the processor. On a CPU every product is therefore composed of products of one fixed shape: blocks of
+`ROWS` rows (the last padded with zeros), sums of at most `INNER` products, and a multiple of `COLUMNS` columns; the sums of
+blocks are added in order. BLAS then gets the same call for a row whatever else is computed, and a row's result depends only on
+that row and on the right operand.
 
-What holds by this construction, and is tested on several of MKL's code paths: a row's bits do not depend on the rows, heads or
-batch entries beside it, in FP32 and FP64; equal columns give equal results in FP32. In FP64 equal columns may differ within the
+This construction guarantees, and tests verify on several of MKL's code paths: a row's bits do not depend on the other rows,
+heads or batch entries, in FP32 and FP64; equal columns give equal results in FP32. In FP64 equal columns may differ within the
 bound of a sum in any order, `gamma_n |a| |b|` with `gamma_n = n u / (1 - n u)` (Higham 2002, section 3.1), because on AMD
-processors MKL adds them in different orders. On a GPU, where blocks would be slow, the order is the library's.
+processors MKL adds them in different orders. On a GPU, where blocks would be slow, the library chooses the order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass, whatever the
 def product(
     a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
 ) -> Float[Tensor, "*batch rows columns"]:
-    """`a @ b` in the carrier; `b` has the leading dimensions of `a`, the last of them 1 where matrices of `a` share one."""
+    """`a @ b` in the carrier; `b` has the leading dimensions of `a`, the last of them 1 where matrices of `a` share it."""
     if not a.is_cpu:
         return a @ b
     columns, inner = b.shape[-1], a.shape[-1]
@@ -56,7 +56,7 @@ def _blocks(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], o
 
 
 def _fixed(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """At most INNER products to a sum. FP64 blocks are multiplied one by one: MKL's batches change a block's order there."""
+    """Sums of at most INNER products. FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block."""
     blocks, results = a.contiguous().view(-1, ROWS, a.shape[1]), out.view(-1, ROWS, out.shape[1])
     if a.dtype is torch.float32:
         torch.bmm(blocks, b.expand(blocks.shape[0], *b.shape), out=results)
@@ -82,7 +82,7 @@ def visible_product(
     visible: Bool[Tensor, "*#batch rows keys"] | None,
     multiply: Callable[[Tensor, Tensor], Tensor] = product,
 ) -> Float[Tensor, "*batch rows dim"]:
-    """`multiply(p, v)` in which a key that a row does not see, whose p is 0, has no part, also if its v is NaN or infinite."""
+    """`multiply(p, v)`, without the keys that a row does not see: their p is 0, and their v may be NaN or infinite."""
     if visible is None or bool(v.isfinite().all()):
         return multiply(p, v)
     wild = ~v.isfinite().all(-1, keepdim=True)

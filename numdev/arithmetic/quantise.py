@@ -26,7 +26,7 @@ class Scale(Enum):
 
 
 class Smoothing(Enum):
-    """Whose mean over tokens is taken out before quantisation (SageAttention 1 takes k's, 2 also q's)."""
+    """Which tensors have their mean over tokens subtracted before quantisation (SageAttention 1: k; SageAttention 2: q too)."""
 
     NONE = "none"
     K = "k"
@@ -46,12 +46,12 @@ class Smoothing(Enum):
 class Quantised:
     """Rounding with a scale: `x ~ s * to(x / s)`, `s = max |x| / to.max` over the numbers that share it.
 
-    The result is returned dequantised, in FP64: multiplying codes by scales after the product is the same in exact
-    arithmetic, and differs by the carrier's roundoff, far below the format's. Rotation is undone after rounding for the
-    same reason: `(R q).(R k) = q.k` for an orthogonal R. So is smoothing of k: a mean taken out of k adds the same
-    `q.mean(k)` to every score of a row, which softmax ignores and LSE does not.
+    The result is returned dequantised, in FP64: a kernel multiplies codes first and applies scales after the product, which is
+    the same in exact arithmetic and differs by the carrier's roundoff, far below the format's. Rotation is undone after
+    rounding for the same reason: `(R q).(R k) = q.k` for an orthogonal R. So is smoothing of k: subtracting the mean of k takes
+    the same `q.mean(k)` from every score of a row, which leaves softmax unchanged but not LSE.
 
-    A mean `c` taken out of q comes back as its product with k *before* k is quantised: `S = (q - c)^ . k^ + c . k`
+    A mean `c` subtracted from q is added back as its product with k *before* k is quantised: `S = (q - c)^ . k^ + c . k`
     (SageAttention2, arXiv 2411.10958, smoothing Q). Both are terms of one inner product: with `Smoothing.Q` and `QK` the
     returned q is `[(q - c)^, c]` and k is `[k^, k]`, of twice the head_dim; give attention on them the scale of the problem.
 
@@ -60,14 +60,14 @@ class Quantised:
             its own along the dimension that is summed over: head_dim of q and k, tokens of v.
         scale: see `Scale`; None is TENSOR for a cast, and the only choice for a microscaled format.
         block: rows per scale with `Scale.BLOCK` and `Scale.THREAD`.
-        block_q: the same of q; None is as `block`.
+        block_q: rows of q per scale; None is `block`.
         hadamard: rotate q and k by a random Hadamard matrix first (FlashAttention-3, section 3.3: incoherent
             processing), which spreads an outlier over all of head_dim.
         smoothing: see `Smoothing`.
         smoothing_block: tokens of q that share a mean (SageAttention2 takes those of a tile); None is all.
-        values: the grid of v where it is not that of q and k (SageAttention keeps it in FP16).
+        values: the grid of v; None is that of q and k (SageAttention keeps v in FP16).
         values_scale: the scale of v where `values` is given; None rounds to `values` without one.
-        seed: of the signs of the Hadamard rotation.
+        seed: draws the signs of the Hadamard rotation.
     """
 
     to: Cast | Microscaled
@@ -100,7 +100,7 @@ class Quantised:
 
     @property
     def idle(self) -> dict[str, str]:
-        """Settings that are not read as the others are, and what reads them."""
+        """Settings that the others leave without effect, and the value under which each would have one."""
         blocks, field = (Scale.BLOCK, Scale.THREAD), "precision.quantise"
         found = {} if self.hadamard else {f"{field}.seed": f"{field}.hadamard=true"}
         if self.scale not in blocks:
@@ -135,7 +135,7 @@ class Quantised:
         k: Float[Tensor, "batch kv_heads keys dim"],
         v: Float[Tensor, "batch kv_heads keys dim"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v after quantisation and its undoing, in FP64; q and k of twice the dim where q is smoothed."""
+        """q, k, v quantised and dequantised, in FP64; q and k have twice the dim where q is smoothed."""
         q, k, v = q.double(), k.double(), v.double()
         noise = Noise()  # each of the three is a rounding event of its own
         rotation = random_hadamard(q.shape[-1], self.seed).to(q.device) if self.hadamard else None
@@ -203,9 +203,9 @@ def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[Tensor, 
 def random_hadamard(dim: int, seed: int) -> Float[Tensor, "dim dim"]:
     """A random orthogonal matrix `diag(s) H / sqrt(n)` in FP64, with random signs `s` and Sylvester's `H`.
 
-    Where `dim` is no power of two, blocks of the largest power of two that divides it stand on the diagonal.
+    If `dim` is not a power of two, the matrix is block diagonal, with blocks of the largest power of two that divides `dim`.
     """
-    from scipy.linalg import hadamard  # here, since most measurements rotate nothing and need no scipy
+    from scipy.linalg import hadamard  # imported here: most measurements rotate nothing and need no scipy
 
     size = dim & -dim
     block = torch.from_numpy(hadamard(size, dtype=float))

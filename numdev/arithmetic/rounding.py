@@ -1,7 +1,7 @@
 """Casts: rounding a tensor to a `Format`, bit-exactly, while it stays in its FP32 or FP64 carrier.
 
-A cast rounds by `numdev.arithmetic.bits.round_scaled`, or by something faster that gives the same bits, and then treats what lies
-beyond the largest number and below the smallest normal one.
+A cast rounds by `numdev.arithmetic.bits.round_scaled`, or by a faster way that gives the same bits, and then handles overflow and
+subnormal results.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Subnormals(Enum):
 class Cast:
     """Rounding to a format: `cast(x)` returns the nearest (by the mode) member of `to` for every element.
 
-    NaN stays NaN, also where the format has none: the carrier can say so. An overflowing result of a format without
-    infinity is NaN under `Overflow.INFINITY` (OCP E4M3, torch's own cast); a format without either saturates always.
+    NaN stays NaN even if the format has none, since the carrier can represent it. A result that overflows a format without
+    infinity becomes NaN under `Overflow.INFINITY` (OCP E4M3, torch's own cast); a format with neither always saturates.
 
     Attributes:
         to: the format.
         rounding: the mode; stochastic rounding draws by `seed`, rounding event and place, as in `noise`, so it repeats.
-        overflow: what is beyond `to.max`; by default infinity where the format has one or a NaN, else saturation.
+        overflow: what results beyond `to.max` become; by default infinity if the format has infinity or NaN, else `to.max`.
         subnormals: kept or flushed to zero after rounding.
-        seed: of stochastic rounding.
+        seed: draws the random numbers of stochastic rounding.
     """
 
     to: Format
@@ -62,7 +62,7 @@ class Cast:
         elif self.overflow is Overflow.INFINITY and not self.to.has_nan:
             raise BadInput("overflow", "infinity", f"{self.to.name} has neither infinity nor NaN; use saturate")
         if (self.to.is_integer or self.to.listing is not None) and self.subnormals is Subnormals.FLUSHED:
-            raise BadInput("subnormals", "flush", f"{self.to.name} has no normal numbers, so that nothing would be left")
+            raise BadInput("subnormals", "flush", f"{self.to.name} has no normal numbers: all would become 0; leave it out")
         if self.seed and self.rounding is not Rounding.STOCHASTIC:
             raise BadInput("seed", self.seed, "only stochastic rounding takes a seed")
 
@@ -124,9 +124,9 @@ class Cast:
         return self._way(carrier) is carrier
 
     def apply_(self, x: Float[Tensor, "*shape"], noise: Noise | None = None) -> Float[Tensor, "*shape"]:
-        """Round `x` in place and return it: what the attention implementations use.
+        """Round `x` in place and return it: the implementations of attention call this.
 
-        Stochastic rounding takes the next event of `noise`; without one it is event 0 of a run of its own.
+        Stochastic rounding takes the next event of `noise`; without `noise` it takes event 0 of a new run.
         """
         way = self._way(x.dtype)
         if way is x.dtype:
@@ -148,9 +148,9 @@ class Cast:
         return self.to.has_infinity and self.overflow is Overflow.INFINITY
 
     def _way(self, carrier: torch.dtype) -> torch.dtype | None:
-        """The dtype whose own conversion from the carrier is this cast: the carrier itself where nothing changes.
+        """The dtype to which torch's conversion from the carrier equals this cast; the carrier itself if nothing changes.
 
-        None where there is none, and arithmetic must do it. Decided once per carrier: a cast is called very often.
+        None if there is no such dtype, and the cast must be computed. Decided once per carrier: a cast is called very often.
         """
         if carrier not in self._ways:
             self._ways[carrier] = self._decide(carrier)
@@ -198,7 +198,7 @@ class Cast:
 
     @cached_property
     def _beyond(self) -> tuple[float, float]:
-        """What a positive and a negative result beyond the largest number become."""
+        """What results above the largest number and below its negative become."""
         top, beyond = self.to.max, float("inf") if self.to.has_infinity else float("nan")
         if self.overflow is Overflow.SATURATE or self.rounding in (Rounding.TOWARD_ZERO, Rounding.ODD):
             return top, -top
@@ -209,7 +209,7 @@ class Cast:
         return beyond, -beyond
 
     def _limit_(self, x: Tensor) -> None:
-        """Treat results beyond the largest number. Infinite inputs overflow exactly: only saturation changes them."""
+        """Handle results beyond the largest number. An infinite input is exact, so that only saturation changes it."""
         if x.is_cpu:  # on a GPU the answer would cost a synchronisation
             low, high = torch.aminmax(x)
             if bool((low >= -self.to.max) & (high <= self.to.max)):

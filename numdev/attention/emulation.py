@@ -38,6 +38,6 @@ def emulation_of(
         return Tiled(walk.precision, walk.tiling, walk.softmax, count=False)
     bc, order = bc or walk.bc, order or walk.order
     if bc is None or order is None:
-        mend = f"{walk.why}, for {type(variant).__name__.lower()}; say what the emulation shall take"
+        mend = f"{walk.why}, for {type(variant).__name__.lower()}; state what the emulation should use"
         raise BadInput("tiling.bc" if bc is None else "tiling.order", None, mend)
     return Tiled(walk.precision, Tiling(bc=bc, order=order, splits=walk.splits or splits), walk.softmax, count=False)

@@ -37,7 +37,7 @@ class Policy:
     def __post_init__(self) -> None:
         for cast in self.casts():
             if cast.to.precision >= 52 and cast != _FP64:
-                mend = "FP64 rounds to nearest even, and has no bits to spare for 52; give fp64, or at most 50 mantissa bits"
+                mend = "FP64 arithmetic can only round it as fp64 does, to nearest even; give fp64, or at most 50 mantissa bits"
                 raise BadInput("precision", str(cast), mend)
 
     def with_step(self: Kind, **steps: Step | Format | str) -> Kind:  # beartype knows no Self in a method

@@ -49,7 +49,7 @@ class Precision(Policy):
 
     def __post_init__(self) -> None:
         if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
-            mend = "no tile knows the largest P of all rows; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            mend = "it needs the largest P of all rows, which no tile has; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
             raise BadInput("precision.probabilities", str(self.probabilities), mend)
         super().__post_init__()
 

@@ -120,7 +120,7 @@ class Triton(Primary):
         """One, unless more are asked for, or its own rule may find more."""
         rows = shape.packed.queries if mask.window is None else shape.queries
         if self.splits is None and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
-            why = "the kernel divides the keys of so few queries by a rule of its own, which depends on the GPU; give a number"
+            why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
             raise BadInput("tiling.splits", None, why)
         return self.splits or 1
 
@@ -155,9 +155,9 @@ class Triton(Primary):
         require(q.device)
         scale = check_scale(softmax_scale(q, scale))
         if self.softmax.scale_on is ScaleOn.QUERIES:
-            raise Unsupported("softmax.scale_on", "our kernels scale the scores")
+            raise Unsupported("softmax.scale_on", "our kernels scale the scores; give scores, or attention=tiled")
         if self.products is Products.TF32 and self.fmt != FP32:
-            raise Unsupported("attention.products", f"tf32 is a way to multiply fp32, not {self.fmt.name}")
+            raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         kv_heads = k.shape[1]
         if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:

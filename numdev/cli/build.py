@@ -46,7 +46,7 @@ def point(
     baseline = nodes.build(config, "baseline", made)
     if nodes.satisfies(baseline, Rule):
         if not isinstance(problem, _problem_of(type(baseline).of)):
-            mend = f"it is no baseline of what {type(problem).__module__} makes; choose one of the operation's own"
+            mend = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
             raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)
         baseline = baseline.of(variant, problem)
     return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))

@@ -24,11 +24,11 @@
         scores: {precision.scores: bf16}
         values: {precision.values: bf16}
 
-The later of two statements holds: the defaults of `config.yaml`, `base`, the scenario, options chosen on an axis or the command
-line, values of an axis, values on the command line. An option of a group states what stands in its file. What the command
-line says of an axis leaves that one value of it. All of these but the defaults are explicit, unless they are null: a point
-whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose label would not be
-true, because the command line states otherwise what an entry of an axis states.
+Later statements override earlier ones, in this order: the defaults of `config.yaml`, `base`, the scenario, options chosen on an
+axis or the command line, values of an axis, values on the command line. Choosing an option of a group states the contents of its
+file. If the command line sets an axis, only that value of the axis is kept. All of these except the defaults are explicit, unless
+they are null: a point whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose
+label would be wrong because the command line overrides what an entry of the axis states.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OF_SCENARIO = ("title", "role", "stands_for")
 
 @dataclass(frozen=True)
 class _Place:
-    """An entry of an axis, and once for all its points: what it states, and why its label would not be true."""
+    """An entry of an axis, with what it states and why its label would be wrong, computed once for all its points."""
 
     entry: Entry
     choices: Statements
@@ -75,16 +75,16 @@ class _Place:
 
 @dataclass
 class Expander:
-    """Points from statements.
+    """Makes points from statements.
 
     Attributes:
         library: where options of groups are found.
-        task: what the command line states; it stands above everything else.
-        program: the command that runs the studies, as they are told to be run again.
-        own: the config folder that the command line adds, as `--config-dir` takes it again.
-        manner: what the command line states of how points are measured, not of which; it is told again too.
-        name: of the primary file.
-        operation: the option of `operation` that all points are of; None for that of the primary file.
+        task: what the command line states about points; it overrides everything else.
+        program: the command that runs the studies, for the command line that reproduces them.
+        own: the config folder that the command line adds, for the same command line.
+        manner: what the command line states about how, not which, points are measured; for the same command line too.
+        name: name of the primary file.
+        operation: the option of `operation` of all points; None for that of the primary file.
     """
 
     library: Library
@@ -97,11 +97,11 @@ class Expander:
 
     @cached_property
     def composer(self) -> Composer:
-        """What Hydra makes of the options."""
+        """Composes the options by Hydra."""
         return composer(self.library.folders, self.name, self.operation)
 
     def of(self, study: str) -> Expander:
-        """The same for the operation that a study's file chooses, unless the command line does."""
+        """The expander for the operation that a study's file chooses, unless the command line chooses one."""
         own = None if OPERATION in self.manner else self.library.operation_of(study)
         return self if own in (None, self.operation) else replace(self, operation=own)
 
@@ -139,7 +139,7 @@ class Expander:
 
     @staticmethod
     def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A study's scenarios; one that states none has a single one, which is called as the study is."""
+        """A study's scenarios; a study that states none has a single one."""
         return fields["scenarios"] or {"default": {"title": fields["title"]}}
 
     def axes(self, fields: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -153,7 +153,7 @@ class Expander:
         return axes
 
     def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
-        """The claims, and what the figure shows: what the file states of them is checked against axes and metrics."""
+        """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         axes = self.axes(fields)
         try:
             claims = claims_of(fields["claims"], axes, self._figures)
@@ -186,7 +186,7 @@ class Expander:
             try:
                 for entries, request, denied in self._grid(own, fields):
                     labels = {axis: entry.label for axis, entry in entries.items()}
-                    place = json.dumps([scenario, labels], sort_keys=True)  # which says what the entries state
+                    place = json.dumps([scenario, labels], sort_keys=True)  # identifies what the entries state
                     if place not in points:
                         roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
                         points[place] = replace(_point(request, scenario, labels, denied, made), roles=roles)
@@ -197,9 +197,9 @@ class Expander:
     def _overrides(
         self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
     ) -> tuple[str, ...]:
-        """What the command line states, if that makes a point which the study's file alone does not have.
+        """What the command line states, if that makes a point that the study's file alone does not have.
 
-        Another number of replicates is no other point, nor is one value of an axis.
+        Neither another number of replicates nor the choice of one value of an axis makes another point.
         """
         of = {key: value for key, value in self.manner.items() if key == OPERATION}
         stated = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
@@ -227,18 +227,18 @@ class Expander:
         return self.layers.said(settings, *layers)
 
     def _command(self, name: str) -> str:
-        """The command line that states what `task` and `manner` do."""
+        """The command line that states `task` and `manner`."""
         stated = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
         return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
 
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
-        """Entries of each point of one scenario by axis, what is asked for, and whether the command line denies a label."""
+        """For each point of a scenario: its entries by axis, its request, and why a label would be wrong, if it would."""
         merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
         task_choices, task_values = self.layers.split(self.task)
         axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
-        grounds: dict[str, Ground] = {}  # by what the entries choose: of a grid of values there is one
+        grounds: dict[str, Ground] = {}  # by the options that entries choose: a grid of values has one
         for combination in itertools.product(*axes.values()):
             places = dict(zip(axes, combination, strict=True))
             choices = {group: option for place in combination for group, option in place.choices.items()}
@@ -254,7 +254,7 @@ class Expander:
         return _Place(entry, choices, values, lambda: self._denied(axis, entry))
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
-        """Why a label of an axis would not be true: the command line states otherwise what the label stands for."""
+        """The reason why a label of an axis would be wrong: the command line overrides what the label stands for."""
         choices, values = self.layers.split(entry.statements)
         stands_for = {
             key: value for group, option in choices.items() for key, value in flat({group: self.library.leaf(group, str(option))})
@@ -283,7 +283,7 @@ class Expander:
 def _point(
     request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None, made: nodes.Made
 ) -> StudyPoint:
-    """The point; one that is recorded as unsupported where something is stated that it cannot honour."""
+    """The point; it will be recorded as unsupported if it cannot honour something that is stated."""
     try:
         if denied is not None:
             raise denied

@@ -1,6 +1,6 @@
 """Checks that what would be measured reads every explicit setting; refuses a setting that it would ignore.
 
-A class that declares `honours` (`numdev.attention.honours.Honouring`) says itself which settings it reads; another reads the
+A class that declares `honours` (`numdev.attention.honours.Honouring`) states which settings it reads; any other class reads the
 arguments of its own node, and what they refer to.
 """
 
@@ -20,7 +20,7 @@ from numdev.errors import NotHonoured
 
 
 def check(request: Request) -> None:
-    """Before anything is built.
+    """Check a request before anything is built.
 
     Raises:
         NotHonoured: naming the settings that are stated and not read, the variant, and what would read them.
@@ -40,14 +40,14 @@ def check(request: Request) -> None:
             _is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by
         ):
             stronger = " and ".join(str(said[other]) for other in one.by)
-            raise _refusal(name, said, f"beside {stronger} nothing of it is left; leave it out")
+            raise _refusal(name, said, f"{stronger} overrides it completely; leave it out")
 
 
 def check_built(request: Request, variant: Any) -> None:
-    """What is read under another setting alone.
+    """Check for settings that are read only under another setting.
 
     Raises:
-        NotHonoured: naming the setting, and the one under which it is read.
+        NotHonoured: naming the setting, and the setting under which it is read.
     """
     parts = [variant]
     if not nodes.satisfies(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
@@ -55,12 +55,12 @@ def check_built(request: Request, variant: Any) -> None:
     for part in parts:
         for name, reader in part.idle.items() if nodes.satisfies(part, Honouring) else ():
             if name in request.said:
-                reads = f"{kind_of(request)} reads {_called(name, request.said)} with {reader} alone"
+                reads = f"{kind_of(request)} reads {_called(name, request.said)} only with {reader}"
                 raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
 
 
 def kind_of(request: Request) -> str:
-    """The option that is measured, as `attention=sdpa`; of a variant that is no option of a group, the name of its class."""
+    """The measured option, such as `attention=sdpa`; the name of the class for a variant that is not an option of a group."""
     place = _implementation(request.structure, nodes.place(request.config, "variant"))
     if place in request.options:
         return f"{place}={request.options[place]}"
@@ -106,14 +106,14 @@ def _under(structure: Structure, path: str) -> frozenset[str]:
 
 
 def _declared_by(structure: Structure, path: str) -> Honours | None:
-    """What the class that a node makes declares; None where it is no node, or its class declares nothing."""
+    """What the class of a node's object declares; None if it is not a node, or its class declares nothing."""
     name = next((value for key, value in structure if key == f"{path}.{TARGET}"), None)
     declared = getattr(nodes.made_by(name) if name else None, "honours", None)
     return declared if isinstance(declared, Honours) else None
 
 
 def _implementation(structure: Structure, variant: str) -> str:
-    """The node that says what it honours, of which the variant is made; else that of the variant."""
+    """The node within the variant whose class declares what it honours; otherwise the node of the variant."""
     for name, value in structure:
         target = reference(value, name) if value and name.startswith(f"{variant}.") and "${" in value else None
         if target is not None and _declared_by(structure, target) is not None:
@@ -123,7 +123,7 @@ def _implementation(structure: Structure, variant: str) -> str:
 
 @lru_cache(maxsize=256)
 def _read(structure: Structure, variant: str) -> frozenset[str]:
-    """Everything that a point reads, and the nodes that hold it: an option that names a constructor states its group alone."""
+    """Everything that a point reads, and the nodes that hold it: an option that names a constructor states only its group."""
     settings = honours_of(dict(structure), variant).settings
     always = {"seeds", variant, "problem", "baseline"} | _under(structure, "problem") | _under(structure, "baseline")
     read = always | settings
@@ -132,13 +132,13 @@ def _read(structure: Structure, variant: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _overruled() -> tuple[tuple[str, Any], ...]:
-    """The settings of which nothing is left beside others, and beside which."""
+    """The settings that others override completely, and these others."""
     return tuple((name, one.overruled) for name, one in schema.settings().items() if one.overruled is not None)
 
 
 @lru_cache(maxsize=32)
 def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
-    """What the files of a group of numdev's own say."""
+    """The contents of numdev's own files of a group."""
     library = Library((config_folder(),))
     return {option: library.leaf(group, option) for option in library.options(group)}
 
@@ -151,7 +151,7 @@ def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
 
 
 def _is_stated(said: Said, name: str) -> bool:
-    """Whether a setting is stated by its name, and not by the file of an option, above which values stand."""
+    """Whether a setting is stated by name, and not by the file of an option, which values override."""
     return name in said and said[name].name == name
 
 
@@ -167,7 +167,7 @@ def _why(ignored: list[str], request: Request, variant: str, reads: Honours) -> 
 
 
 def _called(name: str, said: Said) -> str:
-    """What a sentence on the statement calls the setting."""
+    """How an error message refers to the setting."""
     return "it" if said[name].name == name else f"{name}, which it states"
 
 

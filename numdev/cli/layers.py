@@ -1,4 +1,4 @@
-"""Layers of statements, each above the one before it: which options they choose, and what the settings then are."""
+"""Layers of statements, each overriding the one before it: which options they choose, and the resulting settings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from numdev.cli.statements import Statements
 from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of
 
-_ELSEWHERE = ("device", "results", "fresh", "metrics", "dry_run")  # of the run, not of a point
+_ELSEWHERE = ("device", "results", "fresh", "metrics", "dry_run")  # settings of the run, not of a point
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What the points of a grid have in common that differ in values alone.
+    """What points that differ only in values have in common.
 
     Attributes:
-        settings: every setting of the options chosen, with the values that are stated.
-        said: what states each of these.
-        foreign: what is stated that the options do not have, with the reason.
-        chosen: the option of each group of which one is chosen.
-        options: that of every group.
+        settings: every setting of the chosen options, with the stated values.
+        said: what states each of these values.
+        foreign: stated settings that the chosen options do not have, with the reason.
+        chosen: the explicitly chosen options, by group.
+        options: the options of all groups.
     """
 
     settings: Flat
@@ -38,7 +38,7 @@ class Ground:
 
     @cached_property
     def request(self) -> Request | None:
-        """What the points share; None where a reference leads nowhere, unless a value takes its place."""
+        """The request that the points share; None if a reference cannot be resolved until a value replaces it."""
         try:
             return request(self.settings, self.said, self.options)
         except BadInput:
@@ -51,14 +51,14 @@ class Layers:
 
     Attributes:
         library: where options of groups are found.
-        composer: what Hydra makes of them.
+        composer: composes the options by Hydra.
     """
 
     library: Library
     composer: Composer
 
     def ground(self, *layers: Statements) -> Ground:
-        """What some layers come to, on which layers can stand that choose no options."""
+        """The result of some layers, above which layers without options can be added."""
         chosen = self._chosen(layers)
         settings: Flat = dict(self.composer.values())
         for group, option in chosen.items():
@@ -76,7 +76,7 @@ class Layers:
         return ground
 
     def above(self, ground: Ground, *layers: Statements) -> Request:
-        """The request of values that stand above everything else."""
+        """The request with further values, which override everything else."""
         values, said, foreign = dict[str, Any](), dict(ground.said), dict(ground.foreign)
         for layer in layers:
             statements = dict(flat(layer))
@@ -90,9 +90,9 @@ class Layers:
         return changed(ground.request, values, said, tuple(foreign.values()))
 
     def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
-        """What states each setting that the layers give, where it is not null in the end.
+        """What states each setting of the layers whose final value is not null.
 
-        An option whose file names a constructor of its own, `_target_`, states that choice; another what stands in its file.
+        An option whose file names a constructor, `_target_`, states that choice; any other option states what its file holds.
         """
         said: dict[str, Statement] = {}
         chosen = self._chosen(layers)
@@ -110,13 +110,13 @@ class Layers:
         return {group: option} if f"{group}.{TARGET}" in statements else dict.fromkeys(own, option)
 
     def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
-        """The option of each group that the layers choose, of which the last counts."""
+        """The option of each group that the layers choose; the last choice counts."""
         return {group: self._option(group, layer[group]) for layer in layers for group in layer if group in self.composer.choices}
 
     def _stated(self, layers: Sequence[Statements], chosen: Mapping[str, str]) -> Iterator[tuple[Flat, str, frozenset[str]]]:
-        """Every statement in the order in which they hold.
+        """Every statement, later ones overriding earlier ones.
 
-        That of an option's file comes with its group; values come with the groups of which a later layer chooses the option.
+        The statements of an option's file come with its group; values come with the groups whose option a later layer chooses.
         """
         last = {group: i for i, layer in enumerate(layers) for group in layer if group in self.composer.choices}
         for i, layer in enumerate(layers):
@@ -141,9 +141,9 @@ class Layers:
     def _values(
         self, settings: Flat, statements: Flat, chosen: Mapping[str, str], replaced: frozenset[str]
     ) -> tuple[Flat, dict[str, NotHonoured]]:
-        """The values, each of the right type, and those that options other than the chosen ones have, with the reason.
+        """The values, converted to the right type, and settings that only other options have, with the reason.
 
-        An option of a later layer replaces a node inside its own, such as the source of a problem, with its parameters.
+        An option of a later layer replaces a node within its group, such as the source of a problem, with its parameters.
         """
         values, foreign = dict[str, Any](), dict[str, NotHonoured]()
         for key, value in statements.items():
@@ -163,10 +163,10 @@ class Layers:
 
 
 def _not_null(said: Mapping[str, Statement], settings: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:
-    """The statements of which something is left."""
+    """The statements whose setting is not null."""
     return {key: one for key, one in said.items() if key in chosen or settings.get(key, one.value) is not None}
 
 
 def lacking(group: str, option: str, able: Sequence[str]) -> str:
-    """The mend for a setting that an option lacks and others have."""
+    """How to correct a setting that this option lacks and other options have."""
     return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"

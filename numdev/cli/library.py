@@ -79,7 +79,7 @@ class Library:
         if not chosen:
             return None
         if len(chosen) > 1 or not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE]:
-            raise BadInput("study", study, f"its defaults list may say one thing alone, {CHOICE}: NAME")
+            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME")
         return str(chosen[0][CHOICE])
 
     def load(self, name: str) -> dict[str, Any]:

@@ -24,19 +24,19 @@ TARGET = "_target_"
 
 
 class Made:
-    """The objects of nodes, of which points that ask for the same share one, where it is a frozen dataclass."""
+    """The objects of nodes; points with equal nodes share one object, if it is a frozen dataclass."""
 
     def __init__(self) -> None:
         self._objects: dict[tuple[Any, ...], Any] = {}
-        self._kept: set[int] = set()  # their identities, which stay theirs while they are kept
+        self._kept: set[int] = set()  # identities of these objects, which stay valid while the objects are kept
         self._whole: dict[int, tuple[Mapping[str, Any], Any]] = {}  # by identity: nodes that refer to no other, and their objects
 
     def known(self, node: Mapping[str, Any]) -> Any:
-        """The object that was kept for this very node; None where there is none."""
+        """The object kept for this node, compared by identity; None if there is none."""
         return self._whole.get(id(node), (node, None))[1]
 
     def keep(self, node: Mapping[str, Any], found: Any) -> None:
-        """Keep the object of a node for where the node is met again, if that alone says what the object is."""
+        """Keep the object of a node for later, if the node alone determines the object."""
         if id(found) in self._kept and not _refers(node):
             self._whole[id(node)] = node, found
 
@@ -52,11 +52,11 @@ class Made:
         return found
 
     def _identity(self, value: Any) -> Any:
-        """What tells an argument from every other one: equal numbers of two types are two; None for what cannot be told."""
+        """A value that identifies an argument; equal numbers of different types differ. None if it cannot be identified."""
         if isinstance(value, str):
             return value, str
         if value is None or isinstance(value, (bool, int, float, list, dict)):
-            return repr(value)  # -0.0 is another number than 0.0
+            return repr(value)  # distinguishes -0.0 from 0.0
         return id(value) if id(value) in self._kept else None
 
 
@@ -69,12 +69,12 @@ def _is_frozen(value: Any) -> bool:
 def build(config: Mapping[str, Any], path: str, made: Made | None = None) -> Any:
     """The object of a node, with those of the nodes that it holds or refers to.
 
-    A value becomes what the target's annotation says: a member of an Enum by its value, a number or text as it is.
+    A value is converted to the type in the target's annotation: text to the member of an Enum; numbers and text stay.
 
     Args:
         config: the whole configuration, nested, whose references to values are resolved; those to nodes are not.
         path: of the node, with dots. One without `_target_` is its value.
-        made: what was built before.
+        made: objects that were built before.
 
     Raises:
         BadInput: naming the setting.
@@ -105,7 +105,7 @@ def _refers(value: Any) -> bool:
 
 
 def _made(name: str, path: str, own: Mapping[str, Any]) -> Any:
-    """What a target makes of arguments, each converted to what it takes."""
+    """The object that a target makes, with each argument converted to the type that it takes."""
     make, hints, texts = target(name, path), types_of(name), sentences(name)
     for argument in own:
         if not _takes(name, argument):
@@ -127,7 +127,7 @@ def at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def place(config: Mapping[str, Any], path: str) -> str:
-    """The path of the node that a node refers to, its own where it is no reference."""
+    """The path of the node that a node refers to; its own path if it is not a reference."""
     node = at(config, path)
     name = reference(node, path) if isinstance(node, str) else None
     return path if name is None else place(config, name)
@@ -154,7 +154,7 @@ def target(name: str, path: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=256)
 def types_of(name: str) -> dict[str, Any]:
-    """Types of the arguments of a `_target_`, and of what it returns; none where they are for a type checker alone."""
+    """Types of the arguments and of the result of a `_target_`; none if they exist only for a type checker."""
     located = _located(name)
     try:
         return get_type_hints(located)
@@ -164,14 +164,14 @@ def types_of(name: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def sentences(name: str) -> dict[str, str]:
-    """What the arguments of a `_target_` mean, where its fields declare settings."""
+    """The meanings of the arguments of a `_target_`, if its fields declare settings."""
     located = _located(name)
     return {one.name: one.text for one in declared(located)} if is_dataclass(located) and isinstance(located, type) else {}
 
 
 @cached(LRUCache(256), key=lambda value, protocol: (type(value), protocol))
 def satisfies(value: object, protocol: type) -> bool:
-    """Whether a value is of a protocol; asked once of each class, as walking a protocol takes tens of microseconds."""
+    """Whether a value satisfies a protocol; checked once per class, since a check takes tens of microseconds."""
     return isinstance(value, protocol)
 
 
@@ -187,14 +187,14 @@ def _takes(name: str, argument: str) -> bool:
 
 
 def made_by(name: str) -> type | None:
-    """The class whose object a `_target_` makes, where it is known."""
+    """The class of the object that a `_target_` makes, if it is known."""
     located = _located(name)
     found = located if isinstance(located, type) else types_of(name).get("return")
     return found if isinstance(found, type) else None
 
 
 def converted(where: str, hint: Any, value: Any, text: str = "") -> Any:
-    """A value of a configuration as an argument of this type; `text` says what it means.
+    """A value of a configuration converted to an argument of this type; `text` states its meaning.
 
     Raises:
         BadInput: naming the setting and what it takes.

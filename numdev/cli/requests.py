@@ -16,7 +16,7 @@ from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of
 
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
-_MOST_REFERENCES = 8  # one after the other, before they are taken for a circle
+_MOST_REFERENCES = 8  # longest chain of references; a longer one is taken for a cycle
 
 
 Flat = dict[str, Any]  # dotted name to value
@@ -40,14 +40,14 @@ Structure = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True)
 class Request:
-    """The configuration of a point, and what of it is stated explicitly.
+    """The configuration of a point, and which part of it is stated explicitly.
 
     Attributes:
         config: every setting of the point, nested; references to values are resolved, those to nodes are not.
         said: what states each explicit setting, by dotted name. Defaults are not explicit, and null states nothing.
         raw: every setting by dotted name, as it is written.
-        foreign: what is stated that the chosen options do not have.
-        options: that of each group.
+        foreign: stated settings that the chosen options do not have.
+        options: the option of each group.
         structure: see `Structure`.
     """
 
@@ -60,12 +60,12 @@ class Request:
 
 
 def request(raw: Flat, said: Said, options: Mapping[str, str], foreign: tuple[NotHonoured, ...] = ()) -> Request:
-    """What some settings ask for."""
+    """The request that settings make."""
     return Request(nested(resolved(raw)), said, raw, foreign, options, structure_of(raw))
 
 
 def changed(below: Request, values: Flat, said: Said, foreign: tuple[NotHonoured, ...]) -> Request:
-    """The request with other values of some settings, which shares every node with `below` that none of them reaches."""
+    """The request `below` with other values of some settings; it shares every node of `below` that they do not affect."""
     raw = below.raw | values
     reach = None if any(map(_refers, values.values())) else _reach(below.structure, frozenset(values))
     if reach is None:
@@ -92,9 +92,9 @@ def structure_of(raw: Flat) -> Structure:
 
 @lru_cache(maxsize=256)
 def _reach(structure: Structure, names: frozenset[str]) -> tuple[Structure, tuple[str, ...]] | None:
-    """The structure after some settings have got other values, and these with those that refer to them.
+    """The structure after some settings change, and the settings affected: these and those that refer to them.
 
-    None where a setting is left to OmegaConf, which may take it from anywhere.
+    None if OmegaConf must resolve a setting, since it may refer to anything.
     """
     after = tuple((name, None if name in names else value) for name, value in structure)
     references = {name: reference(value, name) for name, value in after if value is not None and _refers(value)}
@@ -127,7 +127,7 @@ def written(value: Any) -> str:
 
 
 def type_mend(message: str) -> str:
-    """What type a setting takes, from OmegaConf's words."""
+    """Which type a setting takes, derived from OmegaConf's message."""
     first = message.splitlines()[0]
     wanted = re.search(r"could not be converted to (\w+)", first)
     if wanted:
@@ -162,10 +162,10 @@ def _split(key: str) -> tuple[tuple[str, ...], str]:
 
 
 def resolved(settings: Flat) -> Flat:
-    """The settings with every `${name}` and `${.name}` replaced by what it names.
+    """The settings with every `${name}` and `${.name}` replaced by the value that it names.
 
-    Other interpolations (`${oc.env:HOME}`) are left to OmegaConf, whose resolution of a whole configuration takes
-    milliseconds, which is much for a point of a study.
+    OmegaConf resolves other interpolations (`${oc.env:HOME}`). It is not used for all, because resolving a whole configuration
+    takes milliseconds, which is long for a point of a study.
     """
     referring = [key for key, value in settings.items() if _refers(value)]
     settings = settings | {key: _follow(settings, key) for key in referring}
@@ -196,7 +196,7 @@ def reference(value: str, key: str) -> str | None:
 
 
 def _follow(settings: Flat, key: str, depth: int = 0) -> Any:
-    """The value of a setting, through references to other settings; one to a node stays."""
+    """The value of a setting, with references to other settings followed; a reference to a node is kept."""
     value = settings[key]
     target = reference(value, key) if isinstance(value, str) else None
     if target is None:

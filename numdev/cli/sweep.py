@@ -176,7 +176,7 @@ class Keeping(Launcher):
         if objective is not None or sweeper not in _WANT_NO_FIGURE:
             self._check(objective, sweeper, task_function.command, config)
         if config.get("dry_run") and sweeper != "numdev":
-            raise BadInput("hydra/sweeper", sweeper, "a dry run measures nothing that it could go by; leave it out")
+            raise BadInput("hydra/sweeper", sweeper, "it needs figures, and a dry run measures nothing; leave it out")
         given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         if asked(config):
             self._check_figure(task_function.command, config, given)

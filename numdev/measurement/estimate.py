@@ -1,8 +1,8 @@
 """How long measurements would take, from a short calibration on small problems, and how much memory they would need.
 
-The model is `a + b s_1 + c s_2 + ...` for the time of a replicate, with coefficients of at least 0; `s` is the size of the
-problem as its operation declares it (`numdev.measurement.workload.Workload.size`; of attention rows, and pairs of a query and
-a key). One replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; nothing is kept.
+The time of a replicate is modelled as `a + b s_1 + c s_2 + ...`, with coefficients of at least 0; `s` is the size of the problem
+as its operation declares it (`numdev.measurement.workload.Workload.size`; for attention, rows and pairs of a query and a key).
+One replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; no result is stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numdev.measurement.runner import Runner
 from numdev.measurement.speed.measurement import Speeds
 from numdev.results.record import Record, Status
 
-_TOKENS = {"cpu": (64, 256, 512), "cuda": (256, 1024, 4096)}  # of small problems; a GPU needs larger ones to be busy
+_TOKENS = {"cpu": (64, 256, 512), "cuda": (256, 1024, 4096)}  # tokens of the small problems; a GPU needs larger ones to be busy
 _FAILED = (Status.ERROR, Status.OUT_OF_MEMORY)
 
 Parts = tuple[Any, Any, Any, int]
@@ -35,14 +35,14 @@ class Rate:
 
     Attributes:
         coefficients: the constant part in seconds, then seconds per unit of each size.
-        kept: share of the time that is left where golden and baseline are already known, from another point of the same problem.
+        kept: share of the time that remains if golden and baseline are already known from another point of the same problem.
     """
 
     coefficients: tuple[float, ...]
     kept: float = 1.0
 
     def seconds(self, size: Iterable[float]) -> float:
-        """Of a problem of this size."""
+        """The time for a problem of this size."""
         return math.fsum(a * s for a, s in zip(self.coefficients, (1.0, *size), strict=True))
 
 
@@ -56,9 +56,9 @@ class Estimator:
     Attributes:
         kind: makes the measurements.
         device: where they would run.
-        budget: seconds that calibrations may take together; variants that follow have the mean rate of those before.
+        budget: seconds that all calibrations together may take; after that, variants get the mean rate of those before.
         calibrated: variants and baselines that were calibrated.
-        assumed: those that have the mean rate of others.
+        assumed: variants and baselines that got the mean rate of others.
     """
 
     kind: MeasurementKind
@@ -85,7 +85,7 @@ class Estimator:
         return found
 
     def is_long(self, problem: Any, seeds: int, replicates: float) -> bool:
-        """Whether a point has as much to do as so many replicates of the largest problem of the calibration, at least."""
+        """Whether a point needs at least as much work as `replicates` replicates of the largest problem of the calibration."""
         workload = self.kind.operation.workload
         small = workload.smaller(problem, self._tokens[-1])
         return small is not None and seeds * workload.size(problem)[-1] > replicates * workload.size(small)[-1]

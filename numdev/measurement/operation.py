@@ -49,7 +49,7 @@ class Measurable(Protocol):
 
 @runtime_checkable
 class Reproducible(Protocol):
-    """A problem: the arguments that go with its inputs, which replicates are alike, and its memory."""
+    """A problem: the arguments that go with its inputs, which replicates are correlated, and its memory."""
 
     def arguments(self) -> dict[str, Any]: ...
     def cluster(self, seed: int) -> str: ...
@@ -59,7 +59,7 @@ class Reproducible(Protocol):
 
 @runtime_checkable
 class Random(Protocol):
-    """An implementation that draws random numbers: in each replicate others."""
+    """An implementation that draws random numbers, different ones in each replicate."""
 
     def replicate(self, seed: int) -> Measurable: ...
 
@@ -78,8 +78,8 @@ class Inputs:
     """Inputs that one rule draws together.
 
     Attributes:
-        names: in the order in which an implementation takes them.
-        draw: their rule: the same problem and seed give the same numbers in FP64 on every device.
+        names: names of the inputs, in the order in which an implementation takes them.
+        draw: the rule; the same problem and seed give the same numbers in FP64 on every device.
     """
 
     names: tuple[str, ...]
@@ -108,9 +108,9 @@ def _nothing(device: torch.device) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation, such as attention: what is true of all its implementations.
+    """An operation, such as attention: what all its implementations have in common.
 
-    An operation of your own needs no change of numdev. If `Sum` and `Numbers` are classes with the methods of `Measurable` and
+    You can add an operation without changing numdev. If `Sum` and `Numbers` are classes with the methods of `Measurable` and
     `Reproducible`:
 
         >>> TOTAL = Operation(
@@ -122,20 +122,20 @@ class Operation:
         ... )
         >>> Runner(Deviations(TOTAL), "cpu").measure(Numbers(1000), Sum(BF16), seeds=10)
 
-    A further input is one more `Inputs`, with a rule of its own.
+    Each further input is another `Inputs` with its own rule.
 
     Attributes:
-        name: of the operation, as records state it.
-        golden: the exact implementation; None where there is none, as of training, whose runs are compared with one another.
+        name: name of the operation, as records state it.
+        golden: the exact implementation; None if there is none, as for training, whose runs are compared with one another.
         inputs: named inputs, with the rules that draw them.
         outputs: named outputs, the primary one first; a variant gives each a format of its own.
         steps: the names of the steps of its precision policy, in the order of execution.
-        counters: what a run may count of itself: the columns of the table `counters`.
+        counters: events that a run may count: the columns of the table `counters`.
         settings: what the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a
             study's manifest keeps them for its readers.
         environment: facts beyond those of torch and the processor that may change a result on a device.
-        workload: what a measurement of speed must know of it.
-        smaller: what to use where memory does not suffice, as in "use ...".
+        workload: what a measurement of speed must know of the operation.
+        smaller: what to use if memory does not suffice; completes the sentence "use ...".
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a kind of measurement is: a class that makes measurements of points, and the class of these."""
+"""The protocols of a kind of measurement, which creates measurements of points, and of a measurement."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Findings:
 
     Attributes:
         tables: rows by the table's name; each table of `Measurement.columns`, in that order.
-        kernel: what really ran; empty where it is tensor operations.
-        nonfinite: whose results hold NaN or Inf, and how many; empty where none do.
+        kernel: the kernel that really ran; empty for tensor operations.
+        nonfinite: which results hold NaN or Inf, and how many; empty if none do.
     """
 
     tables: dict[str, list[dict[str, Any]]]
@@ -38,14 +38,14 @@ class Context:
 
     Attributes:
         device: where everything runs.
-        seeds: how many replicates there are.
+        seeds: the number of replicates.
         kept: what measurements on this device share, such as golden results.
-        folder: the measurement's own, in which it may keep what an interruption would lose; it stays until the record is stored.
-            The measurement makes it. None where nothing is stored.
+        folder: a folder of the measurement's own, for what an interruption would lose; it is kept until the record is stored.
+            The measurement creates it. None if nothing is stored.
         told: called with the number of replicates that are done.
         within: called with the progress within a long replicate.
-        shared: a folder that stays, for what several points have in common and takes long, such as a training run: the
-            measurement makes it, and takes care that two processes do not write the same. None where nothing is stored.
+        shared: a permanent folder for what several points share and takes long, such as a training run. The measurement creates
+            it, and ensures that two processes do not write the same files. None if nothing is stored.
     """
 
     device: torch.device
@@ -57,7 +57,7 @@ class Context:
     shared: Path | None = None
 
     def replicates(self) -> Iterator[int]:
-        """The seeds, each told when it is done."""
+        """The seeds; calls `told` after each."""
         for seed in range(self.seeds):
             yield seed
             if self.told is not None:
@@ -65,7 +65,7 @@ class Context:
 
 
 def configuration(**parts: Any) -> dict[str, Any]:
-    """The canonical description of the parts of a point, with the sources of classes that are not numdev's own.
+    """The canonical description of the parts of a point, with the source code of classes that are not part of numdev.
 
     Raises:
         BadInput: where the file of such a class has changed since it was imported.
@@ -77,8 +77,8 @@ def configuration(**parts: Any) -> dict[str, Any]:
 class Measurement(Protocol):
     """One point, measured in one way.
 
-    `config` is its canonical description (`numdev.results.canonical.describe`); `columns` those of each table, the primary table
-    first. `run` raises `Unsupported` or `BadInput`, naming the field, for what cannot be measured.
+    `config` is its canonical description (`numdev.results.canonical.describe`); `columns` has the columns of each table, the
+    primary table first. `run` raises `Unsupported` or `BadInput`, naming the field, if the point cannot be measured.
     """
 
     @property
@@ -96,10 +96,10 @@ class Measurement(Protocol):
 
 @runtime_checkable
 class MeasurementKind(Protocol):
-    """What makes a measurement of a point.
+    """A kind of measurement, which creates the measurement of a point.
 
-    `seeds` is how many replicates one has unless a number is given; `columns` are those of each table of its measurements, the
-    primary table first.
+    `seeds` is the default number of replicates; `columns` has the columns of each table of its measurements, the primary table
+    first.
     """
 
     @property
@@ -115,7 +115,7 @@ class MeasurementKind(Protocol):
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A kind that does some work of several points together, and so wants to know which ones come."""
+    """A kind that does some work for several points together, and therefore must know which points will follow."""
 
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         """Problem and variant of each point that will be measured, in this order."""

@@ -18,10 +18,10 @@ class Cost:
     """What one call costs by a model.
 
     Attributes:
-        operations: that any algorithm must do; NaN where nothing is known.
-        algorithm: whose traffic is counted; empty where there is no model.
+        operations: operations that any algorithm must do; NaN if unknown.
+        algorithm: the algorithm whose traffic is counted; empty without a model.
         model_bytes: traffic with the processor's memory; NaN without a model.
-        model_br: rows of a tile in the model; 0 where there are none.
+        model_br: rows of a tile in the model; 0 without tiles.
     """
 
     operations: int | float = math.nan
@@ -40,7 +40,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Workload:
-    """The answers of an operation of which nothing more is known; one that knows more overrides them."""
+    """Defaults for an operation of which nothing more is known; an operation overrides what it knows."""
 
     def sample(self, problem: Any) -> Any:
         """The part of a problem that is drawn, and whose result is compared with golden."""
@@ -67,7 +67,7 @@ class Workload:
         return None
 
     def cost(self, problem: Any, variant: Any, output: Any, device: torch.device) -> Cost:
-        """By a model of the variant, whose call returned `output`."""
+        """The cost of a call that returned `output`, by a model of the variant."""
         return Cost()
 
     def is_tf32(self, variant: Any) -> bool:
@@ -75,7 +75,7 @@ class Workload:
         return False
 
     def call(self, variant: Any) -> Any:
-        """What is timed: the variant's work alone, where it does some for its caller's sake."""
+        """The part of a variant that is timed, without work that it does only for its caller."""
         return variant
 
     def bound(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
@@ -92,8 +92,8 @@ class Workload:
         return {}
 
     def forget(self) -> None:
-        """Release what the last point leaves behind; the next one has another problem."""
+        """Release what the last point left in memory; the next point has another problem."""
 
     def counting(self) -> AbstractContextManager[None]:
-        """In it nothing else uses the GPU's profiler."""
+        """A context in which nothing else uses the GPU's profiler."""
         return nullcontext()

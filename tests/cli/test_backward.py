@@ -169,14 +169,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"backward": "triton", "precision.ds": "fp32"}, "precision.ds", "arithmetic of its own"),
     ({"backward": "triton", "precision": "eager_bf16"}, "precision.preset", "backward=triton has an arithmetic of its own"),
     ({"backward": "triton", "forward_precision.preset": "bf16"}, "forward_precision.preset", "does not honour it"),
-    ({"backward": "triton", "backward.products": "tf32"}, "backward.products", "a way to multiply fp32"),
+    ({"backward": "triton", "backward.products": "tf32"}, "backward.products", "only products of fp32"),
     ({"backward": "instrumented", "backward.query_order": "reverse"}, "backward.query_order", "take backward=tiled"),
     ({"tiling.splits": 2}, "tiling.splits", "backward=tiled does not honour it"),
-    ({"tiling.stride": 3}, "tiling.stride", "with tiling.order=strided alone"),
+    ({"tiling.stride": 3}, "tiling.stride", "only with tiling.order=strided"),
     (
         {"recompute.delta": "probabilities", "recompute.output": "unrounded"},
         "recompute.output",
-        "with recompute.delta=output alone",
+        "only with recompute.delta=output",
     ),
     (
         {"recompute.delta": "probabilities", "forward_precision.values": "bf16"},
@@ -251,7 +251,7 @@ class TestEmulation:
     @pytest.mark.parametrize("setting", [{"baseline.forward": "own"}, {"baseline.query_order": "forward"}])
     def test_the_forward_operation_has_neither(self, setting: dict[str, Any]) -> None:
         forward = Expander(LIBRARY)
-        with pytest.raises(NotHonoured, match="operation=attention_backward alone"):
+        with pytest.raises(NotHonoured, match="only operation=attention_backward"):
             build.point(forward.request({"attention": "tiled", "baseline": "emulation"} | setting))
 
 

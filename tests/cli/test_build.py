@@ -371,7 +371,7 @@ class TestBaseline:
         assert point.baseline == Naive(Precision.parse("fp16"))
 
     def test_unknown(self) -> None:
-        with pytest.raises(BadInput, match=r"baseline\.precision: 'bf17' .*or uniform, null; baseline=none"):
+        with pytest.raises(BadInput, match=r"baseline\.precision: 'bf17' .*or uniform, null; for none, baseline=none"):
             build.point(EXPANDER.request({"baseline.precision": "bf17"}))
 
 

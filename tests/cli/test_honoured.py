@@ -276,8 +276,8 @@ class TestWords:
             ({"attention": "naive", "tiling.bc": 16}, r"tiling\.bc: 16 .*take attention=flex, instrumented, tiled or triton"),
             ({"attention.backend": "cudnn"}, r"attention\.backend: 'cudnn' .*attention=tiled .*, or take attention=sdpa"),
             ({"attention": "sdpa", "tiling.br": 1, "softmax": "fa1"}, r"softmax: 'fa1' .*softmax\.normalise.* nor tiling\.br"),
-            ({"tiling.stride": 5}, r"tiling\.stride: 5 .*with tiling\.order=strided alone"),
-            ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*with precision=fp32 alone"),
+            ({"tiling.stride": 5}, r"tiling\.stride: 5 .*only with tiling\.order=strided"),
+            ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*only with precision=fp32"),
             ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
             ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not honour"),
             (

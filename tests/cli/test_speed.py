@@ -77,7 +77,7 @@ def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
         (("timing.least=2",), "timing.least: 2 cannot be used"),
         (("timing.second=1",), "timing.second"),
-        (("counters=true",), "counters: True cannot be used; a GPU counts its traffic, and the device is cpu"),
+        (("counters=true",), "counters: True cannot be used; only a GPU counts its traffic, and the device is cpu"),
         (("counters=2",), "counters"),
         (("study=speed_gpu",), "study"),
         (("attention=sdpa", "attention.backend=fast"), "attention.backend: 'fast' cannot be used"),

@@ -96,7 +96,7 @@ class TestWhatIsMade:
             ({"backward": "tiled", "tiling.sram": 4096}, "tiling.sram: 4096 .*give tiling.br"),
             ({"backward": "sdpa", "precision": "bf16", "tiling.bc": 32}, "tiling.bc: 32 .*backward=sdpa does not honour it"),
             ({"rung.ranks": 0}, "rung.ranks: 0 "),
-            ({"baseline": "eager"}, "baseline: 'eager' .*it is no baseline of what"),
+            ({"baseline": "eager"}, "baseline: 'eager' .*it is not a baseline for"),
             ({"task": "scenes_smal"}, "task: 'scenes_smal' .*did you mean scenes_small"),
         ],
     )

@@ -23,7 +23,7 @@ class Saved:
     """What a forward pass keeps for the backward pass.
 
     Attributes:
-        out: O, of which delta may be made.
+        out: O, from which delta may be computed.
         lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key.
     """
 
@@ -31,7 +31,7 @@ class Saved:
     lse: Float[Tensor, "batch heads queries"]
 
     def check(self, q: Tensor, v: Tensor) -> None:
-        """Raise BadInput unless it is of a forward pass on tensors of these shapes."""
+        """Raise BadInput unless the shapes are those that a forward pass on q and v gives."""
         for name, tensor, shape in (("out", self.out, (*q.shape[:-1], v.shape[-1])), ("lse", self.lse, q.shape[:-1])):
             if tensor.shape != shape:
                 raise BadInput(
@@ -41,7 +41,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of `sum(dO * O)` by q, k and v.
+    """The gradients of `sum(dO * O)` with respect to q, k and v.
 
     Attributes:
         dq: `scale dS K`; 0 for rows that see no key.
@@ -61,7 +61,7 @@ class Gradients:
 
     @property
     def kernel(self) -> str:
-        """What ran, as results show it."""
+        """The kernel that ran, as results show it."""
         return str(self.ran)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class Gradients:
 
 @runtime_checkable
 class Backward(Protocol):
-    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for what it cannot honour."""
+    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for a request that it cannot honour."""
 
     @property
     def formats(self) -> dict[str, Format]:
@@ -104,7 +104,7 @@ class FromSaved(Backward, Protocol):
 
     @property
     def reads(self) -> OutputForDelta:
-        """Which O `backward` takes."""
+        """Which O `backward` takes: rounded or unrounded."""
         ...
 
     def backward(
@@ -120,7 +120,7 @@ class Differentiable(Backward, Protocol):
 
     @property
     def primal(self) -> Attention:
-        """The forward pass that gives O."""
+        """The forward pass that computes O."""
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
@@ -130,7 +130,7 @@ class Differentiable(Backward, Protocol):
 
 @runtime_checkable
 class KeepsOutput(Protocol):
-    """A forward pass that can leave its output unrounded."""
+    """A forward pass that can return its output unrounded."""
 
     def unrounded(self) -> Attention: ...
 
@@ -161,37 +161,37 @@ class UnderBackwardPolicy:
 
 
 def gradient_formats(fmt: Format, delta: Format | None = None) -> dict[str, Format]:
-    """Of gradients in `fmt`: a kernel's delta is in FP32, in FP64 where it computes in FP64."""
+    """The formats of all outputs if gradients are in `fmt`: a kernel's delta is in FP32, or in FP64 if it computes in FP64."""
     return {"dq": fmt, "dk": fmt, "dv": fmt, "delta": delta or (FP64 if fmt == FP64 else FP32)}
 
 
 def saved_by(
     forward: Attention, reads: OutputForDelta, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, scale: float | None
 ) -> Saved:
-    """What a forward pass on q, k and v saves, which it sees as its own policy rounds them.
+    """What a forward pass saves on q, k and v, rounded by its own policy.
 
     Raises:
-        Unsupported: where it returns no LSE, or can give no other O than the rounded one.
+        Unsupported: if it returns no LSE, or if O is to be unrounded and it can only return the rounded one.
     """
     forward = leaving(forward, reads)
     return saved_of(forward(*forward.round_inputs(*inputs), mask, scale), forward)
 
 
 def leaving(forward: Attention, reads: OutputForDelta) -> Attention:
-    """The forward pass that leaves the O that is read.
+    """The forward pass, made to return the O that the backward pass reads.
 
     Raises:
-        Unsupported: where it can give no other O than the rounded one.
+        Unsupported: if this is the unrounded O, and it can only return the rounded one.
     """
     if reads is OutputForDelta.ROUNDED:
         return forward
     if not isinstance(forward, KeepsOutput):
-        raise Unsupported("recompute.output", f"{type(forward).__name__} returns its output rounded; use rounded")
+        raise Unsupported("recompute.output", f"{type(forward).__name__} can only return its output rounded; use rounded")
     return forward.unrounded()
 
 
 def saved_of(output: Output, forward: Attention) -> Saved:
-    """What a result of `forward` leaves; raises Unsupported where it holds no LSE."""
+    """What a result of `forward` saves; raises Unsupported if it holds no LSE."""
     if output.lse is None:
         raise Unsupported("forward", f"{type(forward).__name__} returns no LSE, from which P is recomputed")
     return Saved(output.out, output.lse)

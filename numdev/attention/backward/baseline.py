@@ -1,4 +1,4 @@
-"""The baseline that a backward variant has unless another is asked for."""
+"""The default baseline of a backward variant."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from numdev.attention.backward.naive import NaiveBackward
 
 
 def baseline_for(fmt: Format) -> NaiveBackward:
-    """Autograd of matmul, softmax, matmul in the format of the gradients; one narrower than 16 bits has FP32, as forward."""
+    """Autograd of matmul, softmax, matmul in the format of the gradients; in FP32 below 16 bits, as in the forward pass."""
     return NaiveBackward.eager(fmt if fmt.bits >= 16 else FP32)

@@ -16,15 +16,15 @@ _WIDE = 4  # bytes of LSE, delta and the running sum of dQ, which kernels keep i
 
 @dataclass(frozen=True)
 class BackwardCostModel:
-    """What the model must know of an implementation of the backward pass, which declares it.
+    """What an implementation of the backward pass declares for the model.
 
     Attributes:
-        model: as of a forward pass; its `br` are rows of a tile of queries.
-        bc: keys of a tile of keys; None is as many as `br`.
-        recomputes_twice: whether dQ is made by a second pass over all tiles, which keeps it on the chip and computes P again.
-            Without, a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
-        stores_first: whether the first tile of keys that a row meets stores its share of dQ, so that nothing reads a sum before.
-        scales_lse: whether what makes delta also reads LSE, and writes it in the units of a binary exponential.
+        model: as of a forward pass; its `br` is the number of rows in a tile of queries.
+        bc: keys in a tile of keys; None is as many as `br`.
+        recomputes_twice: whether a second pass over all tiles computes dQ, keeps it on the chip and computes P again. Without it,
+            a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
+        stores_first: whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum.
+        scales_lse: whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential.
     """
 
     model: CostModel
@@ -37,7 +37,7 @@ class BackwardCostModel:
 def operations(problem: Problem) -> int:
     """`10 d` for each visible pair of each head: a product and a sum in each of `Q K^T`, `dO V^T`, `P^T dO`, `dS^T Q`, `dS K`.
 
-    The first is counted although an implementation that stores P does not compute it: this is the usual count
+    `Q K^T` is counted although an implementation that stores P does not compute it: this is the usual count
     (Dao 2023, section 4.1, 2.5 times the forward pass).
     """
     return 5 * cost.operations(problem) // 2
@@ -65,15 +65,15 @@ def vanilla_bytes(problem: Problem, model: CostModel) -> float:
 
 
 def tiled_bytes(problem: Problem, declared: BackwardCostModel, br: int, bc: int) -> float:
-    """Dao 2023, Algorithm 2: delta, then for each tile of keys every row that sees any of it.
+    """Dao 2023, Algorithm 2: delta, then for each tile of keys every row that sees any of its keys.
 
-    - Delta reads O and dO and writes one number a row; it may read LSE and write it in other units.
-    - A tile of keys reads its k and v, and of each row that it meets q, dO, LSE and delta.
-    - dQ is read and written in FP32 at each meeting, at a row's first perhaps only written, then converted; or it is made by a
-      second pass, in which a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
+    - Computing delta reads O and dO and writes one number per row; it may also read LSE and write it in other units.
+    - A tile of keys reads its k and v, and q, dO, LSE and delta of each row that it meets.
+    - dQ is read and written in FP32 at each meeting (at a row's first meeting perhaps only written), and then converted. Or a
+      second pass computes it: a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
     - dQ, dK and dV are written.
 
-    Each of the heads that share a KV head reads it.
+    Every query head reads the KV head that it shares.
     """
     shape, each = problem.shape, declared.model.width
     q, kv, rows = math.prod(shape.q), math.prod(shape.kv), shape.batch * shape.heads * shape.queries
@@ -87,7 +87,7 @@ def tiled_bytes(problem: Problem, declared: BackwardCostModel, br: int, bc: int)
 
 
 def _meetings(problem: Problem, bc: int) -> tuple[int, int, int]:
-    """Keys of the tiles that any row sees; pairs of a tile of keys and a row, from its first to its last; rows in any pair."""
+    """Keys in tiles that some row sees; pairs of such a tile and a row between its first and last; rows in at least one pair."""
     shape, mask = problem.shape, problem.mask
     keys = met = seeing = 0
     for length in mask.lengths(shape.batch, shape.keys):

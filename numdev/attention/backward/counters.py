@@ -1,4 +1,4 @@
-"""What a tiled backward run counts of itself."""
+"""Events that a tiled backward run counts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numdev.attention.backward.events import BACKWARD_COUNTERS
 
 
 class BackwardCounters:
-    """Events of one run, summed over tiles on the device; only `summary` waits for it."""
+    """Events of one run, summed over tiles on the device; only `summary` waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = torch.zeros(len(BACKWARD_COUNTERS), dtype=torch.float64, device=device)
         self._entries = torch.zeros((), dtype=torch.float64, device=device)
 
     def tile(self, p: Tensor, entering: Tensor, ds: Tensor, visible: Tensor | None) -> None:
-        """P as it was recomputed and as it enters its product, and dS likewise, of one tile; what is not seen is 0 in all."""
+        """Count one tile: P as recomputed and as it enters its product, and dS as it enters its products; 0 where masked."""
         seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
         self._entries += seen
         self._events[0] += torch.count_nonzero(p > 1)

@@ -1,4 +1,4 @@
-"""What the gradients of a kernel are predicted to be: the tiled backward pass with its formats, tiles and orders."""
+"""The predicted gradients of a kernel: the tiled backward pass with the kernel's formats, tiles and orders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class EmulatedBackward(Protocol):
 
     @property
     def forward_pass(self) -> Attention:
-        """The same with the O and the LSE that the backward pass reads."""
+        """The forward pass that returns the O and the LSE that the backward pass reads."""
         ...
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """How it computes and walks over the tiles, as far as it is known, and why the rest is not."""
+        """How it computes and visits the tiles, as far as this is known, and why the rest is not."""
         ...
 
 
@@ -43,21 +43,21 @@ def gradients_emulation_of(
     query_order: Order | None = None,
     forward: Attention | None = None,
 ) -> TiledBackward:
-    """`TiledBackward` with the formats, tiles and orders that `variant`, a kernel, says it has; see `BackwardWalk`.
+    """`TiledBackward` with the formats, tiles and orders that the kernel `variant` declares; see `BackwardWalk`.
 
     Args:
         variant: the kernel.
-        shape: of the problem, on which the tiles of PyTorch's kernels depend.
-        mask: likewise.
-        br: rows of a tile of queries that the emulation takes; None is what is known of the kernel.
-        bc: keys of a tile of keys, likewise.
-        order: of the tiles of keys, likewise.
-        query_order: of the tiles of queries, likewise.
-        forward: what the emulation takes O and LSE from; None is the emulation of the variant's own forward pass. With
-            `variant.forward_pass` the backward pass alone is emulated.
+        shape: shape of the problem, on which the tiles of PyTorch's kernels depend.
+        mask: mask of the problem, on which they depend too.
+        br: rows in a tile of queries; None is the kernel's own number.
+        bc: keys in a tile of keys; None is the kernel's own number.
+        order: order of the tiles of keys; None is the kernel's own.
+        query_order: order of the tiles of queries; None is the kernel's own.
+        forward: the forward pass from which the emulation takes O and LSE; None is the emulation of the variant's own. With
+            `variant.forward_pass` only the backward pass is emulated.
 
     Raises:
-        BadInput: where something is not known and not given.
+        BadInput: if something about the kernel is neither known nor given.
     """
     walk = variant.walk(shape, mask)
     tiling, rows_in = walk.tiling, walk.query_order
@@ -66,15 +66,15 @@ def gradients_emulation_of(
         order, rows_in = order or walk.order, query_order or walk.query_order
         if br is None or bc is None or order is None or rows_in is None:
             needed = {"tiling.br": br, "tiling.bc": bc, "tiling.order": order, "baseline.query_order": rows_in}
-            mend = f"{walk.why}, for {type(variant).__name__.lower()}; say what the emulation shall take"
+            mend = f"{walk.why}, for {type(variant).__name__.lower()}; state what the emulation should use"
             raise BadInput(next(name for name, value in needed.items() if value is None), None, mend)
         tiling = Tiling(br, bc, order)
     if forward is None:
         if not isinstance(variant.forward, Emulated):
-            raise BadInput("forward", type(variant.forward).__name__, "it does not say how it computes; give the forward pass")
+            raise BadInput("forward", type(variant.forward).__name__, "its arithmetic is not declared; give the forward pass")
         try:
             forward = emulation_of(variant.forward, shape, mask)
         except BadInput as error:
             name = type(variant.forward).__name__.lower()
-            raise BadInput("forward", name, f"its emulation needs more, {error}; or give the forward pass") from None
+            raise BadInput("forward", name, f"its emulation needs more settings: {error}; or give the forward pass") from None
     return TiledBackward(forward, walk.precision, tiling, walk.recompute, rows_in, count=False, turns=walk.turns)

@@ -1,4 +1,4 @@
-"""What a tiled backward run counts of itself: the columns, their units, and what they mean."""
+"""The events that a tiled backward run counts: their columns, units and meanings."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the
 class ExactBackward(BySaved, TimedFromSaved):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
 
-    Its own error is bounded in tests/attention/backward/bounds.py, and compared with mpmath.
+    Its own error is bounded in tests/attention/backward/bounds.py, and the tests compare it with mpmath.
     """
 
     honours: ClassVar[Honours] = Honours()
@@ -81,7 +81,7 @@ class ExactBackward(BySaved, TimedFromSaved):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, with `delta = rowsum(dO * O)` of what was saved."""
+        """The backward pass alone, with `delta = rowsum(dO * O)` of the saved O."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
@@ -114,7 +114,7 @@ class RoundedBackward(BySaved, TimedFromSaved):
     """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
 
     Attributes:
-        fmt: of inputs and gradients; delta is rounded to FP32.
+        fmt: the format of inputs and gradients; delta is rounded to FP32.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET, "kernel", IN_TORCH)
@@ -123,7 +123,7 @@ class RoundedBackward(BySaved, TimedFromSaved):
 
     @property
     def precision(self) -> BackwardPrecision:
-        """Of which it has the inputs and the outputs."""
+        """The policy whose input and output roundings it applies."""
         return BackwardPrecision.kernel(self.fmt)
 
     @property
@@ -148,7 +148,7 @@ class RoundedBackward(BySaved, TimedFromSaved):
 
     @property
     def forward(self) -> Tiled:  # type: ignore[override]
-        """What its emulation follows: the exact O, rounded once."""
+        """The forward pass that its emulation uses: the exact O, rounded once."""
         return Tiled(Precision.golden().with_step(output=self.fmt))
 
     @property
@@ -170,13 +170,13 @@ class RoundedBackward(BySaved, TimedFromSaved):
         return self.precision.round_inputs(q, k, v, do)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Rounded inputs in, FP64 out, in the format. Shapes as in `Gradients`."""
+        """Takes rounded inputs; returns FP64 tensors whose numbers are in the format. Shapes as in `Gradients`."""
         return self._rounded(ExactBackward()(q, k, v, do, mask, scale))
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, as `ExactBackward` has it."""
+        """The backward pass alone; see `ExactBackward.backward`."""
         return self._rounded(ExactBackward().backward(q, k, v, do, saved, mask, scale))
 
     def _rounded(self, exact: Gradients) -> Gradients:

@@ -23,48 +23,48 @@ _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 def differentiable(
     q: Tensor, k: Tensor, v: Tensor, forward: Attention, backward: FromSaved, mask: Mask, scale: float | None = None
 ) -> Tensor:
-    """O by `forward`, whose gradients are by `backward`; once differentiable.
+    """O computed by `forward`, with gradients computed by `backward`; it can be differentiated once.
 
     Each pass rounds the inputs by its own policy. O and the gradients are rounded once more to the dtype of q, k and v, which
-    changes nothing where it holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Within autocast
-    neither pass is cast: the formats are those of the two passes.
+    changes nothing if that dtype holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Autocast does
+    not affect either pass: each keeps its own formats.
 
     Args:
         q: `[batch, heads, queries, dim]`.
         k: `[batch, kv_heads, keys, dim]`, of the dtype of q.
         v: `[batch, kv_heads, keys, values]`, of the dtype of q.
-        forward: saves O and LSE.
-        backward: its `forward`, if it has one, has no part.
+        forward: the forward pass, which saves O and LSE.
+        backward: the backward pass; its own `forward`, if it has one, is not used.
         mask: which keys a query sees.
         scale: of the scores; `1/sqrt(dim)` unless given.
 
     Raises:
-        BadInput: for a dtype that is none of a model's, and for dtypes or shapes that do not fit together.
-        Unsupported: where the forward pass gives no LSE, or not the O that `backward` reads.
+        BadInput: for a dtype in which models do not compute, and for dtypes or shapes that do not fit together.
+        Unsupported: if the forward pass returns no LSE, or not the O that `backward` reads.
     """
     return applied(q, k, v, _BySaved(forward, backward), mask, scale)
 
 
 def check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise BadInput unless q, k and v have one dtype, in which models compute."""
+    """Raise BadInput unless q, k and v have the same dtype, and one in which models compute."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype not in _FORMATS or tensor.dtype != q.dtype:
             raise BadInput(name, str(tensor.dtype), f"give q, k and v in one of {', '.join(map(str, _FORMATS))}")
 
 
 def rounded_once(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in a dtype of models, rounded once, with its gradient rounded once to the dtype of x."""
+    """`x` rounded once to a dtype in which models compute; its gradient is rounded once to the dtype of x."""
     result: Tensor = x if x.dtype == dtype else _Rounded.apply(x, dtype)  # type: ignore[no-untyped-call]
     return result
 
 
 def uncast(x: Tensor) -> torch.autocast:
-    """The context in which operations on the device of x have the dtypes of their operands, also within autocast."""
+    """A context without autocast: operations on the device of x keep the dtypes of their operands."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 class BySaved:
-    """The answer to `Differentiable` of an implementation whose backward pass takes the O and the LSE of its field `forward`."""
+    """Implements `Differentiable` where the backward pass takes the O and the LSE of the field `forward`."""
 
     @property
     def primal(self) -> Attention:
@@ -88,7 +88,7 @@ class Pair(Protocol):
     """A forward pass, and the backward pass that follows it."""
 
     def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """O, and what is kept."""
+        """O, and the tensors kept for `gradients`."""
         ...
 
     def gradients(
@@ -98,14 +98,14 @@ class Pair(Protocol):
 
 @runtime_checkable
 class Paired(Protocol):
-    """An implementation of `Differentiable` whose two passes can be called apart; torch's autograd has none."""
+    """An implementation of `Differentiable` whose two passes can be called separately, which torch's autograd does not allow."""
 
     @property
     def pair(self) -> Pair: ...
 
 
 def whole(forward: Attention, backward: Backward) -> Pair:
-    """A backward pass that makes its own forward pass again, and takes nothing that one saved."""
+    """A pair whose backward pass runs its own forward pass again, and uses nothing that the first one saved."""
     return _Whole(forward, backward)
 
 
@@ -150,7 +150,7 @@ class _Whole:
 
 
 def applied(q: Tensor, k: Tensor, v: Tensor, pair: Pair, mask: Mask, scale: float | None) -> Tensor:
-    """O by the forward pass of a pair, whose gradients are by the other; see `differentiable`."""
+    """O computed by the forward pass of a pair, with gradients computed by its backward pass; see `differentiable`."""
     check_dtypes(q, k, v)
     result: Tensor = _Attend.apply(q, k, v, pair, mask, scale)  # type: ignore[no-untyped-call]
     return result
@@ -170,7 +170,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *kept = ctx.saved_tensors
         pair, mask, scale = ctx.rest
-        if 0 in do.stride():  # of a sum: kernels read memory, not a broadcast
+        if 0 in do.stride():  # the gradient of a sum is a broadcast tensor, which kernels cannot read
             do = do.contiguous()
         with uncast(q):
             found = pair.gradients((q, k, v), do, tuple(kept), mask, scale)
@@ -192,7 +192,7 @@ class _Rounded(torch.autograd.Function):
 def _seen(subject: Attention | Backward, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The inputs as a pass sees them.
 
-    Rounding is the identity where the pass rounds to the format that they are in; a kernel then takes them as they are.
+    If the pass rounds to the format that they already have, rounding is the identity, and a kernel takes them unchanged.
     """
     fmt = _FORMATS[inputs[0].dtype]
     takes = isinstance(subject, Held) and subject.storage is not None

@@ -1,4 +1,4 @@
-"""The settings of the backward pass, in the sets in which its implementations read them."""
+"""The settings of the backward pass, as the sets that its implementations honour."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FORWARD_STEPS = (
 )
 RECOMPUTED = (settings_of("recompute", Recompute) - {"recompute.exponential"}) | {"recompute.exp"}
 TILED = STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILES - {"tiling.splits"})
-"""What both passes read where they are tiled; no range of keys has gradients of its own, so that there are no splits."""
+"""The settings that both tiled passes read; there are no splits, since gradients of ranges of keys cannot be combined."""
 
 _OUTPUT_ALONE = ("values", "accumulator", "output")  # steps of the forward pass that never enter its LSE
 
 
 def idle_recompute(recompute: Recompute) -> dict[str, str]:
-    """What is not read of the O that the forward pass leaves, and of its steps, and the setting under which it would be."""
+    """Settings of the forward pass's O, and of its steps, that have no effect, and the setting under which each would."""
     if not recompute.reads_output:
         unread = ("recompute.output", *(f"forward_precision.{name}" for name in _OUTPUT_ALONE))
         return dict.fromkeys(unread, "recompute.delta=output")

@@ -1,4 +1,4 @@
-"""The tiled backward pass under any precision policy, in the kernels of the fast one: `TiledBackward` at the speed of a GPU."""
+"""The tiled backward pass under any precision policy, in our Triton kernels: `TiledBackward` at the speed of a GPU."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from numdev.errors import Unsupported
 class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
-    It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far
-    as the order of summation in FP32 and the hardware's exponential let them, before each step's rounding.
+    It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the order of summation
+    in FP32 and the hardware's exponential may differ, before each step's rounding.
 
     Attributes:
-        forward: what saves O and LSE.
-        precision: the format of each step; those that FP32 registers hold, rounded to nearest even or toward zero.
+        forward: the forward pass, which saves O and LSE.
+        precision: the format of each step, which FP32 registers must hold, rounded to nearest even or toward zero.
         tiling: `br`, `bc` up to 256, order forward or reverse, one split.
         recompute: `exp` or `exp2`; either form of delta.
     """
@@ -53,12 +53,12 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
 
     def __post_init__(self) -> None:
         if self.tiling.splits != 1:
-            why = "no range of keys has gradients of its own to combine; give 1"
+            why = "gradients of ranges of keys cannot be combined; give 1"
             raise Unsupported("tiling.splits", why)
 
     @property
     def idle(self) -> dict[str, str]:
-        """Settings that this one does not read, and the one under which it would."""
+        """Settings that have no effect, and the setting under which each would."""
         return self.tiling.idle | idle_recompute(self.recompute)
 
     @property
@@ -68,13 +68,13 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
 
     @property
     def storage(self) -> torch.dtype:
-        """What the inputs are held in, so that a call converts nothing."""
+        """The dtype in which the inputs are stored, so that a call converts nothing."""
         from numdev.attention.kernels import backward_host
 
         return backward_host.storage(self.precision)
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
-        """Of two kernels, one of dK and dV and one of dQ."""
+        """The cost model of two kernels, one for dK and dV and one for dQ."""
         model = CostModel(Algorithm.TILED, Width(float(self.storage.itemsize), 4.0), self.tiling.br)
         return BackwardCostModel(model, self.tiling.bc, recomputes_twice=True)
 
@@ -83,11 +83,11 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         return BackwardWalk(self.precision, self.recompute, self.tiling)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Rounded inputs in, FP32 out. Shapes as in `Gradients`.
+        """Takes rounded inputs and returns FP32. Shapes as in `Gradients`.
 
         Raises:
             BadInput: for a scale that is not positive and finite.
-            Unsupported: naming the field, for what the kernels do not have, and where no kernel can run.
+            Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
         check_backward_shapes(q, k, v, do, mask)
         return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
@@ -95,7 +95,7 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, as above."""
+        """The backward pass alone; see `__call__`."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         require(q.device)

@@ -1,4 +1,4 @@
-"""Which tiles of queries and of keys meet in which order, on which the order of every sum of the gradients rests."""
+"""Which tiles of queries and keys are combined in which order, which decides the order of every sum of the gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A tile of keys, and what it meets before the next meeting begins.
+    """A tile of keys, and the tiles of queries that it is combined with before the next meeting begins.
 
     Attributes:
-        heads: of the group that shares the KV head, one after the other.
+        heads: those of the group that shares the KV head, one after the other.
         keys: the tile of keys, whose share is added to dQ of the queries.
         queries: the tiles of queries, whose shares are added to dK and dV of the keys in this order; together they are one range.
     """
@@ -29,7 +29,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what meets: query heads of a KV head, the first query that sees a key at all, queries, and keys."""
+    """Query heads per KV head, the first query that sees a key at all, queries, and keys."""
 
     group: int
     first: int
@@ -39,17 +39,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Turns:
-    """The walk of kernels whose programs own a tile of keys each, and visit a unit of queries at a step.
+    """The walk of kernels in which each program owns a tile of keys and visits one unit of queries per step.
 
-    Under a causal limit all walk from the last unit to the first. Otherwise tile l of a group starts at unit l and wraps round,
-    so that no two of a group are at the same unit. Within a unit the tiles of queries come forward, and units begin with the
-    first query that sees a key. `numdev.attention.kernels.hopper_backward_order` has the same walk for the kernels.
+    Under a causal limit every program walks from the last unit to the first. Otherwise tile l of a group starts at unit l and
+    wraps round, so that no two tiles of a group are at the same unit. Within a unit the tiles of queries are visited forward, and
+    units begin with the first query that sees a key. `numdev.attention.kernels.hopper_backward_order` defines the same walk for
+    the kernels.
 
     Attributes:
-        together: tiles of a group; None where all walk from the last unit to the first.
-        shared: whether programs add their shares of dQ to one sum in the order of their arrival, group after group; else dQ takes
-            up the tiles of keys in the tiling's order, which is that of another kernel.
-        tile, unit: keys that a program owns, and queries that it visits at a step.
+        together: tiles of a group; None if all walk from the last unit to the first.
+        shared: whether programs add their shares of dQ to one sum in the order of their arrival, group after group; otherwise
+            another kernel computes dQ, and adds the tiles of keys in the tiling's order.
+        tile, unit: keys that a program owns, and queries that it visits in a step.
     """
 
     together: int | None
@@ -58,7 +59,7 @@ class Turns:
     unit: int = 128
 
     def check(self, tiling: Tiling) -> None:
-        """Raise BadInput unless its tiles and units are made of tiles of a tiling, whose order is read where dQ has none."""
+        """Raise BadInput unless tile and unit are multiples of the tiles, and the order is the default where dQ has its own."""
         for name, side, whole in (("br", tiling.br, self.unit), ("bc", tiling.bc, self.tile)):
             if whole % side:
                 raise BadInput(f"tiling.{name}", side, f"it must divide {whole}")
@@ -66,7 +67,7 @@ class Turns:
             raise BadInput("tiling.order", tiling.order.value, "dQ is added in the order of arrival; leave it at forward")
 
     def meetings(self, tiling: Tiling, sizes: Sizes) -> list[Meeting]:
-        """All meetings, in an order in which both sums have theirs."""
+        """All meetings, in an order that gives the sums over queries and those over keys their order."""
         tiles, units = tiling.key_tiles(sizes.keys)[0], self._units(tiling.br, sizes)
         if not self.shared:
             heads = (0, sizes.group)
@@ -96,7 +97,7 @@ class Turns:
 
 
 def in_order(tiling: Tiling, query_order: Order, sizes: Sizes) -> list[Meeting]:
-    """Each tile of keys in the tiling's order meets all tiles of queries in an order of theirs."""
+    """Each tile of keys, in the tiling's order, meets all tiles of queries in `query_order`."""
     queries = tuple(replace(tiling.swapped(), order=query_order).key_tiles(sizes.queries)[0])
     return [Meeting((0, sizes.group), tile, queries) for tile in tiling.key_tiles(sizes.keys)[0]]
 

@@ -29,7 +29,7 @@ from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.steps import Steps
 
-_STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that P is made by
+_STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that compute P
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class NaiveBackward(UnderBackwardPolicy):
     """`P = softmax(scale Q K^T)` as the forward pass stores it, then the gradient of each of its operations in turn.
 
     `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
-    from a tile that is as large as the problem: P is `exp(S - m) / l`, stored, and serves all three; delta is always made of P;
-    the scale multiplies dS, whose rounding it passes through.
+    from `TiledBackward` with one tile as large as the problem: P is `exp(S - m) / l`, stored, and used in all three; delta is
+    always computed from P; the scale multiplies dS, and the result is rounded as dS is.
 
     Attributes:
         precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
-        forward: that of the forward pass, which P is of.
+        forward: the policy of the forward pass, which computes P.
     """
 
     honours: ClassVar[Honours] = Honours(
@@ -74,7 +74,7 @@ class NaiveBackward(UnderBackwardPolicy):
 
     @property
     def pair(self) -> Pair:
-        """See `numdev.attention.backward.function.Paired`. P is made again: the forward pass returns O alone."""
+        """See `numdev.attention.backward.function.Paired`. P is computed again: the forward pass returns O alone."""
         return whole(self.primal, self)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
@@ -92,7 +92,7 @@ class NaiveBackward(UnderBackwardPolicy):
         return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
-        """That of the operations that it emulates."""
+        """The cost model of the operations that it emulates."""
         width = Width.of(self.format, self.format)
         return BackwardCostModel(CostModel(Algorithm.VANILLA, width, holds_scores=True))
 
@@ -107,11 +107,11 @@ class NaiveBackward(UnderBackwardPolicy):
         return self if same else replace(self, precision=precision, forward=forward)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Rounded inputs in, the carrier out. Shapes as in `Gradients`; S and P are held whole."""
+        """Takes rounded inputs and returns tensors in the carrier. Shapes as in `Gradients`; S and P are held in memory whole."""
         return self._prepared(q, k, v, do, mask, scale)()
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """See `TimedBackward`. Autograd keeps the P of the forward pass, of which `Naive` returns O alone."""
+        """See `TimedBackward`. Autograd keeps P of the forward pass, whereas `Naive` returns O alone."""
         attend, backward = bare_call(self.forward_pass, (q, k, v), mask, scale), self._prepared(q, k, v, do, mask, scale)
 
         def both() -> Gradients:
@@ -121,7 +121,7 @@ class NaiveBackward(UnderBackwardPolicy):
         return Passes(attend, backward, both)
 
     def _prepared(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None) -> Callable[[], Gradients]:
-        """The backward pass, after P is stored."""
+        """The backward pass as a call; P is computed and stored before."""
         check_backward_shapes(q, k, v, do, mask)
         (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
         k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))

@@ -16,7 +16,7 @@ from numdev.results.columns import Column
 
 def settings() -> tuple[Column, ...]:
     """Every setting of a problem and of a variant."""
-    from numdev.attention.backward import dictionary  # late: it imports every implementation
+    from numdev.attention.backward import dictionary  # imported late: it imports every implementation
 
     parts = {"problem": dictionary.PROBLEM, "variant": dictionary.VARIANT}
     return tuple(Column(f"{part}.{name}", *said) for part, texts in parts.items() for name, said in texts.items())

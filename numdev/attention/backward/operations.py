@@ -23,4 +23,4 @@ BACKWARD_OPERATIONS: dict[str, Row] = {
     "scale dq": ("dq_sum", Operation.MULTIPLY, "dq_sum", CONSTANT),
     "scale dk": ("dk_sum", Operation.MULTIPLY, "dk_sum", CONSTANT),
 }
-"""`stored` P is what the forward pass left, `exponential` what is recomputed."""
+"""`stored` is P as the forward pass stored it, `exponential` P as it is recomputed."""

@@ -16,12 +16,12 @@ from numdev.errors import BadInput
 class BackwardProblem(Problem):
     """A problem whose v and dO need not have mean 0.
 
-    Rounding errors of O that all have the sign of v add up in delta, the sum of dO * O, where dO has a sign too (Qiu & Yao 2025,
-    arXiv 2510.04212). With independent dO of mean 0 they average out.
+    If all rounding errors of O have the sign of v, they add up in delta, the sum of dO * O, when dO has a nonzero mean too (Qiu &
+    Yao 2025, arXiv 2510.04212). With independent dO of mean 0 they average out.
 
     Attributes:
-        v_mean: is added to every entry of v.
-        do_mean: of the entries of dO, which are N(do_mean, 1).
+        v_mean: added to every entry of v.
+        do_mean: mean of the entries of dO, which are N(do_mean, 1).
     """
 
     v_mean: float = 0.0
@@ -33,17 +33,17 @@ class BackwardProblem(Problem):
         return drawn if self.v_mean == 0 else drawn | {"v": drawn["v"] + self.v_mean}
 
 
-_STREAM = 0x9E3779B9  # of the 32 bits that torch's generator reads of a seed: not the draws of q, k and v of any small seed
+_STREAM = 0x9E3779B9  # changes the seed, so that dO is independent of q, k and v of any small seed; torch reads 32 bits of it
 
 
 def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
     """`do` `[batch, heads, queries, head_dim]` in FP64, drawn on the CPU, so the same on every device.
 
-    That of the problem's source where it has one, as of captured tensors; else independent N(mean, 1). The mean is 0 unless the
-    problem has another.
+    If the problem's source provides dO, as captured tensors may, it is taken from there; otherwise entries are independent
+    N(mean, 1), where the mean is `do_mean` of a `BackwardProblem` and 0 for other problems.
 
     Raises:
-        BadInput: for a mean where the source has dO, and for dO that the source cannot serve.
+        BadInput: for a mean if the source provides dO, and if the source cannot provide dO of this shape.
     """
     mean = problem.do_mean if isinstance(problem, BackwardProblem) else 0.0
     do = problem.source.gradient(problem.shape, seed)

@@ -9,14 +9,14 @@ from numdev.attention.softmax import Exponential
 
 
 class DeltaForm(Enum):
-    """Of what delta is the row sum. The two are equal without rounding, since `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
+    """What delta is the row sum of. Without rounding both are equal, since `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
 
     OUTPUT = "output"  # rowsum(dO * O): FlashAttention-2, Algorithm 2, line 4
     PROBABILITIES = "probabilities"  # rowsum(dP * P), which needs a pass of its own over the keys
 
 
 class OutputForDelta(Enum):
-    """Which O the backward pass reads, where delta is made of it."""
+    """Which O the backward pass reads to compute delta."""
 
     ROUNDED = "rounded"  # O as the forward pass returns it, after its output cast: FlashAttention
     UNROUNDED = "unrounded"  # O before that cast, of which a kernel would have to keep a copy
@@ -28,8 +28,8 @@ class Recompute:
 
     Attributes:
         delta: see `DeltaForm`.
-        output: see `OutputForDelta`; not read where delta is made of P.
-        exponential: of `P = exp(S - LSE)`, or of `2^(S log2(e) - LSE log2(e))` where it is binary.
+        output: see `OutputForDelta`; not read if delta is computed from P.
+        exponential: that of `P = exp(S - LSE)`; if binary, `P = 2^(S log2(e) - LSE log2(e))`.
     """
 
     delta: DeltaForm = DeltaForm.OUTPUT

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention with the LSE that it saves for its backward pass, and does not return."""
+"""PyTorch's scaled_dot_product_attention with the LSE, which it saves for its backward pass but does not return."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NAMES = ("_saved_logsumexp", "_saved_log_sumexp")  # by the names of torch's de
 
 @dataclass(frozen=True)
 class SavingSdpa(Sdpa):
-    """`Sdpa` as it runs where gradients are asked for: O and LSE are those that PyTorch's own backward pass reads."""
+    """`Sdpa` as it runs when gradients are required: O and LSE are those that PyTorch's own backward pass reads."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`.
 
         Raises:
-            Unsupported: with PyTorch's own reason, if the backend cannot run the request, and where it saves no LSE.
+            Unsupported: with PyTorch's own reason, if the backend cannot run the request; and if it saves no LSE.
         """
         with torch.enable_grad():
             q, k, v = (x.detach().to(self.dtype).requires_grad_() for x in (q, k, v))
@@ -32,7 +32,7 @@ class SavingSdpa(Sdpa):
         return Output(found.out.detach(), self._saved_lse(found.out), ran=found.ran)
 
     def _saved_lse(self, out: Tensor) -> Tensor:
-        """`[batch, heads, queries]`: cuDNN's has one more dimension, that of efficient attention more rows than queries."""
+        """LSE `[batch, heads, queries]`: cuDNN's has one more dimension, that of efficient attention more rows than queries."""
         node: Any = out.grad_fn
         while node is not None:
             for name in _NAMES:

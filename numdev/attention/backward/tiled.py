@@ -41,14 +41,14 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
 
     dQ of a row is summed over the KV tiles in the tiling's order. dK and dV of a KV tile are summed over the heads of the
     group and, within a head, over the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that
-    adds to dQ by atomics has no order: `Order.RANDOM` with a seed, beside a `query_order` of its own, draws one.
+    adds to dQ by atomics has no fixed order: `Order.RANDOM` with a seed draws one for dQ; `query_order` is that of dK and dV.
 
     Attributes:
-        forward: what saves O and LSE.
+        forward: the forward pass, which saves O and LSE.
         precision: the format of each step.
         tiling: which tiles, in which order; one split.
         recompute: how P and delta are recomputed.
-        query_order: of the query tiles; the tiling's where it is None.
+        query_order: order of the query tiles; None is the tiling's.
         count: whether to fill `Gradients.counters`; counting changes no result.
         turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
     """
@@ -69,7 +69,7 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
 
     def __post_init__(self) -> None:
         if self.tiling.splits != 1:
-            raise BadInput("tiling.splits", self.tiling.splits, "no range of keys has gradients of its own to combine; give 1")
+            raise BadInput("tiling.splits", self.tiling.splits, "gradients of ranges of keys cannot be combined; give 1")
         if self.turns is not None:
             self.turns.check(self.tiling)
             if self.query_order is not None:
@@ -77,7 +77,7 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Settings that this one does not read, and the one under which it would."""
+        """Settings that have no effect, and the setting under which each would."""
         orders = (self.tiling.order, self.query_order)
         tiles = [replace(self.tiling, order=order).idle for order in orders if order is not None]
         unread = {name: reader for name, reader in tiles[0].items() if all(name in others for others in tiles)}
@@ -106,7 +106,7 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         return self if same else replace(self, forward=forward, precision=precision)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Rounded inputs in, the carrier out. Shapes as in `Gradients`."""
+        """Takes rounded inputs and returns tensors in the carrier. Shapes as in `Gradients`."""
         check_backward_shapes(q, k, v, do, mask)
         return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
 

@@ -19,12 +19,12 @@ from numdev.attention.ran import Ran
 
 @dataclass(frozen=True)
 class Passes:
-    """The calls that are timed, on the same inputs; each can be made again and again.
+    """The calls that are timed, on the same inputs; each can be repeated.
 
     Attributes:
-        forward: the forward pass, which leaves what a backward pass needs.
-        backward: the backward pass alone, from what a forward pass left before.
-        both: a forward pass, and the backward pass from what it leaves.
+        forward: the forward pass, which saves what a backward pass needs.
+        backward: the backward pass alone, from what an earlier forward pass saved.
+        both: a forward pass, and the backward pass from what it saved.
     """
 
     forward: Callable[[], Output]
@@ -51,7 +51,7 @@ class TimedBackward(Backward, Held, Protocol):
 
 
 class TimedFromSaved:
-    """The answers of an implementation whose backward pass takes the O and the LSE of its field `forward`."""
+    """Implements `TimedBackward` where the backward pass takes the O and the LSE of the field `forward`."""
 
     forward: Attention
 
@@ -76,7 +76,7 @@ class TimedFromSaved:
         return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:
-        """See `TimedBackward`; no model unless it has one."""
+        """See `TimedBackward`; None unless an implementation overrides it."""
         return None
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:

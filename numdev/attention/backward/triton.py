@@ -1,4 +1,4 @@
-"""The fast reference of the backward pass: our own kernels, portable and for Hopper GPUs, under the policy that kernels have."""
+"""The fast reference of the backward pass: our own kernels, portable and for Hopper GPUs, under the policy `kernel(F)`."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ _OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 class TritonBackward(BySaved, TimedFromSaved):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
-    The portable ones, two kernels and a preparation, add nothing by atomic operations: the bits are a function of the inputs and
-    of the tiles, on every GPU. `Gradients.ran` says what ran, and the tiles in which an emulation adds up alike: `br` of dK and
-    dV, `bc` of dQ. The order of the Hopper kernels is `numdev.attention.backward.meetings.Turns`.
+    The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
+    the tiles. `Gradients.ran` states what ran, and the tiles with which an emulation sums in the same order: `br` of the kernel
+    for dK and dV, `bc` of that for dQ. The order of the Hopper kernels is `numdev.attention.backward.meetings.Turns`.
 
     Attributes:
-        forward: what saves O and LSE.
+        forward: the forward pass, which saves O and LSE.
         fmt: bf16, fp16 or fp32.
-        br, bc: the tile of both kernels; None is that of the pinned launches, which is not the same for both.
-        order: of query tiles and of KV tiles; None is the kernels' own, forward for the portable ones.
+        br, bc: the tile of both kernels; None takes the pinned launches, whose tiles may differ between the kernels.
+        order: order of query tiles and of KV tiles; None is the kernels' own, forward for the portable ones.
         recompute: `exp2` or `exp`; either form of delta.
         tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
         kernel: see `Kernel`.
-        design: of the Hopper kernels; None is one kernel where its programs can await each other, else two.
+        design: that of the Hopper kernels; None is one kernel if all programs that wait for each other can run at once, else two.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | SIDES | _OWN | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
@@ -86,9 +86,9 @@ class TritonBackward(BySaved, TimedFromSaved):
             raise BadInput("precision", self.fmt.name, f"use one of {', '.join(fmt.name for fmt in _FORMATS)}")
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
         if self.tf32 and self.fmt != FP32:
-            raise BadInput(_FIELD, "tf32", f"it is a way to multiply fp32, not {self.fmt.name}")
+            raise BadInput(_FIELD, "tf32", f"only products of fp32 can be in tf32, not those of {self.fmt.name}; give ieee")
         if self.design is not None and self.kernel is Kernel.PORTABLE:
-            raise BadInput("backward.design", self.design.value, "the Hopper kernels have designs; give backward.kernel=hopper")
+            raise BadInput("backward.design", self.design.value, "only Hopper kernels have designs; give backward.kernel=hopper")
 
     @property
     def precision(self) -> BackwardPrecision:
@@ -119,7 +119,7 @@ class TritonBackward(BySaved, TimedFromSaved):
 
     @property
     def storage(self) -> torch.dtype:
-        """What the inputs are held in, so that a call converts nothing."""
+        """The dtype in which the inputs are stored, so that a call converts nothing."""
         dtype = torch.float32 if interpreting() else self.fmt.dtype
         assert dtype is not None, "each of the formats has a dtype"
         return dtype
@@ -130,7 +130,7 @@ class TritonBackward(BySaved, TimedFromSaved):
         return self.tf32
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
-        """Of the design that ran, else of the portable kernels, two. `ran` has the sides of tiles that are passed over alone."""
+        """The cost model of the Hopper design that ran, or of the two portable kernels with the tile asked for."""
         width = Width.of(self.fmt, self.fmt)
         design = next((design for design, name in NAMES.items() if name == ran.name), self.design)
         if design is None:
@@ -141,10 +141,10 @@ class TritonBackward(BySaved, TimedFromSaved):
         return BackwardCostModel(model, TILE, recomputes_twice=True, scales_lse=True)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` says the tile that a launch had.
+        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` states the tile of a launch.
 
         Raises:
-            BadInput: for `Kernel.AUTO` without a design, which is one of several kernels; for a design that the GPU decides.
+            BadInput: for `Kernel.AUTO` without a design, as several kernels are possible; for a design that depends on the GPU.
         """
         if self.kernel is Kernel.AUTO and self.design is None:
             raise BadInput("backward.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
@@ -155,7 +155,7 @@ class TritonBackward(BySaved, TimedFromSaved):
         return BackwardWalk(self.precision, self.recompute, tiling, turns=turns)
 
     def _hopper_walk(self, shape: Shape, mask: Mask) -> tuple[Tiling, Turns]:
-        """The tiles and the order of the design that is asked for, or that runs on every GPU that can run it."""
+        """The tiles and the order of the design that is asked for, or of the one that every suitable GPU would run."""
         if shape.head_dim not in FUSED:
             raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernels have 64 and 128")
         queries, design = shape.queries - hidden_queries(shape.queries, shape.keys, mask), self.design
@@ -172,11 +172,11 @@ class TritonBackward(BySaved, TimedFromSaved):
         return self.precision.round_inputs(q, k, v, do)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Rounded inputs of any dtype in; the gradients in the format's dtype, delta in FP32.
+        """Takes rounded inputs of any dtype; returns the gradients in the format's dtype, delta in FP32.
 
         Raises:
             BadInput: for a scale that is not positive and finite.
-            Unsupported: naming the field, for what the kernels do not have, and where no kernel can run.
+            Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
         check_backward_shapes(q, k, v, do, mask)
         return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
@@ -184,7 +184,7 @@ class TritonBackward(BySaved, TimedFromSaved):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, as above."""
+        """The backward pass alone; see `__call__`."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         require(q.device)
@@ -218,7 +218,7 @@ class TritonBackward(BySaved, TimedFromSaved):
 
     def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> str | None:
         if self.kernel is Kernel.PORTABLE:
-            return "the portable kernels are asked for"
+            return "backward.kernel=portable asks for the portable kernels"
         if (found := generation(q.device)) != "sm_90":
             return f"it needs a GPU of compute capability 9.0, and this is {found}"
         return refusal(q, k, v, do, mask, self)

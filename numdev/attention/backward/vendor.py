@@ -89,7 +89,7 @@ class ByAutograd:
         return self.forward.is_tf32
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:
-        """As of the forward pass, whose tile is not that of the backward pass."""
+        """The cost model of the forward pass, without its tile, which is not that of the backward pass."""
         model = self.forward.cost_model(Ran())
         return None if model is None else BackwardCostModel(replace(model, br=None))
 
@@ -182,13 +182,13 @@ class SdpaBackward(ByAutograd):
         return self.forward if self.backend is Backend.MATH else SavingSdpa(self.backend, self.fmt)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """Of the CUDA kernel where there is a GPU, else of the CPU's.
+        """The walk of the CUDA kernel if there is a GPU, else that of the CPU kernel.
 
         Raises:
             BadInput: for heads that share a KV head: no policy here rounds dK and dV of each head before they are summed.
         """
         if shape.heads != shape.kv_heads:
-            mend = "give as many as heads: PyTorch rounds dK and dV of each head before it sums a group, which no policy states"
+            mend = "give as many as heads: PyTorch rounds dK and dV of each head before it sums them, which no policy expresses"
             raise BadInput("problem.kv_heads", shape.kv_heads, mend)
         if self.backend is Backend.FLASH:
             return _flash_on_gpu(self.fmt, shape) if torch.cuda.is_available() else _flash_on_cpu(self.fmt, shape)
@@ -204,16 +204,16 @@ def _flash_on_gpu(fmt: Format, shape: Shape) -> BackwardWalk:
     """
     tiles = {32: (128, 128), 64: (128, 128), 96: (64, 128), 128: (64, 128)}
     br, bc = tiles.get(shape.head_dim, (None, None))
-    why = "its tiles are known at head_dim 32, 64, 96 and 128 alone"
+    why = "its tiles are known only at head_dim 32, 64, 96 and 128"
     policy = BackwardPrecision.kernel(fmt)
     return BackwardWalk(policy, br=br, bc=bc, order=Order.RANDOM, query_order=Order.REVERSE, why=why)
 
 
 def _flash_on_cpu(fmt: Format, shape: Shape) -> BackwardWalk:
-    """Of `aten::_scaled_dot_product_flash_attention_for_cpu_backward`, whose running sums are its outputs, in their dtype.
+    """`aten::_scaled_dot_product_flash_attention_for_cpu_backward`, whose running sums are in the dtype of its outputs.
 
-    It multiplies dS by the scale before dS is rounded, which is the same as the scale of the sums at the end where the scale is a
-    power of two, and else one rounding less.
+    It multiplies dS by the scale before dS is rounded. If the scale is a power of two, this equals scaling the sums at the end;
+    otherwise it rounds once less.
     """
     queries = shape.queries
     policy = BackwardPrecision.kernel(fmt).with_step(dq_sum=fmt, dk_sum=fmt, dv_sum=fmt)
@@ -245,12 +245,12 @@ class FlexBackward(ByAutograd):
         return Flex(self.br, self.bc, self.fmt)
 
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """One pass makes dQ, another dK and dV, each over the tiles in their order, but for those that the mask cuts."""
+        """One pass computes dQ, another dK and dV, each over the tiles in order; but blocks that the mask cuts come first."""
         policy = BackwardPrecision.kernel(self.fmt)
         if mask.is_none:
             forward = Order.FORWARD
             return BackwardWalk(policy, order=forward, query_order=forward, why="it depends on the launch")
-        return BackwardWalk(policy, why="blocks that the mask cuts come first, an order that no tiling here has")
+        return BackwardWalk(policy, why="blocks that the mask cuts come first, an order that no tiling here can express")
 
     def _compiling(self) -> AbstractContextManager[None]:
         found: AbstractContextManager[None] = keeping_graphs()
@@ -264,7 +264,7 @@ class VanillaBackward(ByAutograd):
     `NaiveBackward.eager` emulates these operations in any format.
 
     Attributes:
-        fmt: of inputs, scores, P and gradients; one that torch multiplies matrices in.
+        fmt: the format of inputs, scores, P and gradients; torch must be able to multiply matrices in it.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)

@@ -11,7 +11,7 @@ def _take(self, *values):
 
 
 def aggregate(cls):
-    """A class whose annotations are fields. It takes their values in order, unless it has a constructor of its own."""
+    """Make a class whose annotations are fields. Its constructor takes their values in order, unless it defines its own."""
     if "__init__" not in vars(cls):
         cls.__init__ = _take
     made = _aggregate(cls)

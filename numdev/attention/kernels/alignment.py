@@ -1,4 +1,4 @@
-"""Which tensors the copy engine of a Hopper GPU reads."""
+"""Which tensors the copy engine (TMA) of a Hopper GPU can read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _BYTES = 16  # of which every address and stride is a multiple (CUDA C++ Program
 
 
 def misalignment(**tensors: Tensor) -> str | None:
-    """Why the copy engine cannot read the first of these, by name, that it cannot; None if it can read all."""
+    """The reason why the copy engine cannot read one of these tensors, the first such one; None if it can read all."""
     for name, tensor in tensors.items():
         if not _is_aligned(tensor):
-            return f"the copy engine needs {_BYTES}-byte alignment of {name}, of its rows too, and a contiguous head_dim"
+            return f"the copy engine needs {name} and its rows aligned to {_BYTES} bytes, and a contiguous head_dim"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the portable kernel is called with, by name: constants of the compiler in `Code`, the rest at each launch."""
+"""The arguments of the portable kernel, by name: `Code` holds compile-time constants, the others are passed at each launch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Recurrence(NamedTuple):
     Attributes:
         binary: exponentials are `2^x`.
         lazy: the maximum moves only beyond a threshold.
-        each: O is divided at each tile, not once at the end.
+        each: O is divided by the row sum after each tile, not once at the end.
         fused: `alpha O + P V` is one accumulation.
         scaled: P is scaled before its cast, and `P V` scaled back.
         local: P is relative to the tile's own maximum.
@@ -48,14 +48,14 @@ class Recurrence(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Sides of a block in registers, powers of two of at least 16, and the head_dim of which PAD numbers are loaded."""
+    """Sides of a block in registers, powers of two of at least 16, and the head_dim, which is padded to PAD."""
 
     br: int
     bc: int
     pad: int
     dim: int
     reverse: bool
-    ragged: bool  # whether tiles of keys are shorter than `bc`, so that none goes without a mask
+    ragged: bool  # whether tiles of keys are shorter than `bc`, so that every tile needs a mask
 
 
 class Sight(NamedTuple):
@@ -88,7 +88,7 @@ class View(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Numbers of the recurrence: the factor of the scores, `log_scale`, the threshold of the lazy maximum, the scale of P."""
+    """Factors of the recurrence: that of the scores, `log_scale`, the threshold of the lazy maximum, and the scale of P."""
 
     scores: Any
     log: Any
@@ -97,7 +97,7 @@ class Factors(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the problem: heads, query heads that share a KV head, queries, keys, window; and the sides of a tile."""
+    """Sizes of the problem (heads, query heads per KV head, queries, keys, window), and the sides of a tile."""
 
     heads: Any
     group: Any
@@ -109,7 +109,7 @@ class Sizes(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A block of query rows: `q [BR, PAD]`, their places `[BR]`, and what limits the keys that they see."""
+    """A block of query rows: `q [BR, PAD]`, their places `[BR]`, and the limits of the keys that they see."""
 
     q: Any
     places: Any

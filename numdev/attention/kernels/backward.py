@@ -1,18 +1,17 @@
 """The gradients of tiled attention as Triton kernels, every step in a format of its own.
 
-Dao 2023, Algorithm 2, in a preparation and two kernels. Nothing is added by an atomic operation: the order of every sum is that
-of the tiling.
+Dao 2023, Algorithm 2, as a preparing kernel and two others. None uses atomic additions: the tiling fixes the order of every sum.
 
     prepare   delta_i = sum_d dO_id O_id, and the LSE as it enters the exponent
     dk_dv     one program owns a block of keys of one KV head; it meets the tiles of queries of each head of the group:
                   P^T = exp(S^T - LSE), S^T = scale K Q^T;  dP^T = V dO^T;  dS^T = P^T o (dP^T - delta)
                   dV += P^T dO;  dK += dS^T Q
     walk      one program owns a block of rows of one head; it meets the tiles of keys: dQ += dS K;
-              or, where delta has that form, delta_i += sum_j dP_ij P_ij
+              or, for delta = rowsum(dP * P), delta_i += sum_j dP_ij P_ij
 
-The scale multiplies dK and dQ once at the end. `dk_dv` works on transposed tiles, because P^T and dS^T then come out of one
-product as the next takes them from registers. Under the policy `kernel(F)` this is the backward pass of FlashAttention-2; under
-any other it is the instrument. Names are those of `numdev.attention.kernels.forward`.
+The scale multiplies dK and dQ once at the end. `dk_dv` works on transposed tiles, because one product then leaves P^T and dS^T
+in registers in the layout in which the next product reads them. Under the policy `kernel(F)` this is the backward pass of
+FlashAttention-2; under any other policy it measures that policy. Names are those of `numdev.attention.kernels.forward`.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def meet_queries(tile, keys, q, do, saved, sums, limits, factors, side, MASK: tl
 
 @triton.jit
 def queries_between(first, last, keys, q, do, saved, sums, limits, factors, side, MASK: tl.constexpr, CODE: tl.constexpr):
-    """The tiles `[first, last)` of queries of one head, which all need the mask or all need none."""
+    """The tiles `[first, last)` of queries of one head; either all of them need the mask or none does."""
     for i in tl.range(first, last):
         if CODE.tile.reverse:
             tile = first + last - 1 - i
@@ -153,7 +152,7 @@ def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr
 def keys_between(
     first, last, rows, k, v, total, limits, factors, side, MASK: tl.constexpr, DELTA: tl.constexpr, CODE: tl.constexpr
 ):  # fmt: skip
-    """The tiles `[first, last)` of keys, which all need the mask or all need none."""
+    """The tiles `[first, last)` of keys; either all of them need the mask or none does."""
     for i in tl.range(first, last):
         if CODE.tile.reverse:
             tile = first + last - 1 - i
@@ -207,7 +206,7 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     if DELTA:
         tl.store(own.delta + places, tl.where(hidden, 0.0, total), mask=is_row)
     else:
-        total = tl.where(hidden[:, None], 0.0, total)  # whatever the keys that others see hold
+        total = tl.where(hidden[:, None], 0.0, total)  # such a row has met keys of other rows, which may hold NaN
         total = times(total, factors.scale + tl.zeros_like(total), DQ_SUM)
         at = (pair.to(tl.int64) * sizes.queries + places)[:, None] * DIM + inner[None, :]  # [BR, PAD]
         tl.store(dq + at, total.to(dq.dtype.element_ty), mask=is_row[:, None] & (inner < DIM)[None, :])
@@ -217,7 +216,7 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
 def prepare(out, do, lse, saved, factors, sizes, CODE: tl.constexpr):
     """One block of rows of one head: the LSE in the units of the exponent, and delta where it is `rowsum(dO * O)`.
 
-    A row that sees no key has an LSE of minus infinity, which is kept, and a delta of 0, whatever its dO holds.
+    A row that sees no key keeps its LSE of minus infinity and gets a delta of 0, even if its dO holds NaN.
     """
     SPEC: tl.constexpr = CODE.policy.delta
     EXPONENTIAL: tl.constexpr = CODE.policy.exponential

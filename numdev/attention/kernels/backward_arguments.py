@@ -1,4 +1,4 @@
-"""What the portable backward kernels are called with, by name; see `numdev.attention.kernels.arguments`."""
+"""The arguments of the portable backward kernels, by name; see `numdev.attention.kernels.arguments`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Products(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """Whether the product of a tile and the running sum over tiles are one accumulation: nothing is rounded between the two."""
+    """Whether the product of a tile is accumulated directly onto the running sum over tiles, with no rounding between the two."""
 
     dq: bool
     dk: bool
@@ -84,14 +84,14 @@ class Factors(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the preparation leaves for each row, FP32 `[batch, heads, queries]`: the LSE as it enters the exponent, and delta."""
+    """What `prepare` computes for each row, FP32 `[batch, heads, queries]`: the LSE as it enters the exponent, and delta."""
 
     base: Any
     delta: Any
 
 
 class Limits(NamedTuple):
-    """What limits the pairs that see each other: queries, keys of the batch entry, the shift of a row, the window."""
+    """What limits the visible pairs: queries, keys of the batch entry, the shift of a row, the window."""
 
     queries: Any
     keys: Any
@@ -100,7 +100,7 @@ class Limits(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tiles `[start, stop)` of a loop over `side` at a time; no tile of `[whole, partial)` needs a mask."""
+    """The tiles `[start, stop)` of a loop, each `side` long; none of the tiles `[whole, partial)` needs a mask."""
 
     start: Any
     whole: Any

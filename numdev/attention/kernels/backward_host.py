@@ -46,8 +46,8 @@ class Request:
     Attributes:
         precision: the policy; the caller rounds inputs, O and the gradients.
         recompute: the form of delta, and the exponential.
-        launches: the tiles of both kernels; `br` of the first is that of the queries of dK and dV, `bc` of the second that of
-            the keys of dQ.
+        launches: the tiles of both kernels: `br` of the first is the number of queries in a tile of dK and dV, `bc` of the
+            second the number of keys in a tile of dQ.
         order: of both loops, forward or reverse.
         tf32: whether FP32 operands are multiplied as TF32.
         exactly: rounds every operation by itself; else the compiler may fuse a product with the sum that follows.
@@ -71,7 +71,7 @@ class Request:
                 raise Unsupported(f"tiling.{side}", f"{given} do not fit into registers; give at most {_MOST}")
 
     def code(self, of_rows: bool, mask: Mask, shape: tuple[int, int, int], factors: Factors) -> Code:
-        """The constants of one kernel for so many queries and keys of a head_dim; that `of_rows` meets tiles of keys."""
+        """The constants of one kernel; `shape` is queries, keys and head_dim, and the kernel `of_rows` meets tiles of keys."""
         queries, keys, dim = shape
         launch = self.launches.rows if of_rows else self.launches.keys
         br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (launch.br, launch.bc, dim))
@@ -157,7 +157,7 @@ _LENGTHS = Tables(64)
 
 @dataclass(frozen=True)
 class Prepared:
-    """One call: what it reads and writes. `prepare`, `dq` and `dk_dv` launch its kernels, in this order."""
+    """The tensors that one call reads and writes. `prepare`, `dq` and `dk_dv` launch its kernels, in this order."""
 
     request: Request
     given: Given
@@ -195,7 +195,7 @@ class Prepared:
 
     @contextmanager
     def fitting(self, launch: Launch) -> Iterator[None]:
-        """Where kernels are launched: on the device of the inputs, and refused where they do not fit."""
+        """A context in which kernels are launched on the device of the inputs; raises Unsupported if a kernel does not fit."""
         q = self.given.q
         with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
             try:

@@ -1,7 +1,7 @@
 """Launch settings of the portable backward kernels: a tile for dK and dV, and one for dQ.
 
-A tile's `br` decides the order in which dK and dV are added up, that of dQ its `bc`. Those of 16-bit formats are the largest that
-the compiler keeps in registers for compute capability 9.0 (`tests.compiled_backward` shows it).
+The `br` of a tile decides the order in which dK and dV are summed, its `bc` that of dQ. The tiles of 16-bit formats are the
+largest that the compiler keeps in registers for compute capability 9.0 (`tests.compiled_backward` shows it).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numdev.attention.mask import Mask
 
 @dataclass(frozen=True)
 class Launches:
-    """Of the kernel of dK and dV, which keeps a block of keys, and of that of dQ, which keeps a block of rows."""
+    """The launch of the kernel for dK and dV, which keeps a block of keys, and of that for dQ, which keeps a block of rows."""
 
     keys: Launch
     rows: Launch
@@ -33,14 +33,14 @@ _WIDE = {
     256: Launches(Launch(16, 32, 8, 1), Launch(32, 16, 8, 1)),
 }
 _UNMASKED = Launch(64, 128, 8, 2)  # of dK and dV up to d = 64, where no tile needs the registers of a mask
-_LARGE = 64 * 64  # pairs of a tile, beyond which it has the registers of eight warps
+_LARGE = 64 * 64  # pairs of a tile; a larger one needs the registers of eight warps
 
 
 def choose(fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None) -> Launches:
-    """The launches for a request; sides that are given replace those of both kernels.
+    """The launches for a request; `br` and `bc`, if given, replace the sides of both kernels.
 
-    What does not fit into the shared memory of the device loses stages; a tile whose sides are not given, then half of its
-    longer side at a time.
+    A launch that does not fit into the shared memory of the device gets fewer stages; if that is not enough and the sides are
+    not given, the longer side of its tile is halved until it fits.
     """
     table = _NARROW if fmt.bits <= 16 else _WIDE
     found = Launches(INTERPRETED, INTERPRETED)
@@ -56,10 +56,10 @@ def choose(fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | Non
 
 
 def shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: bool) -> int:
-    """A bound on the shared memory of a kernel, from what the compiler keeps there.
+    """An upper bound on the shared memory of a kernel, from what the compiler keeps there.
 
-    Two tiles that stay (k and v, or q and do where it is `of_rows`), two for each stage and two more while they change their
-    layout, P and dS.
+    It holds two tiles for the whole loop (k and v, or q and do if the kernel is `of_rows`), two for each stage, two more while
+    their layout is converted, and P and dS.
     """
     inner = max(16, 1 << (head_dim - 1).bit_length())
     br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))

@@ -11,11 +11,11 @@ from numdev.attention.kernels.forward import dot, multiply
 
 @triton.jit
 def recompute(left, right, base, sees, factors, MASK: tl.constexpr, CODE: tl.constexpr):
-    """`P [M, N]`, 0 for pairs that do not see each other.
+    """`P [M, N]`, 0 for pairs that are not visible.
 
     left `[M, PAD]` is q and right `[N, PAD]` k, or the other way round; base, the LSE, is `[M, 1]` or `[1, N]`.
     """
-    # Bound to names: triton 3.6 takes a number of a tuple for a constant in a call, but no text and no tuple.
+    # Bound to names because triton 3.6 accepts a number from a tuple as a constant in a call, but no string and no tuple.
     SCORES: tl.constexpr = CODE.policy.scores
     EXPONENTIAL: tl.constexpr = CODE.policy.exponential
     INPUTS: tl.constexpr = CODE.products.inputs
@@ -36,7 +36,7 @@ def gradient_of_p(left, right, CODE: tl.constexpr):
 
 @triton.jit
 def weigh(p, dp, delta, sees, MASK: tl.constexpr, CODE: tl.constexpr):
-    """`dS = P (dP - delta)`, 0 for pairs that do not see each other, also where delta is no number."""
+    """`dS = P (dP - delta)`, 0 for pairs that are not visible, even if delta is NaN."""
     DIFFERENCE: tl.constexpr = CODE.policy.difference
     DS: tl.constexpr = CODE.policy.ds
     ds = add(dp, -delta + tl.zeros_like(dp), DIFFERENCE)

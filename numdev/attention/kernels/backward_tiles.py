@@ -1,4 +1,4 @@
-"""Which pairs of queries and keys a backward kernel meets, and in which tiles: `numdev.attention.mask.Mask` from both sides."""
+"""Which pairs of queries and keys a backward kernel visits, and in which tiles: `numdev.attention.mask.Mask` from both sides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def limits_of(lengths, b, sizes, CODE: tl.constexpr):
 
 @triton.jit
 def seeing(column0, column1, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Half-open ranges of queries: none outside the first sees a key of `[column0, column1)`; within the second all see all."""
+    """Two half-open ranges of queries, low and high of each.
+
+    Every query that sees a key of `[column0, column1)` lies in the first; every query of the second sees all of these keys.
+    """
     low, high = column0 * 0, limits.queries
     all_low, all_high = column0 * 0, limits.queries
     if CAUSAL:
@@ -36,7 +39,7 @@ def seeing(column0, column1, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr)
 
 @triton.jit
 def span_of(low, high, all_low, all_high, side, RAGGED: tl.constexpr):
-    """The tiles of `[low, high)`; RAGGED ones, shorter than a block in registers, all need the mask."""
+    """The tiles of `[low, high)`. RAGGED tiles, which are shorter than a block in registers, all need the mask."""
     start = low // side
     stop = tl.maximum(tl.cdiv(high, side), start)
     if RAGGED:
@@ -50,10 +53,10 @@ def span_of(low, high, all_low, all_high, side, RAGGED: tl.constexpr):
 
 @triton.jit
 def part_of(part, span, CODE: tl.constexpr):
-    """One part of a walk: tiles that need the mask, then tiles that need none, each `[first, last)`.
+    """One part of a walk: tiles that need the mask, then tiles that need none, each as a range `[first, last)`.
 
-    A walk has the masked tiles before the whole ones, the whole ones, and the masked ones behind. One part is the first two of
-    them, a second one, if there is any, the last: so the code of a masked tile is there once, and leaves registers.
+    A walk visits masked tiles, then whole tiles, then masked tiles. The first part covers the first two of these groups, a
+    second part, if there is one, the third. The code for a masked tile thus exists only once, which saves registers.
     """
     if CODE.tile.reverse:
         first = tl.where(part == 0, span.partial, span.start)
@@ -66,7 +69,7 @@ def part_of(part, span, CODE: tl.constexpr):
 
 @triton.jit
 def pairs(exist, rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Those of the pairs that `exist` that see each other; each may be a row or a column of the tile."""
+    """Which of the pairs that `exist` are visible; `rows` and `columns` broadcast over the tile."""
     sees = exist
     if CAUSAL:
         sees = sees & (columns <= rows + limits.shift)
@@ -77,7 +80,7 @@ def pairs(exist, rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constex
 
 @triton.jit
 def load_between(view, index, inner, low, high, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """As `numdev.attention.kernels.tiles.load`, 0 also before `low`: what no row of a tile may read is not read."""
+    """As `numdev.attention.kernels.tiles.load`, and 0 before `low` too: nothing outside `[low, high)` is read."""
     pointers = view.at + index.to(tl.int64)[:, None] * view.row + inner.to(tl.int64)[None, :] * view.dim  # [rows, PAD]
     if MASKED:
         inside = (index >= low) & (index < high)
@@ -87,6 +90,6 @@ def load_between(view, index, inner, low, high, DIM: tl.constexpr, MASKED: tl.co
 
 @triton.jit
 def saved_head(saved, pair, queries):
-    """What is saved of one head of one batch entry."""
+    """The part of `saved` that belongs to one head of one batch entry."""
     offset = pair.to(tl.int64) * queries
     return Saved(saved.base + offset, saved.delta + offset)

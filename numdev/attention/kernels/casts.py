@@ -1,9 +1,10 @@
 """Rounding FP32 registers to a format given at compile time: `numdev.arithmetic.rounding.Cast` inside a kernel, bit for bit.
 
-A cast becomes `Spec`, a tuple of compile-time numbers with names.
-Formats with the exponents of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept
-bit is even, and cuts; toward zero only cuts. Narrower exponents are rounded by the adder, with the constant
-`1.5 * 2^(E + 23 - m)` as in `numdev.arithmetic.bits.round_magic`; toward zero then steps back where that went away from zero.
+A cast becomes a `Spec`, a named tuple of compile-time numbers.
+Formats with the exponent range of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept
+bit is even, and truncates; toward zero only truncates. Formats with a narrower exponent range are rounded by an addition of the
+constant `1.5 * 2^(E + 23 - m)`, as in `numdev.arithmetic.bits.round_magic`; toward zero then steps back where that rounded away
+from zero.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.attention.kernels.runtime import interpreting
 from numdev.errors import Unsupported
 
-# How a cast is done: not at all, by one instruction, on the bits, or by the adder.
+# How a cast is done: not at all, by one instruction, on the bits, or by an addition.
 IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = (tl.constexpr(kind) for kind in range(5))
 # What becomes of a number beyond the largest.
 TO_INFINITY, TO_NAN, TO_MAX = (tl.constexpr(end) for end in range(3))
 
-# A GPU's FMA rounds once and gives the rest of a product in FP32; the interpreter's rounds twice, so that FP64 serves there.
+# A GPU's FMA rounds once and gives the remainder of a product in FP32; the interpreter's rounds twice and needs FP64 instead.
 FUSED = tl.constexpr(not interpreting())
 
 
@@ -34,9 +35,9 @@ class Spec(NamedTuple):
         kind: one of IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS and ADDER.
         mantissa_bits, emin, emax, max: of the format.
         overflow: one of TO_INFINITY, TO_NAN and TO_MAX.
-        toward_zero: whether it rounds so, and not to nearest even.
+        toward_zero: whether it rounds toward zero; otherwise to nearest even.
         flush: whether subnormal results become 0.
-        once: whether the operation before it must be corrected, so that both round once.
+        once: whether the operation before it must be corrected, so that operation and cast together round once.
     """
 
     kind: int
@@ -54,33 +55,33 @@ def spec(cast: Cast, field: str, once: bool = False) -> Spec:
     """A cast as compile-time numbers; `once` where the operations before it could round twice (`numdev.arithmetic.elementary`).
 
     Raises:
-        Unsupported: naming `field`, for what a kernel cannot do in FP32 registers.
+        Unsupported: naming `field`, if a kernel cannot do this cast in FP32 registers.
     """
     to = cast.to
     if cast.rounding not in (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO):
         raise Unsupported(field, f"kernels round nearest_even or toward_zero, not {cast.rounding.value}")
     if not FP32.covers(to) or to.is_integer or to.listing is not None:
-        raise Unsupported(field, f"kernels compute in FP32, which does not stand for {to.name}; use attention=tiled")
+        raise Unsupported(field, f"kernels compute in FP32, which cannot emulate {to.name}; use the tiled emulation")
     toward_zero, flush = cast.rounding is Rounding.TOWARD_ZERO, cast.subnormals is Subnormals.FLUSHED
     plain = not toward_zero and not flush and cast.overflow is Overflow.INFINITY
     if to == FP32:
         if not plain:
-            raise Unsupported(field, f"FP32 registers are rounded as the hardware does, not as {cast}")
+            raise Unsupported(field, f"the hardware rounds FP32 results, and not as {cast}; use the tiled emulation")
         return Spec(IDENTITY.value, 23, to.emin, to.emax, to.max, TO_INFINITY.value, False, False, False)
     overflow = TO_MAX if cast.overflow is Overflow.SATURATE else TO_INFINITY if to.has_infinity else TO_NAN
     if to.emin == FP32.emin and to.specials is not Specials.IEEE:
-        raise Unsupported(field, f"{to.name} has numbers beyond FP32's exponents")
+        raise Unsupported(field, f"{to.name} has numbers beyond the exponent range of FP32; use the tiled emulation")
     kind = BITS if to.emin == FP32.emin else ADDER
     if plain and not interpreting() and to.name in ("bf16", "fp16"):
         kind = NATIVE_BF16 if to.name == "bf16" else NATIVE_FP16
     if kind == ADDER and to.mantissa_bits > 21:
-        raise Unsupported(field, f"{to.name} leaves no bits of FP32 to round with")
+        raise Unsupported(field, f"{to.name} has too many mantissa bits to be rounded in FP32; use the tiled emulation")
     return Spec(kind.value, to.mantissa_bits, to.emin, to.emax, to.max, overflow.value, toward_zero, flush, once)
 
 
 @triton.jit
 def round_bits(x, SPEC: tl.constexpr):
-    """To `m` mantissa bits and the exponents of FP32; what overflows carries into infinity."""
+    """Round to `m` mantissa bits with the exponent range of FP32; the carry of an overflow gives infinity."""
     bits = x.to(tl.int32, bitcast=True)
     shift: tl.constexpr = 23 - SPEC.mantissa_bits
     if not SPEC.toward_zero:
@@ -91,7 +92,7 @@ def round_bits(x, SPEC: tl.constexpr):
 
 @triton.jit
 def round_adder(x, SPEC: tl.constexpr):
-    """To `m` mantissa bits, the quantum of `emin` below it; beyond `emax` still a number of FP32."""
+    """Round to `m` mantissa bits, below `emin` to multiples of its quantum; a result beyond `emax` stays a number of FP32."""
     magnitude = tl.abs(x)
     exponent = magnitude.to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, (SPEC.emin + 127) << 23), (SPEC.emax + 1 + 127) << 23)
@@ -105,7 +106,7 @@ def round_adder(x, SPEC: tl.constexpr):
 
 @triton.jit
 def limit(magnitude, x, SPEC: tl.constexpr):
-    """Treat magnitudes beyond the largest number; x is what they were rounded from."""
+    """Handle magnitudes beyond the largest number; x is what they were rounded from."""
     infinite = tl.abs(x) == float("inf")
     if SPEC.overflow == TO_MAX:
         return tl.where(magnitude > SPEC.max, SPEC.max, magnitude)
@@ -140,11 +141,11 @@ def cast(x, SPEC: tl.constexpr):
 
 @triton.jit
 def to_odd(s, rest):
-    """`s`, or its neighbour on the side of `rest` where `s` is inexact and even: rounding it again rounds `s + rest`.
+    """Round to odd: `s`, or where `s` is inexact and even its neighbour towards `rest`. A cast of that rounds `s + rest` once.
 
-    Bits of a number are those of its magnitude behind a sign, so that one step toward zero, where `rest` has the other sign, then
-    an odd last bit is that neighbour. Infinity becomes the largest number, since rounding to odd never overflows. A `rest` of NaN
-    or 0 moves nothing.
+    The bits of a number are a sign and its magnitude: a step toward zero, if `rest` has the opposite sign, and then setting the
+    last bit gives that neighbour. Infinity becomes the largest number, since rounding to odd never overflows. A `rest` of NaN or
+    0 changes nothing.
     """
     bits = s.to(tl.int32, bitcast=True)
     opposite = (bits ^ rest.to(tl.float32).to(tl.int32, bitcast=True)) >> 31  # -1 where the signs differ, else 0
@@ -154,7 +155,7 @@ def to_odd(s, rest):
 
 @triton.jit
 def lift(x, SPEC: tl.constexpr):
-    """The power of two that keeps what an FMA leaves of `x` from underflow, 1 where no breakpoint of the format is that small."""
+    """The power of two by which `x` is scaled so that the remainder of an FMA does not underflow; 1 where that cannot matter."""
     factor = 1.0
     if SPEC.emin - SPEC.mantissa_bits < -100:
         factor = tl.where(tl.abs(x) < 2.0**-100, 281474976710656.0, 1.0)  # 2^48: a rest is a multiple of 2^-196
@@ -174,7 +175,7 @@ def add(x, y, SPEC: tl.constexpr):
     if SPEC.once:
         part = s - x
         rest = (x - (s - part)) + (y - part)
-        if SPEC.toward_zero:  # a sum of numbers that became infinity has a rest of NaN; nearest rounds it to infinity anyhow
+        if SPEC.toward_zero:  # a sum that overflowed has a remainder of NaN; nearest gives infinity in any case
             ended = (tl.abs(s) == float("inf")) & (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
             rest = tl.where(ended, -s, rest)
         s = to_odd(s, rest)
@@ -199,7 +200,7 @@ def times(x, y, SPEC: tl.constexpr):
 def over(x, y, SPEC: tl.constexpr):
     """`cast(x / y)`, rounded once, y not 0: the remainder `x - s y` is exact.
 
-    No quotient of FP32 numbers is near enough to one for FP64 to land on it.
+    No inexact quotient of FP32 numbers is so near to an FP32 number that FP64 would round it to that number.
     """
     s = tl.math.div_rn(x, y)
     if SPEC.once:
@@ -215,7 +216,7 @@ def over(x, y, SPEC: tl.constexpr):
 
 @triton.jit
 def decay(x, m, BINARY: tl.constexpr, SPEC: tl.constexpr):
-    """`exp(x - m)`, 0 where x is minus infinity, which stands for no number and is never rounded; x and m have one shape."""
+    """`exp(x - m)`, 0 where x is minus infinity, which marks a masked score and is never rounded; x and m have one shape."""
     difference = add(x, -m, SPEC)
     if BINARY:
         found = cast(tl.math.exp2(difference), SPEC)

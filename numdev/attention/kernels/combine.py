@@ -10,7 +10,7 @@ from numdev.attention.kernels.casts import add, cast, decay, times
 
 @triton.jit
 def weight(value, reference, RESCALE: tl.constexpr):
-    """`exp(LSE_s - LSE)`; 0 where a split has no sum, whose minus infinity is no number to be rounded."""
+    """`exp(LSE_s - LSE)`; 0 for a split that sees no key, whose LSE of minus infinity is not rounded."""
     return decay(value, tl.where(reference == float("-inf"), 0.0, reference), False, RESCALE)
 
 
@@ -22,7 +22,7 @@ def combine(
 ):  # fmt: skip
     """`O = sum_s w_s O_s`, `w_s = exp(LSE_s - LSE)`, the splits in their order.
 
-    parts are `[splits, rows, DIM]`, part_lse `[splits, rows]`; SPLITS is the power of two from splits on.
+    parts are `[splits, rows, DIM]`, part_lse `[splits, rows]`; SPLITS is the smallest power of two of at least splits.
     """
     RESCALE: tl.constexpr = POLICY.rescale
     ROW_SUM: tl.constexpr = POLICY.row_sum

@@ -1,9 +1,9 @@
 """Tiled attention as one Triton kernel, every step in a format of its own: the readable specification of our kernels.
 
 The recurrence and the names are those of `numdev.attention.recurrence`. `CODE` (`numdev.attention.kernels.arguments`) holds the
-constants of one compiled kernel, such as one cast for each step; a cast that changes nothing leaves no instruction. Under the
-policy `kernel(F)` this is a FlashAttention-2 forward pass (Dao 2023, Algorithm 1); under any other it is the instrument, at the
-speed of a GPU.
+constants of one compiled kernel, such as one cast for each step; a cast that changes nothing compiles to no instruction. Under
+the policy `kernel(F)` this is a FlashAttention-2 forward pass (Dao 2023, Algorithm 1); under any other policy it measures that
+policy at the speed of a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numdev.attention.kernels.tiles import load, seen, visible
 
 @triton.jit
 def multiply(a, b, acc, PRODUCT: tl.constexpr):
-    """`a [M, K] b [K, N]`, added to `acc [M, N]` if there is one, in FP32; products are exact but for those of `ieee`."""
+    """`a [M, K] b [K, N]`, added to `acc [M, N]` if given, in FP32. Each product of two operands is exact, except with `ieee`."""
     if PRODUCT == "fp16":
         return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     if PRODUCT == "bf16":
@@ -62,7 +62,7 @@ def head(view, b, h):
 @triton.jit
 def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.constexpr):
     """One tile of keys: `m, l, O -> m', l', O'`; k and v are one head's."""
-    # Bound to names: triton 3.6 takes a number of a tuple for a constant in a call, but no text and no tuple.
+    # Bound to names because triton 3.6 accepts a number from a tuple as a constant in a call, but no string and no tuple.
     SCORES: tl.constexpr = CODE.policy.scores
     EXPONENTIAL: tl.constexpr = CODE.policy.exponential
     RESCALE: tl.constexpr = CODE.policy.rescale
@@ -138,7 +138,7 @@ def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.cons
 
 @triton.jit
 def phase(first, last, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.constexpr):
-    """The tiles `[first, last)`, which all need the mask or all need none."""
+    """The tiles `[first, last)`; either all of them need the mask or none does."""
     for i in tl.range(first, last):
         if CODE.tile.reverse:
             tile = first + last - 1 - i
@@ -169,7 +169,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     """One block of rows of one head against one split of the keys.
 
     q, k and v are `View`s; out is `[splits, batch, heads, queries, dim]`, lse the same without dim, lengths `[batch]`. bounds
-    `[splits + 1]` are the tiles with which the splits begin and end.
+    `[splits + 1]` are the tiles at which the splits begin and end.
     """
     BR: tl.constexpr = CODE.tile.br
     PAD: tl.constexpr = CODE.tile.pad
@@ -200,7 +200,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     else:
         whole0 = tl.minimum(tl.maximum(tl.cdiv(all_low, bc), start), stop)
         whole1 = tl.minimum(tl.maximum(all_high // bc, whole0), stop)
-    # Masked tiles before the whole ones, the whole ones, masked ones behind; in reverse the other way round.
+    # Masked tiles, then whole tiles, then masked tiles; in reverse the other way round.
     if CODE.tile.reverse:
         state = phase(whole1, stop, rows, k, v, state, factors, bc, True, CODE)
     else:

@@ -1,23 +1,23 @@
 """Forward attention for Hopper GPUs: one loading and two or three computing warp groups, in Gluon.
 
-A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that `P V` of a block and `Q K^T` of the
-next are in the tensor cores while the softmax of neither waits for them; the groups take turns (ping-pong) so that one's
-products run during the other's exponentials (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). A program works off a
-list of tiles, and the first product of its next tile goes together with the last one of the tile before. Blocks of keys are
-visited from the last to the first, which puts the masked ones in front of the loop.
+A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that the tensor cores compute `P V` of one
+block and `Q K^T` of the next while the group computes softmax; the groups take turns (ping-pong), so that the products of one
+overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). A program processes a list of
+tiles, and issues the first product of the next tile together with the last product of the current one. Blocks of keys are
+visited from the last to the first, so that the masked ones come before the main loop.
 
 The policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
-The readable specification is `numdev.attention.kernels.forward`; the tests hold the two together.
+The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
-Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
 | q_full (set and group) | 1 and bytes | the loader, arming it for the copy | group c, before a tile's first `Q K^T` |
 | q_empty (set and group) | 1 | group c, after a tile's last `Q K^T` | the loader, before the next Q there |
 | k_full, v_full (stage) | 1 and bytes | the loader, arming it for the copy | every group, before it reads the block |
-| k_empty, v_empty (stage) | GROUPS | every group, done with it or passing it over | the loader, before the next block there |
-| v_tail (one) | 1 and bytes | as v_full, where padding cuts a block | the loader: it clears that, then arrives at v_full |
+| k_empty, v_empty (stage) | GROUPS | every group, having used or skipped the block | the loader, before the next block there |
+| v_tail (one) | 1 and bytes | as v_full, if a block is partly padding | the loader: it clears that, then arrives at v_full |
 | turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
 
 Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
@@ -26,12 +26,12 @@ Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is
 |---|---|---|---|---|
 | KB of Q (2 sets, at d = 256 one) | 32 | 48 | 64 | 64 |
 | KB of K and V, 2 stages each | 64 | 64 | 128 | 128 |
-| KB of O on its way out (at d = 256 half of its columns) | 16 | 24 | 32 | 32 |
-| KB in all, of 227, without a few words for barriers | 112 | 136 | 224 | 224 |
-| registers of a thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
-| registers that it has | 240 | 160 | 240 | 240 |
+| KB of O before it is stored (at d = 256 half of its columns) | 16 | 24 | 32 | 32 |
+| KB in all, of 227, plus a few words for barriers | 112 | 136 | 224 | 224 |
+| registers per thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
+| registers allotted per thread | 240 | 160 | 240 | 240 |
 
-Together the threads have `128 (groups * registers + 24)` of the 65,536 registers of a multiprocessor; 24 are a loading thread's.
+All threads together have `128 (groups * registers + 24)` of the 65,536 registers of a multiprocessor; a loading thread has 24.
 """
 
 from triton.experimental import gluon
@@ -51,7 +51,7 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit
 def take_turn(c: gl.constexpr, shared, i):
-    """Every group takes one turn at every block but the stream's first, also where it has nothing to issue."""
+    """Wait for the turn of group c. Every group takes one at every block but the stream's first, even with nothing to issue."""
     mbarrier.wait(shared.turn.index(c), (i - 1) & 1, pred=i > 0)
 
 
@@ -62,7 +62,7 @@ def pass_turn(c: gl.constexpr, setting, shared, i):
 
 @gluon.jit
 def pass_over(c: gl.constexpr, setting, shared, i, count):
-    """Free the buffers of blocks that group c sees nothing of."""
+    """Release the buffers of blocks in which group c sees no key."""
     for _ in range(count):
         at = i % setting.stages
         parity = (i // setting.stages) & 1
@@ -88,8 +88,8 @@ def scores(setting, shared, q, i):
 def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
     """`P [ROWS, bc]`, `alpha, m', l' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
     if MASK:
-        # With registers to spare, columns of the block are compared with a limit moved to it: they are the same for every block,
-        # and the compiler keeps them. Three groups have none, and compute them anew.
+        # Two groups have registers to spare: they compare the block's columns, the same for every block and so kept in
+        # registers, with a limit shifted to the block. Three groups have none to spare, and compute the columns each time.
         keys = gl.arange(0, setting.bc, gl.SliceLayout(0, setting.s))
         if setting.groups == 2:
             limit = limit - key
@@ -135,7 +135,7 @@ def as_operand(setting, p):
 
 @gluon.jit
 def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit):
-    """Every block of a tile but the first that group c sees."""
+    """All blocks of a tile after the first one that group c sees."""
     if setting.unaligned:
         for block in range(skip + 1, whole):
             key = (n - 1 - block) * setting.bc
@@ -163,12 +163,12 @@ def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.con
 
 @gluon.jit
 def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum):
-    """`O / l` through shared memory and the copy engine, which leaves out rows beyond the last; `(m + log2 l) ln 2`.
+    """Store `O / l` through shared memory and the copy engine, which omits rows beyond the last; store LSE `(m + log2 l) ln 2`.
 
     acc is `[ROWS, dim]`; m and row_sum are `[ROWS]`.
     """
     rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
-    empty = row_sum == 0.0  # sees no key: of those it sees the largest adds 1
+    empty = row_sum == 0.0  # the row sees no key; otherwise the largest score would add 1
     value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum)) * LN2)
     gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
     inverse = gl.where(empty, 0.0, 1.0 / row_sum)
@@ -245,7 +245,7 @@ def attention(d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shif
     d_q, d_k, d_v and d_o describe `[batch, heads, tokens, dim]` to the copy engine; lse is `[batch, heads, queries]`, tiles
     `[round, program, 5]`.
     """
-    # A group passes over at most one block of a tile (see `own`): a second would wait for a buffer of V that the group holds.
+    # A group skips at most one block of a tile (see `own`): a second would wait for a buffer of V that the group itself holds.
     gl.static_assert((CODE.groups - 1) * ROWS <= CODE.bc)
     GROUPS: gl.constexpr = CODE.groups
     STAGES: gl.constexpr = CODE.stages

@@ -1,10 +1,10 @@
 """The backward pass for Hopper GPUs in one kernel, with additions to dQ in a fixed order, in Gluon.
 
-A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and walks every tile of queries of every head
-that shares them. It makes dK and dV in registers and a share of dQ, which a storing warp gives to the copy engine: the first of
-a fixed order stores it in an FP32 workspace, the others add to it, one after the other. The walk, the order, and why no program
-waits for ever are in `numdev.attention.kernels.hopper_backward_order`. Every launch gives the same bits. Five products for each
-tile:
+A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and visits every tile of queries of every head
+that shares them. It accumulates dK and dV in registers and computes its share of dQ, which a storing warp passes to the copy
+engine. The programs do so in a fixed order: the first stores its share in an FP32 workspace, the others add theirs one after the
+other. `numdev.attention.kernels.hopper_backward_order` has the walk, the order, and the reason why there is no deadlock. Every
+launch gives the same bits. Each tile takes five products:
 
     S^T = K Q^T,  P^T = 2^(scale log2(e) S^T - LSE log2(e)),  dP^T = V dO^T,  dS^T = P^T o (dP^T - delta)
     dV += F(P^T) dO,  dK += F(dS^T) Q,  dQ += F(dS) K;  dK times scale here, dQ where the workspace is converted
@@ -12,10 +12,10 @@ tile:
 The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32. The readable counterpart is the
 pair `hopper_backward_keys` and `hopper_backward_queries`.
 
-dS^T passes through shared memory, since each group's share of dQ takes all 128 keys: group w makes 64 columns of it at d = 128,
-64 rows at d = 64. The loop is rotated: S of the next tile goes together with the products of this one.
+dS^T passes through shared memory, since each group's part of dQ needs all 128 keys: group w computes 64 columns of it at d = 128,
+64 rows at d = 64. The loop is rotated: S of the next tile is computed together with the products of the current one.
 
-Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
@@ -27,11 +27,11 @@ Barriers, all in shared memory; a phase ends with the arrivals of one row, and w
 | dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
 | k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
 
-Between programs, `turns [batch, heads, tiles of queries]` counts the additions that are in memory: the storer waits until its
-rank is reached (acquire), and raises it when its own addition is performed (release).
+Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: the storer waits until
+the counter equals its rank (acquire), and increments it when its own addition has been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
-queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program on a multiprocessor. Registers of a thread for dK, dV,
+queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program per multiprocessor. Registers per thread for dK, dV,
 S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of dP.
 """
 
@@ -97,7 +97,7 @@ class Shared:
 
 @gluon.jit
 def store_tile(setting, shared, work, d_dq, turns, i, h, t):
-    """Tile t of the walk of head h, tile i of the stream: stored by the first of its order, added by the others."""
+    """Store or add dQ of tile t of the walk of head h, tile i of the stream: the first program in the order stores it."""
     at = i % 2
     parity = (i // 2) & 1
     unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
@@ -128,7 +128,7 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, t):
 @gluon.jit
 def store(setting, shared, work, d_dq, turns):
     """The storing warp: the program's share of dQ of every tile of queries, in the order of the walk."""
-    await_kernel_before()  # it sets the counters to 0
+    await_kernel_before()  # which sets the counters to 0
     let_kernel_after_start()
     i = 0
     for g in range(work.shared_by):
@@ -158,9 +158,9 @@ def query_product(w: gl.constexpr, setting, shared, b):
 
 @gluon.jit
 def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, scale2, MASK: gl.constexpr):
-    """One tile of queries, i of the stream, whose S is at hand; dk and dv are `[KEYS, dim]`.
+    """Process one tile of queries, i of the stream, whose S is already computed; dk and dv are `[KEYS, dim]`.
 
-    After the last tile the next S reads a buffer that nothing fills any more, and nothing reads the result.
+    After the last tile the next S is computed from a buffer that is no longer filled; its result is not used.
     """
     at = i % setting.stages
     parity = (i // setting.stages) & 1
@@ -194,13 +194,13 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
     shared.dq.index(b * 2 + w).reshape((64, 64)).store(dq)
     fence_async_shared()
     mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1)
-    s = warpgroup_mma_wait(0, deps=(s_next,))  # a product in flight over the end of the loop makes the compiler wait for each
+    s = warpgroup_mma_wait(0, deps=(s_next,))  # if a product stayed in flight across iterations, the compiler would wait for each
     return s, dk, dv
 
 
 @gluon.jit
 def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
-    """The tiles of queries of one head: those seen whole, then those at the edge."""
+    """The tiles of queries of one head: those that need no mask, then those at the edge of the mask."""
     whole = (work.count - work.edge) * setting.per
     for t in range(whole):
         s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, 0, scale2, False)

@@ -36,12 +36,12 @@ REGISTERS = 240  # of a thread of two computing warp groups
 
 
 def gradients(given: Given, mask: Mask, scale: float, design: Design | None = None, spins: int = 0) -> tuple[Found, Ran]:
-    """Of what `hopper_backward_launch.refusal` does not refuse: gradients in the format of q, delta in FP32, and what ran.
+    """Gradients in the format of q, delta in FP32, and what ran; for requests that `hopper_backward_launch.refusal` accepts.
 
-    With `spins`, the one kernel gives up after that many reads of a counter instead of waiting for ever.
+    With `spins`, the one-kernel design gives up after that many reads of a counter instead of waiting indefinitely.
 
     Raises:
-        Unsupported: for a design whose turns could not be awaited.
+        Unsupported: for the one-kernel design, where its programs could wait for programs that are not running.
     """
     q, k, v, do, out, lse = given
     queries, keys = q.shape[2], k.shape[2]
@@ -65,7 +65,7 @@ _LENGTHS = Tables(64)
 
 @dataclass
 class _Call:
-    """The launches of one request, whose queries all see a key but in batch entries without any."""
+    """The launches of one request. Every query sees a key, except in batch entries without keys."""
 
     given: Given
     dq: Tensor
@@ -111,7 +111,7 @@ class _Call:
         )
 
     def fused(self) -> Ran:
-        """One kernel, and the conversion of dQ. Each may start before the one before it ends, and waits for what it reads."""
+        """One kernel, and the conversion of dQ. Each may start before its predecessor ends, and waits for what it reads."""
         shape = FUSED[self.dim]
         total = torch.empty(self.batch, self.heads, self.rows, self.dim, dtype=torch.float32, device=self.given.q.device)
         hopper_backward.gradients[self._keys_grid](
@@ -184,9 +184,9 @@ class _Call:
         return shape.bc
 
     def _together(self, heads: int, tokens: int, least: int = 1) -> int:
-        """How many heads start side by side: under a causal limit as many as share the cache, or `least`, and divide all.
+        """How many heads start together: under a causal limit as many as fit into the cache, or `least`; a divisor of all heads.
 
-        Without a causal limit the programs of a group wait for each other, and those of other heads would take their places.
+        Without a causal limit it is one: the programs of a group wait for each other, and must not be displaced by other heads.
         """
         if not self.mask.causal:
             return 1
@@ -195,11 +195,11 @@ class _Call:
 
 
 def _in_step(tokens: int, head_dim: int) -> int:
-    """How many heads the one kernel starts side by side at least, under a causal limit.
+    """The least number of heads that the one kernel starts together, under a causal limit.
 
-    All programs of a head begin at its last unit and wait for their turns there: with more heads side by side fewer wait. Since
-    they walk in step, what they share in the cache is a part of the head. On an H200 the fastest were 4 heads of 16,384 tokens
-    and 8 of 4,096 at d = 128, 8 and 16 at d = 64.
+    All programs of a head begin at its last unit and wait for their turns there: with more heads at a time, fewer programs wait.
+    Since the programs advance in step, the cache holds only a part of each head. On an H200 the fastest were 4 heads of 16,384
+    tokens and 8 heads of 4,096 at d = 128; 8 and 16 heads at d = 64.
     """
     return int(65536 / (head_dim * math.sqrt(tokens)))
 

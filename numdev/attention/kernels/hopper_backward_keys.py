@@ -9,10 +9,10 @@ and dS^T then leave the accumulator in the layout in which the next product read
 
 The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32.
 
-At d = 128 the groups take turns, as in the forward kernel. At d = 64 the loop is skewed instead: the next tile's S is in the
-tensor cores beside this tile's products; there are registers for it, and turns would cost 7 to 16 % (measured on an H200).
+At d = 128 the groups take turns, as in the forward kernel. At d = 64 the loop is skewed instead: S of the next tile is computed
+together with the products of the current one; there are registers for it, and turns would cost 7 to 16 % (measured on an H200).
 
-Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
@@ -122,9 +122,9 @@ def step(w: gl.constexpr, setting, shared, work, i, dk, dv, k, v, row, scale2, M
 
 @gluon.jit
 def skewed_step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, scale2, MASK: gl.constexpr):
-    """As `step`, of a tile whose S is at hand; the next tile's is computed beside its products.
+    """As `step`, for a tile whose S is already computed; S of the next tile is computed together with its products.
 
-    After the last tile it reads a buffer that nothing fills any more, and nothing reads the result.
+    After the last tile the next S is computed from a buffer that is no longer filled; its result is not used.
     """
     at = i % setting.stages
     at_next = (i + 1) % setting.stages
@@ -149,7 +149,7 @@ def skewed_step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v
 
 @gluon.jit
 def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
-    """The tiles of queries of one head: those seen whole, then those at the edge."""
+    """The tiles of queries of one head: those that need no mask, then those at the edge of the mask."""
     whole = (work.count - work.edge) * setting.per
     for _ in range(whole):
         if setting.skewed:

@@ -1,4 +1,4 @@
-"""What the Hopper backward kernels can run, in which of two designs, and their pinned launch settings."""
+"""Which requests the Hopper backward kernels can run, in which of two designs, and their pinned launch settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROWS = 64  # of one computing warp group
 
 
 class Design(Enum):
-    """How the additions to dQ are kept in one order."""
+    """How the additions to dQ get a fixed order."""
 
-    SPLIT = "split"  # two kernels, and none adds to global memory
+    SPLIT = "split"  # two kernels, neither of which adds to global memory
     FUSED = "fused"  # one kernel, whose programs take turns
 
 
 NAMES = {Design.SPLIT: "numdev hopper backward, two kernels", Design.FUSED: "numdev hopper backward, one kernel"}
-"""As what ran has them."""
+"""The names by which `Ran` states them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class QueriesShape:
     registers: int
 
 
-# By head_dim. Each was the fastest that does not move S, P or sums to memory, of those tried on an H200.
+# By head_dim. Each was the fastest of those tried on an H200 that do not spill S, P or sums to memory.
 FUSED = {64: KeysShape(128, 2), 128: KeysShape(64, 2)}
 SPLIT = {64: KeysShape(64, 3, skewed=True), 128: KeysShape(64, 2, pingpong=True)}
 _QUERIES = {64: QueriesShape(128, 2, 2, 240), 128: QueriesShape(128, 2, 2, 240)}
@@ -64,7 +64,7 @@ def queries_shape(head_dim: int, queries: int) -> QueriesShape:
 
 
 def kept_rows(bc: int | None) -> int | None:
-    """Queries of a program of the kernel that owns queries, by the keys of its blocks, which tell its shapes apart."""
+    """Queries of a program of the kernel that owns queries; the keys of a block identify the shape."""
     groups = {shape.bc: shape.groups for shape in (*_QUERIES.values(), *_LONG_QUERIES.values())}
     return None if bc is None else ROWS * groups[bc]
 
@@ -83,8 +83,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: A
         (head_dim not in FUSED, f"it takes head_dim 64 and 128, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
         (mask.window is not None, "it has no sliding window"),
-        (not recompute.reads_output, "it has delta as rowsum(dO * O) alone"),
-        (recompute.exponential != Exponential.EXP2, "it recomputes P by exp2 alone"),
+        (not recompute.reads_output, "it computes delta only as rowsum(dO * O)"),
+        (recompute.exponential != Exponential.EXP2, "it recomputes P only by exp2"),
         *((getattr(settings, name) is not None, own.format(f"tiling.{name}")) for name in ("br", "bc", "order")),
     )
     for refused, reason in checks:
@@ -97,7 +97,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: A
 
 
 def waiting(queries: int, mask: Mask) -> int:
-    """Programs of the one-kernel design that may wait for each other, and so must all be running."""
+    """How many programs of the one-kernel design may wait for each other, and so must all be running at the same time."""
     return 1 if mask.causal else group_of(math.ceil(queries / TILE))
 
 
@@ -107,7 +107,7 @@ def choose(queries: int, mask: Mask, processors: int, design: Design | None = No
     Launches that run beside it in other streams take multiprocessors from it: what is safe then is in docs/reference/kernels.md.
 
     Raises:
-        Unsupported: if the one kernel is asked for where its turns could not be awaited.
+        Unsupported: if the one kernel is asked for, and its programs could wait for programs that are not running.
     """
     needed = waiting(queries, mask)
     if needed <= processors:

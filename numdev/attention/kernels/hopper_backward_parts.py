@@ -29,14 +29,14 @@ class Code(NamedTuple):
         dim: head_dim.
         stages: buffers for Q, and for dO.
         dtype: of inputs and outputs.
-        causal: whether a query sees no key behind its own place.
+        causal: whether a query sees no key after its own position.
         masked: whether a tile of keys can hold keys that do not exist.
         padded: whether k and v exist beyond a batch entry's last key, and may hold anything there.
         grouped: whether query heads share a KV head.
         skewed: whether the next tile's S is in flight beside this tile's products (the kernel of dK and dV alone).
         pingpong: whether the computing warp groups take turns (the kernel of dK and dV alone).
         registers: of a computing thread.
-        spins: reads of a counter before the kernel gives up; 0 for no end (the one-kernel form).
+        spins: reads of a counter after which the kernel gives up; 0 for no limit (the one-kernel design alone).
     """
 
     br: int
@@ -55,7 +55,7 @@ class Code(NamedTuple):
 
 @aggregate
 class Setting:
-    """What the warp groups read of `Code`, with the layouts that follow from it."""
+    """The constants of `Code` that the warp groups read, with the layouts derived from them."""
 
     br: gl.constexpr
     dim: gl.constexpr
@@ -139,10 +139,11 @@ class Tensors:
 
 @gluon.jit
 def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers):
-    """The program's tile: `together` KV heads start side by side, and of each the tile with the longest walk first.
+    """The program's tile: `together` KV heads start together, the tile with the longest walk of each first.
 
-    Of tiles of keys, units of queries, keys in memory, how many more than queries, query heads, and query heads of a KV head;
-    `together` divides the number of KV heads in all batch entries; `walkers` tiles walk in a shifted order together.
+    `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `shift` how many more keys than queries there
+    are, `heads` query heads, and `shared_by` query heads per KV head. `together` divides the number of KV heads of all batch
+    entries; `walkers` tiles form a group with shifted walks.
     """
     tile, head = place(gl.program_id(0), tiles, together)
     kv_heads = heads // shared_by
@@ -182,7 +183,7 @@ def load_keys(setting, d_k, d_v, k, v, full, work):
 
 @gluon.jit
 def load_tile(setting, shared, descs, i, b, h, row):
-    """Q with its LSE, then dO with its delta, of one tile of queries, each when its buffer is free."""
+    """Load Q with its LSE, then dO with its delta, of one tile of queries, each when its buffer is free."""
     at = i % setting.stages
     parity = ((i // setting.stages) & 1) ^ 1
     mbarrier.wait(shared.q_empty.index(at), parity)
@@ -199,7 +200,7 @@ def load_tile(setting, shared, descs, i, b, h, row):
 def load(setting, shared, work, descs):
     """The loading warp: K and V, then every tile of queries in the order of the walk, head after head."""
     load_keys(setting, descs.k, descs.v, shared.k, shared.v, shared.kv_full, work)
-    await_kernel_before()  # it makes lse2 and delta
+    await_kernel_before()  # which computes lse2 and delta
     i = 0
     for g in range(work.shared_by):
         for t in range(work.count * setting.per):
@@ -209,7 +210,7 @@ def load(setting, shared, work, descs):
 
 @gluon.jit
 def clear(setting, buffer, tail):
-    """Zero the rows of a buffer `[KEYS, dim]` from `tail` on: their P is 0, and 0 times NaN is not."""
+    """Zero the rows of a buffer `[KEYS, dim]` from `tail` on: their P is 0, but 0 times NaN would be NaN."""
     rows = gl.arange(0, KEYS, gl.SliceLayout(1, setting.rows))
     buffer.store(gl.where(gl.expand_dims(rows, 1) < tail, buffer.load(setting.rows), 0.0))
 
@@ -248,7 +249,7 @@ def probabilities(w: gl.constexpr, setting, work, s, lse2, row, scale2, MASK: gl
 
 @gluon.jit
 def leave(w: gl.constexpr, setting, work, desc, buffer, x):
-    """dK or dV `[KEYS, dim]` of group w, on its way out through a buffer of its own; 0 for keys that do not exist."""
+    """Store dK or dV `[KEYS, dim]` of group w through a buffer of its own; 0 for keys that do not exist."""
     if setting.masked:
         keys = work.tile * TILE + KEYS * w + gl.arange(0, KEYS, gl.SliceLayout(1, setting.o))
         x = gl.where(gl.expand_dims(keys, 1) < work.length, x, 0.0)

@@ -1,4 +1,4 @@
-"""Before and after the Hopper backward kernels: delta, the LSE in units of log 2 and counters; dQ in the format of the output."""
+"""What runs before and after the Hopper backward kernels: delta, LSE in units of log 2, counters; dQ in the output's format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def preprocess(
 
 @triton.jit
 def additions(unit, keys, shift, CAUSAL: tl.constexpr):
-    """How many tiles of `keys` keys a unit of queries sees any of; query i sees keys up to `i + shift`."""
+    """How many tiles of `keys` keys hold a key that a unit of queries sees; query i sees keys up to `i + shift`."""
     seen = keys
     if CAUSAL:
         seen = tl.minimum(keys, (unit + 1) * TILE + shift)
@@ -54,9 +54,9 @@ def convert(
     total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift,
     DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 where a batch entry has no key and total no values.
+    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 for batch entries without keys, where total is unset.
 
-    It may start while the kernel that makes `total` still runs, and waits for the counter of its tile of BR queries.
+    It may start while the kernel that computes `total` still runs, and waits for the counter of its tile of BR queries.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
     head = first // rows_of_head
@@ -73,4 +73,4 @@ def convert(
     o_dq = b * dq.batch + (head % heads) * dq.head + row[:, None] * dq.row + inner * dq.dim
     tl.store(dq.at + o_dq, (x * scale).to(dq.at.dtype.element_ty), mask=is_row)
     if tl.program_id(0) == tl.num_programs(0) - 1:
-        tl.extra.cuda.gdc_wait()  # so that this kernel ends after the one before, whose dK and dV it does not look at
+        tl.extra.cuda.gdc_wait()  # so that this kernel ends after its predecessor, whose dK and dV it does not read

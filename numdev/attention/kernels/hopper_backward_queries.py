@@ -1,4 +1,4 @@
-"""dQ for Hopper GPUs: the other of the two kernels of the backward pass without additions to global memory, in Gluon.
+"""dQ for Hopper GPUs: the second of the two kernels that compute the backward pass without additions to global memory, in Gluon.
 
 A program owns 64 queries for each of its two or three computing warp groups and walks blocks of keys from the last to the first,
 so that the masked ones come first:
@@ -6,9 +6,9 @@ so that the masked ones come first:
     S = Q K^T,  P = 2^(scale log2(e) S - LSE log2(e)),  dP = dO V^T,  dS = P o (dP - delta)
     dQ += F(dS) K;  dQ times scale at the end
 
-It is the forward kernel with one more product and without the running maximum; the groups take turns likewise.
+It is the forward kernel with one more product and without the running maximum; its groups take turns in the same way.
 
-Barriers, all in shared memory; a phase ends with the arrivals of one row, and with the bytes where the copy engine brings any:
+Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
@@ -62,7 +62,7 @@ class Code(NamedTuple):
 
 @aggregate
 class Setting:
-    """What the warp groups read of `Code`, with the layouts that follow from it."""
+    """The constants of `Code` that the warp groups read, with the layouts derived from them."""
 
     bc: gl.constexpr
     dim: gl.constexpr
@@ -132,10 +132,11 @@ class Work:
 
 @gluon.jit
 def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, together):
-    """The program's tile: `together` heads start side by side, under a causal limit the tiles with the most blocks first.
+    """The program's tile: `together` heads start together, under a causal limit the tiles with the most blocks first.
 
-    Of tiles of queries, rows of each head in lse2 and delta, keys in memory, how many more than queries, query heads, and query
-    heads of a KV head; `together` divides the number of heads in all batch entries.
+    `tiles` counts tiles of queries, `queries` rows of each head in lse2 and delta, `keys` keys in memory, `shift` how many more
+    keys than queries there are, `heads` query heads, and `shared_by` query heads per KV head. `together` divides the number of
+    heads of all batch entries.
     """
     tile, head = place(gl.program_id(0), tiles, together)
     if setting.causal:
@@ -161,10 +162,10 @@ def work_of(setting, lengths, tiles, queries, keys, shift, heads, shared_by, tog
 
 @gluon.jit
 def load_keys(setting, work, desc, buffers, full, empty, tail_full, i, key):
-    """K or V of block i of the stream; what padding holds in it is cleared."""
+    """Load K or V of block i of the stream, and clear the padding in it."""
     if setting.padded:
         tail = work.length - key
-        if tail < setting.bc:  # only the first block can be cut, and its buffer is free
+        if tail < setting.bc:  # only the first block can hold padding; its buffer is free
             mbarrier.expect(tail_full.index(0), desc.block_type.nbytes)
             tma.async_copy_global_to_shared(desc, [work.b, work.kv, key, 0], tail_full.index(0), buffers.index(0))
             mbarrier.wait(tail_full.index(0), 0)
@@ -228,7 +229,7 @@ def step(w: gl.constexpr, setting, shared, work, i, dq, q, do, lse2, delta, scal
 def compute(w: gl.constexpr, setting, shared, work, d_dq, lse2_rows, delta_rows, scale2, scale):
     """Computing warp group w: rows `64 w` to `64 w + 63` of the tile."""
     rows = work.at + w * ROWS + gl.arange(0, ROWS, setting.row)
-    # Beyond the last row of a head, a tile of 192 rows reads those of another head; what it makes of them is not stored.
+    # Beyond the last row of a head, a tile of 192 rows reads those of the next head; their results are not stored.
     lse2 = gl.load(lse2_rows + rows)  # [ROWS]
     delta = gl.load(delta_rows + rows)  # [ROWS]
     dq = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)

@@ -1,4 +1,4 @@
-"""The addition of the copy engine, for which triton before 3.8 has a builder and no name, and the wait for it to be in memory."""
+"""The copy engine's addition to memory, and the wait for it. Triton before 3.8 has a builder for it, but no function."""
 
 from triton._C.libtriton import ir
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ BUILDER = "create_async_tma_reduce"  # of the operation builder; a test asks whe
 def add_to_global(desc, coord, src, _semantic=None):
     """Add a tile in shared memory to one in global memory, elementwise in FP32, rounded to nearest even; subnormals are kept.
 
-    Without a name of its own this is `cp.reduce.async.bulk.tensor` of the PTX manual; `performed` waits for its end.
+    This is `cp.reduce.async.bulk.tensor` of the PTX manual; `performed` waits for its completion.
     """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     getattr(_semantic.builder, BUILDER)(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
@@ -38,7 +38,7 @@ def await_kernel_before():
 
 @gluon.jit
 def let_kernel_after_start():
-    """Let the kernel that is launched next start where there is place, once every program of this one has come here."""
+    """Allow the next kernel to start on free multiprocessors, once every program of this one has reached this point."""
     asm: gl.constexpr = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(asm, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -53,7 +53,7 @@ def give_up():
 def await_turn(at, rank, SPINS: gl.constexpr):
     """Wait until the counter at `at` is `rank`, and see all that was written before it was raised.
 
-    With SPINS, give up after as many looks: a wrong order is then an error and not a machine that hangs.
+    With SPINS, give up after that many reads: a wrong order then ends in an error instead of a hang.
     """
     seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
     spins = gl.to_tensor(0)
@@ -70,7 +70,7 @@ def await_turn(at, rank, SPINS: gl.constexpr):
 
 @gluon.jit
 def pass_turn_on(at):
-    """Raise the counter when everything given to the copy engine is in memory."""
+    """Increment the counter when everything given to the copy engine is in memory."""
     performed()
     thread_barrier()
     gl.atomic_add(at, 1, sem="release", scope="gpu")

@@ -1,4 +1,4 @@
-"""Launching the Hopper kernel: what it can run, the list of tiles of each program, and the arguments."""
+"""Launching the Hopper kernel: which requests it can run, the list of tiles of each program, and the arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, Scal
 from numdev.attention.tiling import Order
 
 _ROWS = 64  # of one warp group
-_TILE_COST = 1.0  # of beginning and ending a tile, in blocks of keys: by hand; lists of whole tiles leave little to choose
+_TILE_COST = 1.0  # cost of beginning and ending a tile, in blocks of keys; an estimate, since the lists hardly depend on it
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Shape:
         return _ROWS * self.groups
 
 
-# By head_dim and Br; `python -m benchmarks.hopper` sets others beside them. Three groups hide each other's exponentials best, and
-# do not fit into the registers at d = 128. At d = 256, O takes 128 registers of a thread, and blocks of 64 keys the rest.
+# By head_dim and Br; `python -m benchmarks.hopper` compares others. Three groups overlap exponentials and products best,
+# but do not fit into the registers at d = 128. At d = 256, O takes 128 registers per thread, and blocks of 64 keys the rest.
 SHAPES = {
     (64, 128): Shape(2, 2, 240),
     (64, 192): Shape(3, 2, 160),
@@ -52,7 +52,7 @@ _SHORT = 4096  # keys: below this, causal tiles of 192 rows waste more on the di
 
 
 def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
-    """`Br` where none is asked for: 192 at d = 64, but 128 for short or unaligned causal problems and at larger d."""
+    """`Br` if none is given: 192 at d = 64, but 128 for short or unaligned causal problems and at larger d."""
     slow_causal = mask.causal and (keys < _SHORT or is_unaligned(queries, keys))
     return 192 if head_dim == 64 and not slow_causal else 128
 
@@ -60,8 +60,8 @@ def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
 def is_unaligned(queries: int, keys: int) -> bool:
     """Whether a causal limit crosses more than one block of keys in the rows of a warp group.
 
-    That takes a second loop, which costs three groups an eighth of their speed also where it runs empty: with their few
-    registers the compiler then moves halves of P about in both loops (seen with triton 3.6).
+    That needs a second loop, which costs three groups an eighth of their speed even if it never iterates: with their few
+    registers, the compiler then moves halves of P between registers in both loops (seen with triton 3.6).
     """
     return (keys - queries) % _ROWS != 0
 
@@ -145,7 +145,7 @@ class Work:
     bc: int
 
     def blocks(self, row: int, length: int) -> int:
-        """Blocks of keys that the tile whose first row is `row` visits: at least one, whose keys may all be masked."""
+        """How many blocks of keys the tile with first row `row` visits: at least one, whose keys may all be masked."""
         count = math.ceil(length / self.bc)
         if self.causal:
             last = row + self.br - 1 + self.keys - self.queries
@@ -156,8 +156,8 @@ class Work:
 def schedule(work: Work, head_dim: int) -> Tensor:
     """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`.
 
-    Each tile goes to the program that is free first. Without a causal limit tiles of a head follow one another, so that its K and
-    V stay in the second-level cache; with one, the longest go first within as many heads as fit into that cache.
+    Each tile is assigned to the program that becomes free first. Without a causal limit the tiles of a head follow one another,
+    so that its K and V stay in the L2 cache; with one, the longest tiles of as many heads as fit into that cache come first.
     """
     pairs = [(b, h) for b in range(len(work.lengths)) for h in range(work.heads)]
     rows = range(0, work.queries, work.br)

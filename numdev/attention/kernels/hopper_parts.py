@@ -1,4 +1,4 @@
-"""What the warp groups of the Hopper kernel share: settings, buffers, barriers, the list of tiles; and the one that loads."""
+"""What the warp groups of the Hopper kernel share: settings, buffers, barriers, the list of tiles; and the loading warp group."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class Code(NamedTuple):
         groups: computing warp groups.
         stages: buffers for K, and for V.
         dtype: of q, k, v and out.
-        causal: whether a row sees no key behind its own place.
+        causal: whether a row sees no key after its own position.
         unaligned: whether a causal limit can cross more than one block of a warp group's rows.
         masked: whether the first block of a tile can hold keys that are not seen.
         padded: whether v exists beyond a batch entry's last key, and may hold anything there.
@@ -41,7 +41,7 @@ class Code(NamedTuple):
 
 @aggregate
 class Setting:
-    """What the warp groups read of `Code`, with the layouts that follow from it."""
+    """The constants of `Code` that the warp groups read, with the layouts derived from them."""
 
     bc: gl.constexpr
     dim: gl.constexpr
@@ -128,7 +128,7 @@ def tile(work, j):
 
 @gluon.jit
 def own(c: gl.constexpr, setting, work, row0, n):
-    """Of n blocks, the last keys first: how many group c sees nothing of, and from which on it sees all of each.
+    """Of n blocks, from the last keys to the first: how many group c does not see, and from which one on it sees every key.
 
     The rows of a tile span `64 groups` keys of the diagonal, so a group's last key is at most `64 (groups - 1)` before the
     tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`.
@@ -154,7 +154,7 @@ def limits(c: gl.constexpr, setting, work, row0, keys):
 
 @gluon.jit
 def load_q(setting, shared, d_q, j, b, h, row0):
-    """Q of tile j, in one of the sets of buffers."""
+    """Load Q of tile j into one of the sets of buffers."""
     for c in gl.static_range(setting.groups):
         at = (j % setting.sets) * setting.groups + c
         mbarrier.wait(shared.q_empty.index(at), ((j // setting.sets) & 1) ^ 1)
@@ -164,7 +164,7 @@ def load_q(setting, shared, d_q, j, b, h, row0):
 
 @gluon.jit
 def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, b, h, key):
-    """K or V of block i of the stream, when its buffer is free."""
+    """Load K or V of block i of the stream, when its buffer is free."""
     at = i % stages
     mbarrier.wait(empty.index(at), ((i // stages) & 1) ^ 1)
     mbarrier.expect(full.index(at), desc.block_type.nbytes)
@@ -173,7 +173,7 @@ def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, b, h, key):
 
 @gluon.jit
 def clear_tail(setting, buffer, tail):
-    """Zero the rows of a buffer `[bc, dim]` from `tail` on: what multiplies them is 0, and 0 times NaN is not."""
+    """Zero the rows of a buffer `[bc, dim]` from `tail` on: their P is 0, but 0 times NaN would be NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, setting.dim // 16], [2, 16], [4, 1], [1, 0])
     for first in gl.static_range(0, setting.bc, 8):
         if first + 8 > tail:
@@ -184,7 +184,7 @@ def clear_tail(setting, buffer, tail):
 
 @gluon.jit
 def load_tail(setting, shared, d_v, i, b, h, key, tail, tails):
-    """V of block i of the stream, of which `tail` keys exist; `tails` such blocks came before it."""
+    """Load V of block i of the stream, of which `tail` keys exist; `tails` such blocks came before it."""
     at = i % setting.stages
     mbarrier.wait(shared.v_empty.index(at), ((i // setting.stages) & 1) ^ 1)
     mbarrier.expect(shared.v_tail.index(0), d_v.block_type.nbytes)
@@ -197,7 +197,7 @@ def load_tail(setting, shared, d_v, i, b, h, key, tail, tails):
 
 @gluon.jit
 def load(setting, shared, work, d_q, d_k, d_v):
-    """The loading warp group: every block of every tile in turn, then one Q and K that the last step reads and ignores."""
+    """The loading warp group: load every block of every tile in turn, then one Q and K that the last step reads and ignores."""
     i = 0
     j = 0
     tails = 0

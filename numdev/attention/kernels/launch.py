@@ -1,4 +1,4 @@
-"""Launch settings of our kernels, pinned: the same request runs the same code in every process."""
+"""Pinned launch settings of our kernels: the same request runs the same code in every process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = Path(__file__).resolve().parents[2] / "data" / "launch.json"
 class Kernel(Enum):
     """Which of our kernels runs."""
 
-    AUTO = "auto"  # that for Hopper GPUs on such a GPU where it can run the request, else the portable one
+    AUTO = "auto"  # the kernel for Hopper GPUs, if the GPU is one and the kernel can run the request; else the portable one
     PORTABLE = "portable"
     HOPPER = "hopper"
 
@@ -37,7 +37,7 @@ class Launch:
 
 
 _PLACE = {"format", "head_dim", "mask", "generation"}
-# Where the table has no entry that fits, the first of these that does. The last fits 64 KB at every head_dim and format.
+# If no entry of the table fits, the first of these that fits is used. The last fits 64 KB at every head_dim and format.
 SAFE = (Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 16, 4, 2), Launch(16, 16, 4, 2), Launch(16, 16, 4, 1))
 # Beyond d = 128, where O of 64 rows would take 128 or more registers of each thread of 4 warps.
 SAFE_WIDE = (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2), *SAFE[1:])
@@ -54,13 +54,13 @@ INTERPRETED = Launch(32, 32, 4, 1)
 
 
 def hopper_bc(head_dim: int) -> int:
-    """Keys of a block of the Hopper kernel: what leaves registers for O and shared memory for two blocks of K and of V."""
+    """Keys of a block of the Hopper kernel, which leave registers for O and shared memory for two blocks each of K and V."""
     return 64 if head_dim > 128 else 128
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a launch is chosen by.
+    """The properties of a device by which a launch is chosen.
 
     Attributes:
         generation: the key of the table.
@@ -74,12 +74,12 @@ class Device:
 def choose(
     fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
 ) -> Launch:
-    """The entry of the table for a request; sides that are given replace its own.
+    """The entry of the table for a request; sides that are given replace those of the entry.
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
-    requested one. Where there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
-    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` for so few queries that they fill one block of 16; and `INTERPRETED` without a
-    GPU. With sides that are given the stages are as many as fit.
+    requested one. If there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
+    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block of 16; and `INTERPRETED` without a GPU. If
+    sides are given, the launch has as many stages as fit.
     """
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
@@ -91,7 +91,7 @@ def choose(
 
 
 def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
-    """In the order of preference."""
+    """The launches to try, in the order of preference."""
     if device.generation == "interpreter":
         return (INTERPRETED,)
     if queries <= ROWS:
@@ -105,10 +105,10 @@ def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Devi
 
 
 def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
-    """A bound on the shared memory of a launch, from what the compiler keeps there.
+    """An upper bound on the shared memory of a launch, from what the compiler keeps there.
 
-    Each stage holds a tile of K and one of V. Beside them stand Q or P, whichever is larger, a maximum and a sum per row and
-    warp, and for FP8 both tiles once more as the FP16 operands that are multiplied.
+    Each stage holds a tile of K and one of V. In addition there are Q or P, whichever is larger, a maximum and a sum per row and
+    warp, and for FP8 both tiles converted to FP16, in which they are multiplied.
     """
     inner = max(16, 1 << (head_dim - 1).bit_length())
     br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
@@ -135,7 +135,7 @@ def _matches(row: dict[str, Any], fmt: Format, mask: Mask, generation: str) -> b
 
 
 def mask_name(mask: Mask) -> str:
-    """`causal` or `none`: what decides the shape of the loop."""
+    """`causal` or `none`, which decides the shape of the loop."""
     return "causal" if mask.causal else "none"
 
 
@@ -149,18 +149,18 @@ def read(path: Path) -> dict[str, Any]:
     """A table from its file.
 
     Raises:
-        BadInput: if the file holds none.
+        BadInput: if the file holds no table.
     """
     try:
         loaded: dict[str, Any] = json.loads(path.read_text())
         if not all(_PLACE.issubset(entry) for entry in loaded["entries"]):
             raise KeyError("entries")
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput("out", str(path), f"it is no table of launch settings ({error}); name another file") from None
+        raise BadInput("out", str(path), f"it holds no table of launch settings ({error}); name another file") from None
     return loaded
 
 
 @lru_cache(maxsize=1)
 def digest() -> str:
-    """Of the shipped table: another one may change the bits of a result."""
+    """Digest of the shipped table, since another table may change the bits of a result."""
     return hashlib.sha256(TABLE.read_bytes()).hexdigest()[:12]

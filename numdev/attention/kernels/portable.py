@@ -30,7 +30,7 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
-# What the kernel, or its caller, does with the recurrence; what is not listed must be as it is by default.
+# The fields of the recurrence that the kernel, or its caller, honours; the others must have their defaults.
 _READ = frozenset({"normalise", "maximum", "exp", "scale_on", "rescale_threshold", "p_scale"})
 _COMBINED_ROWS = 4  # of a program, one for each of its warps
 
@@ -44,9 +44,9 @@ class Request:
         tiling: Br, Bc, order (forward or reverse) and splits.
         softmax: the recurrence.
         tf32: whether FP32 operands are multiplied as TF32.
-        exactly: rounds every operation by itself; else the compiler may fuse a product with the sum that follows, and `S - m`
-            of the largest score is not always 0.
-        warps, stages: of the launch.
+        exactly: whether every operation is rounded by itself; otherwise the compiler may fuse a product with the sum that
+            follows, and `S - m` of the largest score is not always 0.
+        warps, stages: launch settings.
     """
 
     precision: Precision
@@ -65,11 +65,11 @@ class Request:
             if field.name not in _READ and getattr(soft, field.name) != field.default:
                 default = field.default.value if isinstance(field.default, Enum) else field.default
                 mend = f"give {'null' if default is None else default}, or attention=tiled"
-                raise Unsupported(f"softmax.{field.name}", f"the kernel has no other than its own; {mend}")
+                raise Unsupported(f"softmax.{field.name}", f"the kernel does not honour it; {mend}")
         if isinstance(self.precision.probabilities, Microscaled):
-            raise Unsupported("precision.probabilities", "the kernel has no blocks of P with scales; use attention=tiled")
+            raise Unsupported("precision.probabilities", "the kernel cannot round P to a microscaled format; use attention=tiled")
         if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
-            mend = "the kernel has one head_dim, and a mean of q doubles that of q and k; use attention=tiled"
+            mend = "smoothing q doubles the head_dim of q and k, but the kernel has one for q, k and v; use attention=tiled"
             raise Unsupported("precision.quantise.smoothing", mend)
         if tiling.order not in (Order.FORWARD, Order.REVERSE):
             raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
@@ -79,14 +79,14 @@ class Request:
             raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
 
     def code(self, mask: Mask, dim: int, factor: float) -> Code:
-        """The constants of the kernel that is compiled; `factor` is that of the scores."""
+        """The constants of the kernel that is compiled; `factor` multiplies the scores."""
         br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (self.tiling.br, self.tiling.bc, dim))
         tile = Tile(br, bc, pad, dim, self.tiling.order is Order.REVERSE, bc != self.tiling.bc)
         sight = Sight(mask.causal, mask.window is not None, mask.key_lengths is not None)
         return Code(tile, sight, self.policy(factor), self.every, self.products, self.recurrence)
 
     def policy(self, factor: float) -> tuple[Spec, ...]:
-        """The casts of the steps; `factor` is that of the scores."""
+        """The casts of the steps; `factor` multiplies the scores."""
         soft = self.softmax
         return _policy(self.precision, (factor, soft.p_scale, soft.log_scale))
 
@@ -126,12 +126,12 @@ class Request:
 
 
 def formats_of(precision: Precision) -> tuple[Format, ...]:
-    """The formats of q, k and v; dequantised ones are FP32 numbers."""
+    """The formats of q, k and v; FP32 if they are quantised, since they are dequantised before the kernel."""
     return (FP32,) if isinstance(precision.inputs, Quantised) else (precision.inputs.to,)
 
 
 def operand(*formats: Format) -> str:
-    """The narrowest operands of a tensor core that hold all formats, so that products are exact; `ieee` is FP32's own."""
+    """The narrowest type of a tensor core's operands that holds all formats, so that products are exact; `ieee` is FP32."""
     for name, fmt in (("fp16", FP16), ("bf16", BF16), ("tf32", TF32)):
         if all(fmt.covers(each) for each in formats):
             return name

@@ -1,4 +1,4 @@
-"""Which kernel really ran: asked of the profiler, not of the caller."""
+"""Which kernel really ran, according to the profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAMILIES = (
 
 def kernels(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:
     """The result of a call and the names of the kernels that it ran on the GPU, or of its attention operators on a CPU."""
-    run()  # what is compiled or set up at the first call is not what it runs
+    run()  # the first call may compile or set up, which must not be counted
     with profiler(device) as watched:
         result = run()
         if device.type == "cuda":
@@ -42,7 +42,7 @@ _ENTRY = "aten::scaled_dot_product_attention"  # the operator that chooses
 
 
 def family(names: tuple[str, ...]) -> tuple[str, str]:
-    """The family that the kernels of a call belong to, and the name that says so; empty strings if none is known."""
+    """The family that the kernels of a call belong to, and the kernel name that shows it; empty strings if none is known."""
     for name, fragments in _FAMILIES:
         for fragment in fragments:
             for kernel in names:

@@ -20,14 +20,14 @@ def interpreting() -> bool:
 
 @lru_cache(maxsize=1)
 def triton_version() -> str:
-    """Of the installed package, or `none`."""
+    """The version of the installed package triton, or `none`."""
     return importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "none"
 
 
 def generation(device: torch.device) -> str:
-    """Compute capability as the key of launch settings: `sm_90`; `interpreter` where there is no GPU.
+    """The compute capability, as the key of launch settings: `sm_90`; `interpreter` if the interpreter runs the kernels.
 
-    A GPU of AMD's is a CUDA device to torch, with capabilities like (9, 0): it is named by its architecture.
+    torch presents a GPU of AMD as a CUDA device, with capabilities like (9, 0): it is named by its architecture instead.
     """
     if device.type != "cuda":
         return "interpreter"
@@ -46,7 +46,7 @@ def require(device: torch.device, field: str = "attention") -> None:
 
 
 def check_scale(scale: float) -> float:
-    """The scale of the scores, which kernels move behind the row maximum: `max(scale S)` is `scale max(S)` if it is positive.
+    """Return the scale of the scores if kernels can apply it after the row maximum: `max(scale S) = scale max(S)` if positive.
 
     Raises:
         BadInput: unless it is positive and finite.
@@ -58,13 +58,13 @@ def check_scale(scale: float) -> float:
 
 @lru_cache(maxsize=8)
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 for the interpreter, which runs one program at a time."""
+    """The number of multiprocessors of a GPU; 1 for the interpreter, which runs one program at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @lru_cache(maxsize=8)
 def shared_memory(device: torch.device) -> int | None:
-    """Bytes of it that a program may have; None where nothing limits it."""
+    """Bytes of shared memory that a program may have; None where there is no limit."""
     if device.type != "cuda":
         return None
     properties: Any = torch.cuda.get_device_properties(device)

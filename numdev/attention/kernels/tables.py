@@ -13,10 +13,10 @@ from numdev.errors import Unsupported
 
 
 class Tables:
-    """Returns the same tensor for the same key, so that no launch copies to the GPU, and no capture of a CUDA graph does.
+    """Returns the same tensor for the same key, so that neither a launch nor the capture of a CUDA graph copies to the GPU.
 
-    A captured graph reads its tables at every replay, and gives no notice of its end: tables that a capture has used are kept for
-    good. Of the others, the least recently used is evicted beyond `capacity`, after the device has finished every launch.
+    A captured graph reads its tables at every replay, and does not signal its end: tables used by a capture are never evicted. Of
+    the others, the least recently used is evicted beyond `capacity`, after the device has finished every launch.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,7 +26,7 @@ class Tables:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        """The table of a key on a device; `make` makes it on the CPU.
+        """The table of a key on a device; `make` creates it on the CPU.
 
         Raises:
             Unsupported: for a table that is not on the GPU yet while a CUDA graph is captured.

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def seen(row0, row1, keys, shift, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Half-open ranges of keys: outside the first no row of `[row0, row1)` sees any; within the second all see all."""
+    """Two half-open ranges of keys: every key that a row of `[row0, row1)` sees lies in the first; all rows see the second."""
     low, high = row0 * 0, keys
     all_low, all_high = row0 * 0, keys
     if CAUSAL:
@@ -41,7 +41,7 @@ def visible(rows, columns, end, keys, shift, window, CAUSAL: tl.constexpr, WINDO
 
 @triton.jit
 def load(view, index, inner, count, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """Rows `index` of one head, `inner` numbers of each, 0 beyond `count` rows and beyond DIM; offsets are 64 bits wide."""
+    """Load rows `index` and columns `inner` of one head, 0 beyond `count` rows and beyond DIM; offsets are 64 bits wide."""
     pointers = view.at + index.to(tl.int64)[:, None] * view.row + inner.to(tl.int64)[None, :] * view.dim  # [rows, PAD]
     if MASKED:
         return tl.load(pointers, mask=(index < count)[:, None] & (inner < DIM)[None, :], other=0.0)

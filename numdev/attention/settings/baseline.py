@@ -57,7 +57,7 @@ class NaiveBaseline:
         """Of a variant whose gradients are in `fmt`; both passes have the preset that is named."""
         if self.normalise is not Normalise.EACH:
             raise BadInput(
-                "baseline.normalise", self.normalise.value, "untiled attention stores the P that is divided; leave it out"
+                "baseline.normalise", self.normalise.value, "with gradients, P is stored after the division; leave it out"
             )
         if self.precision is None:
             return backward_baseline_for(fmt)
@@ -69,7 +69,7 @@ class NaiveBaseline:
         try:
             return parse(name)
         except BadInput as error:
-            raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, null; baseline=none is none") from None
+            raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, null; for none, baseline=none") from None
 
 
 class ForwardPass(Enum):
@@ -107,11 +107,11 @@ class EmulationBaseline:
         if isinstance(variant, EmulatedBackward):
             return self._of_gradients(variant, problem)
         if not isinstance(variant, Emulated):
-            mend = f"{type(variant).__name__} says of no emulation what it returns; take baseline=eager, uniform or none"
+            mend = f"{type(variant).__name__} has no emulation; give baseline=eager, uniform or none"
             raise NotHonoured("baseline", "emulation", mend)
         for name, value in (("forward", self.forward), ("query_order", self.query_order)):
             if value not in (ForwardPass.EMULATED, None):
-                raise NotHonoured(f"baseline.{name}", value.value, "it is of operation=attention_backward alone; leave it out")
+                raise NotHonoured(f"baseline.{name}", value.value, "only operation=attention_backward has it; leave it out")
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
 
     def _of_gradients(self, variant: EmulatedBackward, problem: Problem) -> TiledBackward:
@@ -122,5 +122,5 @@ class EmulationBaseline:
         except BadInput as error:
             if error.field != "forward":
                 raise
-            mend = f"the forward pass has no emulation ({error}); take own"
+            mend = f"the forward pass has no emulation ({error}); give own"
             raise BadInput("baseline.forward", self.forward.value, mend) from None

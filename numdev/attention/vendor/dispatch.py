@@ -130,7 +130,7 @@ def proven(run: Callable[[], T], wanted: str, field: str, key: Hashable, device:
 
     result, names = profiling.kernels(run, device)
     if not names:
-        raise Unsupported(field, f"asked for {wanted}, and the profiler names no kernel, so that nothing proves which one ran")
+        raise Unsupported(field, f"asked for {wanted}, and the profiler names no kernel, so which one ran cannot be verified")
     found, kernel = profiling.family(names)
     if found != wanted:
         raise Unsupported(field, f"asked for {wanted}, but {found or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")

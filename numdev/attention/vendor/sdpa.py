@@ -131,7 +131,7 @@ def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int
     if causal and queries == keys:
         return {"is_causal": True}
     if hides_rows(mask, batch, queries, keys):
-        raise Unsupported("problem", "some rows see no key, for which this function promises nothing")
+        raise Unsupported("problem", "some rows see no key, for which PyTorch does not define a result")
     seen = dense(mask, queries, keys, device)
     if seen is None:
         return {}

@@ -22,10 +22,10 @@ def _figure(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Directedness:
-    """What is recorded of an error `D`, one matrix `[tokens, dim]` for each head; NaN where it is not defined.
+    """Figures of an error `D`, one matrix `[tokens, dim]` for each head; NaN where they are not defined.
 
-    Heads without an error have neither rank nor direction and are left out of means. An error that is not finite has none at
-    all; the counts of NaN and Inf stand beside it.
+    Heads without an error have neither rank nor direction and are left out of means. An error that is not finite has neither
+    in any head; NaN and Inf are counted separately.
     """
 
     stable_rank: float = _figure(
@@ -50,15 +50,15 @@ class Directedness:
 
 DIRECTED: dict[str, tuple[str, str]] = {f.name: (f.metadata["unit"], f.metadata["text"]) for f in fields(Directedness)}
 UNDIRECTED = Directedness()
-"""Of an output that is no matrix for each head."""
+"""The figures of an output that is not a matrix for each head."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The error of one replicate, as far as the next one is compared with it.
+    """What is kept of the error of one replicate, to compare that of the next with it.
 
     Attributes:
-        error: the unit vector of the error of all heads; None where the error is 0 or not finite.
+        error: the error of all heads as one unit vector; None if the error is 0 or not finite.
         vectors: the top right singular vector of each head, up to its sign; 0 for a head without an error.
         energy: `||D||_F^2` of each head, in a unit of its own.
         top: `||D||_2^2` of each head, in the same unit.
@@ -71,10 +71,10 @@ class Direction:
 
     @staticmethod
     def of(sample: Sample, reference: Sample) -> Direction:
-        """Of `D = x - r`, whose last two dimensions are tokens and dim.
+        """The direction of `D = x - r`, whose last two dimensions are tokens and dim.
 
-        The singular values are square roots of eigenvalues of the Gram matrix `D^T D`, or of `D D^T` where that is smaller, in
-        FP64: the largest is exact to about `tokens * dim * 2^-53`, the small ones are not, and are not used.
+        The singular values are square roots of eigenvalues of the Gram matrix `D^T D`, or of `D D^T` if that is smaller, in
+        FP64: the largest is accurate to about `tokens * dim * 2^-53`; the small ones are not accurate, and are not used.
 
         Raises:
             BadInput: for a tensor of fewer dimensions.
@@ -86,7 +86,7 @@ class Direction:
         if not 0 < largest < math.inf:
             nothing = matrices.new_zeros(len(matrices))
             return Direction(None, matrices.new_zeros(len(matrices), sample.shape[-1]), nothing, nothing)
-        matrices = shifted(matrices, -math.frexp(largest)[1])  # squares of all but what is negligible are ordinary numbers
+        matrices = shifted(matrices, -math.frexp(largest)[1])  # now no square overflows, and only negligible ones underflow
         energy = matrices.square().sum((-2, -1))
         top, vectors = _top(matrices)
         return Direction((matrices / math.sqrt(float(energy.sum()))).reshape(-1), vectors, energy, top)
@@ -121,7 +121,7 @@ class Course:
     """The direction of every error in the replicate before, for one point.
 
     Attributes:
-        outputs: those whose errors have a direction.
+        outputs: the outputs whose errors have a direction.
     """
 
     def __init__(self, outputs: Iterable[str]) -> None:
@@ -129,7 +129,7 @@ class Course:
         self._before: dict[tuple[str, ...], Direction] = {}
 
     def figures(self, place: tuple[str, ...], sample: Sample, reference: Sample) -> dict[str, float]:
-        """The figures of one comparison of this replicate; `place` tells which, its last part being the output."""
+        """The figures of one comparison of this replicate, identified by `place`, whose last part is the output."""
         if place[-1] not in self.outputs:
             return UNDIRECTED.figures()
         found = Direction.of(sample, reference)

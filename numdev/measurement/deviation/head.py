@@ -39,7 +39,7 @@ class Place:
 
     Attributes:
         output: the name of an output; empty for the operation's primary one.
-        head: its number; those of further batch entries stand behind one another.
+        head: number of the head; the heads of further batch entries follow those of the first.
         seed: the replicate.
         subject: see `Subject`.
         reference: see `Reference`.
@@ -86,7 +86,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Compared:
-    """An operation's implementations on a problem, of which single heads are looked at."""
+    """An operation's implementations on a problem, for a comparison of single heads."""
 
     operation: Operation
     problem: Reproducible
@@ -97,9 +97,9 @@ class Compared:
         """One head, and that of its reference.
 
         Raises:
-            BadInput: for an output, a head or a replicate that there is not, a baseline that is missing, and a problem that is
-                larger than the memory that is free.
-            Unsupported: where an implementation cannot honour what is asked for.
+            BadInput: for an output, a head or a replicate that does not exist, a baseline that is missing, and a problem that is
+                larger than the free memory.
+            Unsupported: if an implementation cannot honour the request.
         """
         operation = self.operation
         name = place.output or operation.primary
@@ -126,7 +126,7 @@ class Compared:
         if which == Subject.VARIANT:
             return self.variant
         if self.baseline is None:
-            raise BadInput("baseline", "none", "there is none to look at or to compare with; choose one, such as baseline=eager")
+            raise BadInput("baseline", "none", "no baseline was measured; choose one, such as baseline=eager")
         return self.baseline
 
     def _reference(self, place: Place, inputs: tuple[Tensor, ...], rounded: tuple[Tensor, ...]) -> Mapping[str, Tensor]:

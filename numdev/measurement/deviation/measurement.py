@@ -49,7 +49,7 @@ COMPARISON = (
         Use.PLACE,
     ),
 )
-"""What tells the comparisons of a point apart, in the tables of every kind that compares."""
+"""The columns that identify a comparison of a point, in the tables of every kind that compares."""
 
 _CHIEF = ("max_difference", "rmse", "wasserstein", "max_ulp", "agreement_bits")
 COLUMNS = (
@@ -61,7 +61,7 @@ DIRECTIONS = tuple(Column(name, *said) for name, said in DIRECTED.items())
 """Further columns, of an operation with directed outputs; empty for its other outputs."""
 SEED = Column("seed", "", COMPARISON[0].meaning, Use.PLACE)
 COUNTERS = "counters"
-"""The table of what the variant's runs counted of themselves, a row per seed."""
+"""The table of events that the variant's runs counted, a row per seed."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DeviationPoint:
         return Deviations(self.operation).columns
 
     def run(self, context: Context) -> Findings:
-        """Raises BadInput, naming the problem, where it is larger than the memory that is free."""
+        """Raises BadInput, naming the problem, if it is larger than the free memory."""
         check_memory(self.problem, context.device, self.operation.smaller)
         kernels, course = dict[str, None](), Course(self.operation.directed)
         rows: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ class DeviationPoint:
 
 
 def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> None:
-    """Raise BadInput for a problem that is larger than what is free."""
+    """Raise BadInput for a problem that is larger than the free memory."""
     free = available_bytes(device)
     if problem.bytes > free:
         gib = 2.0**30
@@ -126,15 +126,15 @@ def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> N
 
 
 def of_replicate(subject: Measurable, seed: int) -> Measurable:
-    """The implementation as a replicate has it: one that draws random numbers draws others in each."""
+    """The implementation for one replicate: one that draws random numbers draws different ones in each."""
     return subject.replicate(seed) if isinstance(subject, Random) else subject
 
 
 @dataclass(frozen=True)
 class _Replicate:
-    """One replicate of a problem, and what has been computed for it, on this device, for whichever variant.
+    """One replicate of a problem, and what has been computed for it on this device, for any variant.
 
-    `course` has the directions of the errors in the replicate before.
+    `course` has the directions of the errors in the previous replicate.
     """
 
     operation: Operation
@@ -169,7 +169,7 @@ class _Replicate:
         return found
 
     def _baseline_rows(self, baseline: Measurable, variant: dict[str, Sample]) -> list[dict[str, Any]]:
-        """The same for every variant of finite results, and so kept for them."""
+        """The comparisons of the baseline; they are the same for every variant with finite results, and so are kept."""
 
         def made() -> list[dict[str, Any]]:
             samples, references = self._baseline(baseline), self._golden(baseline)
@@ -189,8 +189,8 @@ class _Replicate:
     ) -> Iterator[dict[str, Any]]:
         """Each output of a subject against each reference, in ulp and u of the output's own format.
 
-        `others` are the outputs of the other one of variant and baseline. Where one of these is not finite, the subject is not
-        compared either: figures of variant and baseline that stand side by side are taken over the same elements.
+        `others` are the outputs of the baseline if the subject is the variant, and vice versa. Elements that are not finite
+        there are not compared here either, so that the figures of variant and baseline are taken over the same elements.
         """
         place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": subject}
         for reference, expected in references.items():

@@ -28,12 +28,12 @@ def _metric(unit: str, text: str) -> Any:
 class Deviation:
     """Every metric of `x` against a reference `r`, with `D = x - r` over the elements where both are finite.
 
-    Each place where one of the two is not finite is counted once: as that of `x`, that of `r`, or that of both where both are NaN
-    or the same infinity. None of them enters the other metrics. `compared` says how many elements do; a comparison may leave out
-    more of them (`compare`).
+    Each place where one of the two is not finite is counted once: for `x`, for `r`, or for both if both are NaN or the same
+    infinity. The other metrics leave these places out; `compared` is the number of elements that they include, from which a
+    comparison may exclude more (`compare`).
 
-    Every metric is right over the whole range of FP64: sums of squares are scaled by a power of two, and a result is infinite or
-    zero only if it lies beyond FP64 itself.
+    Every metric is accurate over the whole range of FP64: sums of squares are scaled by a power of two, and a result overflows
+    or underflows only if it lies outside the range of FP64 itself.
     """
 
     max_difference: float = _metric("absolute", "max |D|, the paper's max_difference (section V)")
@@ -74,7 +74,7 @@ class Deviation:
             BadInput: if the shapes differ or are empty.
         """
         if x.shape != reference.shape or x.numel() == 0:
-            raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, which holds something")
+            raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, not empty")
         return compare(Sample(x), Sample(reference), fmt)
 
     @property
@@ -99,13 +99,13 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 NONFINITE = ("nan_count", "inf_count", "reference_nan_count", "reference_inf_count", "both_nan_count")
-"""Metrics that count what a comparison should not hold; the same infinity on both sides is no fault."""
+"""Metrics that count faults of a comparison; the same infinity on both sides is not a fault."""
 
 
 def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | None = None) -> Deviation:
     """`Deviation.between` on samples, whose sorted values are kept from one comparison to the next.
 
-    `leave_out` says of each element, flat, whether it enters no metric but the counts.
+    `leave_out` marks, in the flattened tensor, the elements that only the counts include.
     """
     shape, counts, places = sample.shape, dict.fromkeys(_COUNTS, 0), None
     if not (sample.is_finite and reference.is_finite and leave_out is None):
@@ -204,7 +204,7 @@ def _cosine(sample: Sample, reference: Sample) -> float:
 
 
 def _agreement(largest: Scaled, top: float) -> float:
-    """`log2(top / largest)`, of mantissas and exponents apart, since neither quotient need be a number of FP64."""
+    """`log2(top / largest)`, from mantissas and exponents separately, since the quotient may lie outside the range of FP64."""
     if largest.number == 0 or top == 0:
         return _MOST_BITS if largest.number == 0 else 0.0
     (a, i), (b, j) = math.frexp(top), math.frexp(largest.number)
@@ -212,7 +212,7 @@ def _agreement(largest: Scaled, top: float) -> float:
 
 
 def _without_values(counts: dict[str, int], equal: bool) -> Deviation:
-    """The deviation where no element can be compared: zero if all were equal infinities, else unknown."""
+    """The deviation if no element can be compared: zero if all are equal infinities, else NaN."""
     unknown = 0.0 if equal else math.nan
     numbers = {f.name: unknown for f in fields(Deviation) if f.name != "max_index"}
     if equal:

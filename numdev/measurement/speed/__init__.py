@@ -1,4 +1,4 @@
-"""The measurement of time, memory and traffic.
+"""The kind of measurement `speed`: time, memory and traffic of a variant, with its deviation on a sample.
 
-Deviation stands beside it in the folder above; tables and figures of speed belong to the report.
+Tables and figures of speed are in the report.
 """

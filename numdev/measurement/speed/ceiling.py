@@ -1,4 +1,4 @@
-"""The operations per second of this machine's matrix product: the ceiling with which an implementation is compared."""
+"""The operations per second of a matrix product on this machine: the ceiling with which an implementation is compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -
 
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """Sets the precision of torch's FP32 products, and restores what the process had chosen."""
+    """Sets the precision of torch's FP32 products, and restores the previous one."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

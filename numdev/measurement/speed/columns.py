@@ -1,4 +1,4 @@
-"""What a row of a speed measurement holds: unit and meaning of each figure."""
+"""The columns of a speed measurement: unit and meaning of each."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OF_COUNTED = {
 """What follows from counted figures."""
 
 FOLLOWING = DERIVED | OF_COUNTED
-"""What is not in a record, since it follows from what is: see `derived`."""
+"""Figures that are computed from those of a record, and not stored: see `derived`."""
 
 
 def derived(row: Mapping[str, Any]) -> dict[str, Any]:

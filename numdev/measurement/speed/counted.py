@@ -1,7 +1,7 @@
 """Makes the calls whose traffic Nsight Compute counts; `numdev.measurement.speed.traffic` starts it.
 
-Run: `python -m numdev.measurement.speed.counted FILE`. The file holds a list of points. Each is pickled by itself, so that one
-that cannot be loaded does not cost the others.
+Run: `python -m numdev.measurement.speed.counted FILE`. The file holds a list of points. Each is pickled by itself, so that a
+point that cannot be loaded does not affect the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEED = 0  # traffic does not depend on the numbers
 
 
 def main(file: Path, device: torch.device) -> None:
-    """Makes one call of each point within its range. Of a point that fails it prints the reason, and goes on."""
+    """Makes one call of each point within its range. If a point fails, prints the reason and continues."""
     buffer = torch.zeros(FLUSH_BYTES, dtype=torch.int8, device=device)
     for number, packed in enumerate(pickle.loads(file.read_bytes())):
         operation: Operation | None = None

@@ -32,9 +32,9 @@ class Speeds:
     """The kind `speed` of measurement of an operation.
 
     Attributes:
-        operation: what is timed is an implementation of it.
+        operation: the operation whose implementations are timed.
         budget: how long each variant is timed.
-        traffic: what counts the bytes that calls move; None where they are not counted.
+        traffic: counts the bytes that calls move; None if they are not counted.
     """
 
     operation: Operation
@@ -89,7 +89,7 @@ class SpeedPoint:
         return Speeds(self.operation, self.budget, self.traffic).columns
 
     def run(self, context: Context) -> Findings:
-        """Raises MemoryError if too little is free: a system that grants more memory than it has would kill the process."""
+        """Raises MemoryError if too little memory is free: a system that overcommits memory would kill the process."""
         rows: list[dict[str, Any]] = []
         compared: list[dict[str, Any]] = []
         kernels: dict[str, None] = {}
@@ -104,7 +104,7 @@ class SpeedPoint:
                 kernels[kernel] = None
         finally:
             self.operation.workload.forget()
-        if self.traffic is not None:  # last: the calls above have proven which kernel runs, and counting proves nothing
+        if self.traffic is not None:  # last: the calls above verify which kernel runs, which counting does not
             counted = self.traffic.of(self.problem, self.variant)
             rows = [row | counted for row in rows]
         return Findings({KIND: rows}, "; ".join(kernels), nonfinite(compared))

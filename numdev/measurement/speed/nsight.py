@@ -1,7 +1,7 @@
 """Finds NVIDIA Nsight Compute (`ncu`), runs a program under it, and reads what it prints.
 
-The program puts each call that is counted into an NVTX range, whose name `range_name` makes of a number, between
-cudaProfilerStart and cudaProfilerStop. Why a range is missing, it prints as a line of `remark`.
+The program encloses each counted call in an NVTX range, named by `range_name` of a number, between cudaProfilerStart and
+cudaProfilerStop. If it must omit a range, it prints the reason as a line of `remark`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def remark(number: int, text: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one run told.
+    """The results of one run.
 
     Attributes:
-        bytes: of each counted range, metric to bytes.
-        remarks: what the program said of a range.
-        trouble: what went wrong, in ncu's words where it has some; empty if nothing did.
+        bytes: bytes by metric, of each counted range.
+        remarks: what the program printed about a range.
+        trouble: what went wrong, in ncu's words if it gave any; empty if nothing did.
     """
 
     bytes: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Reading:
 
 
 def profile(ncu: str, metrics: Sequence[str], command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Reading:
-    """Runs a command under `ncu` for at most so many seconds, and reads what it counted. The command never outlives this."""
+    """Runs a command under `ncu` for at most `seconds`, and reads what it counted. The command has ended on return."""
     with TemporaryDirectory(prefix="numdev_") as folder:
         log, said = Path(folder, "log"), Path(folder, "said")  # no pipes, which stay open with any process left behind
         arguments = [ncu, *FLAGS, "--metrics", ",".join(metrics), "--log-file", str(log), *command]
@@ -94,7 +94,7 @@ def profile(ncu: str, metrics: Sequence[str], command: Sequence[str], environmen
 
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str], said: Path, seconds: float) -> int | None:
-    """The exit code, or None if time was up. Ctrl-C does not reach the processes, a group of their own: the caller ends them."""
+    """The exit code, or None if time ran out. Ctrl-C does not reach the processes, which form their own group; this ends them."""
     with said.open("wb") as sink:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=dict(environment), start_new_session=True

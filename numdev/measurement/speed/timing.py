@@ -71,8 +71,8 @@ def timed(run: Callable[[], object], device: torch.device, budget: Budget) -> Ti
     """Time `run` after warming it up.
 
     On a GPU a pair of CUDA events around each call measures it. Before each call the GPU writes a buffer larger than its
-    second-level cache. So inputs come from memory, as they do in a model between other layers. The GPU writes it so often that
-    it is still busy when the host has prepared the launch. So the figure holds no time of the host.
+    second-level cache, so that inputs come from memory, as they do between other layers of a model. It writes the buffer often
+    enough to be still busy when the host has prepared the launch, so that the figure includes no time of the host.
     """
     once = _OnGpu(device) if device.type == "cuda" else _on_cpu
     warm = [once(run) for _ in range(_WARM_UP)]
@@ -116,7 +116,7 @@ class _OnGpu:
 
 
 def fills_to_outlast(host: float, fill: float) -> int:
-    """How many writes of `fill` seconds take twice as long as `host`: at least 2, and no more than would hold up a study."""
+    """How many writes of `fill` seconds take twice as long as `host`: at least 2, and not so many that a study takes long."""
     return min(_MOST_FILLS, max(2, math.ceil(2 * host / fill)))
 
 

@@ -26,7 +26,7 @@ METRICS = {
 }
 """By column, the metrics of Nsight Compute that it sums; `nsight` converts sectors to bytes."""
 
-_CHUNK = 16  # points of a child process: many, since it takes long to start; few, since a crash or Ctrl-C loses them all
+_CHUNK = 16  # points per child process: more would share its start-up time, fewer would be lost in a crash or by Ctrl-C
 _START, _EACH = 300.0, 180.0  # seconds that a child process may take to start, and for each point, which it may compile
 
 Point = tuple[Any, Any]  # problem and variant: replicates have other numbers, and traffic does not depend on them
@@ -42,7 +42,7 @@ class Traffic:
             BadInput: naming `counters`, on a device without them, or where Nsight Compute is not installed.
         """
         if device.type != "cuda":
-            mend = f"a GPU counts its traffic, and the device is {device.type}; use counters=false"
+            mend = f"only a GPU counts its traffic, and the device is {device.type}; use counters=false"
             raise BadInput("counters", True, mend)
         self._operation = operation
         self._ncu = nsight.find()
@@ -50,7 +50,7 @@ class Traffic:
         self._told: set[str] = set()
         self._ahead: list[Point] = []
         self._found: dict[Point, dict[str, float] | str] = {}  # figures, or the reason why there are none
-        self._alone: set[Point] = set()  # to count alone: of a chunk that failed, perhaps through another point
+        self._alone: set[Point] = set()  # to be counted alone: their chunk failed, perhaps because of another point
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
@@ -93,7 +93,7 @@ class Traffic:
         if nsight.NO_PERMISSION in reading.trouble:
             self._refused = reading.trouble  # every other point would be refused too
         for number, point in enumerate(packed):
-            why = reading.remarks.get(number) or reading.trouble or "ncu: it listed nothing of the call"
+            why = reading.remarks.get(number) or reading.trouble or "ncu listed no figures for the call"
             counted = number in reading.bytes and number not in reading.remarks  # one that failed may have been counted in part
             if counted:
                 self._found[point] = reading.bytes[number]

@@ -77,7 +77,7 @@ class Criterion:
 
     def __post_init__(self) -> None:
         if self.metric not in COMPARABLE:
-            raise BadInput("metric", self.metric, f"use one that is the worse the larger: {', '.join(COMPARABLE)}")
+            raise BadInput("metric", self.metric, f"use a metric of which larger is worse: {', '.join(COMPARABLE)}")
         if not 1 <= self.tolerance < math.inf:
             raise BadInput("tolerance", self.tolerance, "give the ratio up to which a change does not matter, at least 1")
 

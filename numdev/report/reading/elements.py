@@ -23,7 +23,7 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
         BadInput: if the shapes differ or are empty.
     """
     if x.shape != reference.shape or x.numel() == 0:
-        raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, which holds something")
+        raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, not empty")
     x, reference = x.double().cpu(), reference.double().cpu()
     error = x - reference
     row, column = np.indices(tuple(error.shape))

@@ -123,9 +123,9 @@ def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
         rounded = [of for made, of in found.items() if made.of_output and made.read == "rounded"]
         recomputed = [of for made, of in found.items() if not made.of_output]
         if not (rounded and recomputed):
-            raise Undecidable("it takes delta of the rounded O and delta of P, both with O accumulated in FP32")
+            raise Undecidable("it compares delta from the rounded O with delta from P, both with O accumulated in FP32")
         times = over(*(per_replicate(select(of, reference=SAME_INPUTS), EVERY) for of in (rounded[0], recomputed[0])))
-        sentence = f"RMSE of delta from golden of the same inputs, of the rounded O over of P: {times.text()}.{left_out(times)}"
+        sentence = f"the RMSE of delta computed from the rounded O is {times.text()} times that of delta computed from P.{left_out(times)}"
         return Evidence(times.text(), sentence, (Question(times, LARGER),))
 
     return by_format(judged(rows), judge)

@@ -75,7 +75,7 @@ CHAPTERS = (
     Chapter(
         place=110,
         study="kernels",
-        title="Kernels beside emulated policies",
+        title="Kernels compared with emulated policies",
         question="Where do production kernels stand between FP32 inside and every step in the format?",
         measured="Each kernel against golden, beside the emulated policies.",
         paper="Fused kernels keep S, m, l and O in FP32 (Shah et al. 2024, section 4.3).",

@@ -167,13 +167,13 @@ CHAPTERS = (
                 draw_losses,
                 "A panel for each run: the training loss of every replicate over the steps as a thin line in the colour of what "
                 "the run changes, and that of its reference in grey.",
-                title="Training losses beside those of the reference",
+                title="Training losses compared with the reference",
                 table=LOSS,
             ),
             "training_samples": Plot(
                 draw_samples,
-                "Pictures that the trained models make of the same held-out captions, one grid for each run.",
-                title="What the trained models make of held-out captions",
+                "Images that the trained models generate from the same held-out captions, one grid for each run.",
+                title="Images generated from held-out captions",
                 table=RUN,
                 files=("samples",),
             ),

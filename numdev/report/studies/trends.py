@@ -279,7 +279,7 @@ CHAPTERS = (
                 "The largest difference between tiled attention and the baseline at the narrowest format over the block area "
                 "(filled), and the number of rescales R (open, right axis), one panel for each scenario, all with the same "
                 "axes.",
-                title="The deviation over the block area, beside the number of rescales",
+                title="The deviation and the number of rescales over the block area",
             ),
         },
     ),

@@ -223,7 +223,7 @@ def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, mon
     monkeypatch.setattr(tuning, "is_right", lambda *arguments: False)
     ran = numdev("tune", "formats=bf16", "head_dims=64", "masks=none")
     assert ran.code == 1
-    assert "head_dims: no candidate is of use for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
+    assert "head_dims: no candidate works for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
     assert table.read_bytes() == before
 
 

@@ -182,7 +182,7 @@ def test_one_row_is_missing(bench: Runner, ncu: FakeNcu) -> None:
     bench.announce(pairs(*points(4, 5, 6)))
     rows = [bench.measure(problem(n), VARIANT) for n in (4, 5, 6)]
     assert [rows[0].rows[0]["dram_read_bytes"], rows[2].rows[0]["dram_read_bytes"]] == [1000.0, 3000.0]
-    assert uncounted(rows[1]) == "ncu: it listed nothing of the call"
+    assert uncounted(rows[1]) == "ncu listed no figures for the call"
     assert ncu.chunks == [3, 1]
 
 

@@ -203,7 +203,7 @@ class TestMatching:
         [
             ({"reference": "baseline"}, "reference: 'baseline' cannot be used; both must have it; one has golden"),
             ({"metric": "latency"}, "metric: 'latency' cannot be used; both must have it; one has max_difference, rmse"),
-            ({"metric": "agreement_bits"}, "metric: 'agreement_bits' cannot be used; use one that is the worse the larger"),
+            ({"metric": "agreement_bits"}, "metric: 'agreement_bits' cannot be used; use a metric of which larger is worse"),
             ({"tolerance": 0.9}, "tolerance: 0.9 cannot be used"),
             ({"tolerance": math.nan}, "tolerance: nan cannot be used"),
         ],

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document.tables import place
 from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results
+from numdev.report.reading.kinds import is_own
 from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.words import Words
+from numdev.report.studies.registry import words_of
 
 _MOST_FINDINGS = 3
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
@@ -21,6 +25,15 @@ def subtitle(wholes: Sequence[Results]) -> str:
     """The version, the number of points and the devices."""
     versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
     return f"numdev {', '.join(versions)}: {_points(wholes)} points on {_devices(wholes)}"
+
+
+def words_for(wholes: Sequence[Results]) -> Words:
+    """The words of a report; one on kinds of the user's own names them."""
+    manifests = [manifest for whole in wholes for manifest in whole.manifests.values()]
+    if is_own(manifests):
+        kinds = dict.fromkeys(str(manifest["kind"]).replace("_", " ") for manifest in manifests)
+        return Words(title=f"Measurements of {_listed(list(kinds))}")
+    return words_of(pd.concat([whole.points[["operation"]] for whole in wholes]))
 
 
 def findings(results: Results, claims: Sequence[ClaimResult], words: Words) -> list[dict[str, str]]:

@@ -16,13 +16,15 @@ from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import write_tables
+from numdev.report.document.kinds import load_own, write_own_tables
 from numdev.report.document.speed import draw, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import POINTS
-from numdev.report.figures.sweep import default_of
+from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import Results, load
+from numdev.report.reading.kinds import SPEED, is_own
 from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.tidy import tidy
 from numdev.report.reading.training import KIND as TRAINING
@@ -46,7 +48,7 @@ def make_report(
 ) -> None:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
-    What is of training or speed goes into a folder of its own where there is something else too.
+    What is of training, of speed or of a kind of the user's own goes into a folder of its own where there is something else too.
 
     Args:
         results: folder of a `Store`.
@@ -64,12 +66,10 @@ def make_report(
     """
     console, store = console or Console(), Store(results)
     wanted = _by_kind(store, studies)
+    if plot and len(wanted) > 1:
+        raise BadInput("plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {' or '.join(wanted)}")
     trained, timed, others = (wanted.pop(kind, []) for kind in (TRAINING, SPEED, DEVIATION))
-    if plot and sum(map(bool, (trained, timed, others))) > 1:
-        raise BadInput(
-            "plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {DEVIATION}, {SPEED} or {TRAINING}"
-        )
-    if others or not (trained or timed):
+    if others or not (trained or timed or wanted):
         loaded = load(store, others or studies, kind=DEVIATION)
         asked = _asked(store, loaded, plot, DEVIATION)
         claims = judge(claims_of(loaded), loaded)
@@ -84,10 +84,17 @@ def make_report(
         write_training_tables(loaded, claims, folder, parquet)
         _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, documents=(pdf, html))
     if timed:
-        if (pdf or html) and not (others or trained):
+        if (pdf or html) and not (others or trained or wanted):
             kind = "pdf" if pdf else "html"
             raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
-        make_speed_report(results, out / SPEED if others or trained else out, console, timed, plot)
+        make_speed_report(results, out / SPEED if others or trained or wanted else out, console, timed, plot)
+    for kind, names in wanted.items():  # of the user's own
+        folder = out / kind if others or trained or timed or len(wanted) > 1 else out
+        loaded = load_own(store, kind, names)
+        asked = _asked(store, loaded, plot, kind)
+        claims = judge(claims_of(loaded), loaded)
+        write_own_tables(loaded, claims, folder, parquet)
+        _documents(loaded, claims, (store.path, folder), (console, [failures_table(loaded)]), asked, documents=(pdf, html))
 
 
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
@@ -206,14 +213,15 @@ def _usual(results: Results, study: str) -> Plot:
     """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
 
     Raises:
-        BadInput: if the rows do not have what the study describes.
+        BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
     """
     manifest, rows = results.manifests[study], tidy(results, results.study(study))
     is_grid = manifest.get("axes") != []
+    if is_own([manifest]):
+        return own_plot(manifest, rows) or plot_of(rows, {})
     return own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None) or POINTS
 
 
-SPEED = "speed"  # the kind
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw
 
 

@@ -19,16 +19,17 @@ from typing import Any
 import pandas as pd
 import typst
 
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
-from numdev.report.document.tables import deviations
+from numdev.report.document.tables import deviations, figures_table
 from numdev.report.document.typeset import typeset
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
+from numdev.report.reading.kinds import SPEED, is_own
 from numdev.report.reading.scenarios import ROLES, of
-from numdev.report.reading.training import KIND
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
@@ -37,6 +38,7 @@ from numdev.results.columns import Use
 
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)
+_COMPARED = (DEVIATION, SPEED)  # the kinds whose rows are deviations
 WIDEST = 481.89  # points between the margins: a figure is printed as large as it is drawn
 _HIGHEST = 370.0  # points that the findings leave on the first page
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
@@ -74,7 +76,8 @@ def contents(
     wholes = [whole for whole in (results, speed) if whole]
     points = pd.concat([whole.points[["operation"]] for whole in wholes])
     known = [chapter for chapter in CHAPTERS if chapter.operation in set(points["operation"])]
-    words = words_of(points)
+    words = overview.words_for(wholes)
+    manifests = [manifest for whole in wholes for manifest in whole.manifests.values()]
     of = {name: whole for whole in wholes for name in whole.manifests}
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name], name) for name in of if name not in {section.study for section in known})]
@@ -90,19 +93,22 @@ def contents(
         "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
-        "methods": [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
+        "methods": []
+        if is_own(manifests)
+        else [each.methods for each in map(WORDS.get, points["operation"].unique()) if each and each.methods],
         "rules": [list(rule) for rule in (*rules(), *words.rules)],
-        "deviates": any(manifest["kind"] != KIND for whole in wholes for manifest in whole.manifests.values()),
+        "compares": not is_own(manifests),
+        "deviates": any(manifest["kind"] in _COMPARED for manifest in manifests),
         "metrics": [{"name": name, "unit": unit, "text": text} for name, unit, text in _metrics(results)],
         "environments": list(overview.environments(wholes)),
-        "commands": [[section["title"], section["command"]] for section in shown],
+        "commands": [[section["title"], section["command"]] for section in shown if section["command"]],
         "failures": list(overview.failures(wholes, {section.study: section.title for section in present})),
     }
 
 
 def _metrics(results: Results) -> Iterator[tuple[str, str, str]]:
     """Name, unit and definition of every figure that a difference has."""
-    if all(manifest["kind"] == KIND for manifest in results.manifests.values()):
+    if all(manifest["kind"] not in _COMPARED for manifest in results.manifests.values()):
         own = (column for name, column in results.columns.items() if name in results.rows and column.use in _FIGURES)
         yield from ((column.name, column.unit, column.meaning) for column in own)
         return
@@ -176,7 +182,7 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
-        found = deviations(results.study(study))
+        found = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results.study(study))
     shown = found.drop(columns="study", errors="ignore")
     if len(shown):
         yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
@@ -210,7 +216,9 @@ def _figure(path: Path, plot: Plot | None) -> dict[str, Any]:
 
 
 def command(results: Results, study: str) -> str:
-    """The command that measures a study again on the same kind of device."""
+    """The command that measures a study again on the same kind of device; none of a kind that no command measures."""
+    if is_own([results.manifests[study]]) and not results.manifests[study].get("command"):
+        return ""
     own = results.points[results.points["study"] == study]
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}

@@ -32,6 +32,8 @@ from numdev.report.claims.finding import (
 )
 from numdev.report.reading.frames import LABEL, PRIMARY
 from numdev.report.reading.scenarios import formats
+from numdev.report.reading.training import at_the_end
+from numdev.report.reading.wording import Wording
 from numdev.report.reading.words import PLAIN, Words
 from numdev.report.statistics.estimates import Interval, ratio, slope
 from numdev.results.claim import BASELINE, ClaimKind, Labels, Reference, StatedClaim
@@ -44,10 +46,10 @@ _FROM = {
 _WORDS = {DEVIATION: "max difference", EVERY: "RMSE", "mean_absolute": "mean of |D|", "std": "standard deviation of D"}
 
 
-def claim_of(name: str, stated: StatedClaim, words: Words = PLAIN) -> Claim:
-    """The claim that a study's file states; where it names no source, the study makes it."""
+def claim_of(name: str, stated: StatedClaim, words: Words = PLAIN, table: str = "") -> Claim:
+    """The claim that a study's file states, on a table of its records; where it names no source, the study makes it."""
     source = stated.source or OURS
-    return Claim(name, "", stated.claim, source, partial(weigh, stated), is_ours=not stated.source, words=words)
+    return Claim(name, "", stated.claim, source, partial(weigh, stated), is_ours=not stated.source, words=words, table=table)
 
 
 def weigh(stated: StatedClaim, rows: pd.DataFrame) -> Evidence:
@@ -59,7 +61,7 @@ def weigh(stated: StatedClaim, rows: pd.DataFrame) -> Evidence:
     """
     own = _at(_of_output(rows, stated), stated.where)
     judge = partial(_judge, stated)
-    several = any(len(formats(_at(own, side))) > 1 for side in _sides(stated))
+    several = "format" in own and any(len(formats(_at(own, side))) > 1 for side in _sides(stated))
     return by_format(own, judge) if several else _sentence_first(judge(own))
 
 
@@ -69,11 +71,31 @@ def _sentence_first(found: Evidence) -> Evidence:
 
 
 def _of_output(rows: pd.DataFrame, stated: StatedClaim) -> pd.DataFrame:
-    """The rows of the output that the claim names, as if it were the primary one."""
-    found = rows[rows["output"] == stated.output]
+    """The rows of the output that the claim names, as if it were the primary one; all, where it names none."""
+    found = rows[rows["output"] == stated.output] if stated.output else rows
     if found.empty or stated.column not in found:
         raise NotMeasured(f"nothing was measured of {stated.metric}")
     return found.assign(**{PRIMARY: True})
+
+
+def _replicates(rows: pd.DataFrame, stated: StatedClaim) -> pd.DataFrame:
+    """One row for each replicate of each point, with its cluster.
+
+    Raises:
+        Undecidable: if there are none, or if some hold NaN or Inf.
+    """
+    metric = stated.column
+    found = select(rows, reference=stated.reference.value) if "reference" in rows else rows
+    if "tensor" in rows:
+        found, runs = at_the_end(rows), len(rows[["key", "seed"]].drop_duplicates())
+        if len(found) < runs:
+            raise Undecidable(f"{runs - len(found)} of {runs} runs stopped before the last step")
+    if broken := int((~np.isfinite(found[metric].astype(float))).sum()):
+        raise Undecidable(f"{broken} of {len(found)} replicates hold NaN or infinite values")
+    by = [str(name) for name in found if str(name).startswith(LABEL) or name in ("key", "seed")]
+    if found.duplicated(by).any():  # of a kind of the user's own, whose columns tell further rows apart
+        found = found.assign(**{metric: found.groupby(by, dropna=False)[metric].transform("mean")}).drop_duplicates(by)
+    return clustered(found)
 
 
 def _at(rows: pd.DataFrame, labels: Labels) -> pd.DataFrame:
@@ -128,13 +150,24 @@ def _judge(stated: StatedClaim, rows: pd.DataFrame) -> Evidence:
     answer = _ANSWERS[stated.kind](stated, rows)
     rest = left_out(*answer.intervals)
     beside = None
-    if stated.column == DEVIATION:
+    if stated.column == DEVIATION and EVERY in rows:
         every = _ANSWERS[stated.kind](stated.by(EVERY), rows)
         beside = Evidence(every.figure, "", every.questions)
         rest += resolution(rows) if stated.reference is Reference.BASELINE else ""
-    metric = f"the {_WORDS.get(stated.column, stated.column)} of {stated.output} {_FROM[stated.reference]}"
-    sentence = answer.sentence.replace("{metric}", metric)
+    sentence = answer.sentence.replace("{metric}", _metric(stated, rows))
     return Evidence(answer.figure, f"{sentence}{_averaged(rows, stated)}.{rest}", answer.questions, beside)
+
+
+def _metric(stated: StatedClaim, rows: pd.DataFrame) -> str:
+    """What is compared, in words."""
+    known = _WORDS.get(stated.column)
+    if "tensor" in rows:
+        return f"the {known or Wording().metric(stated.column, '', '')} of all weights after the last step"
+    if known is None and not stated.output:
+        return f"the {Wording().metric(stated.column, '', '')}"
+    of = f" of {stated.output}" if stated.output else ""
+    against = f" {_FROM[stated.reference]}" if "reference" in rows else ""
+    return f"the {known or stated.column}{of}{against}"
 
 
 def _averaged(rows: pd.DataFrame, stated: StatedClaim) -> str:
@@ -164,7 +197,7 @@ def _exponent(stated: StatedClaim, rows: pd.DataFrame) -> Interval:
     column, metric = f"{LABEL}{stated.over}", stated.column
     if column not in rows:
         raise NotMeasured(f"nothing was measured over {stated.over}")
-    found = clustered(select(rows, reference=stated.reference.value))
+    found = _replicates(rows, stated)
     found = found.assign(x=pd.to_numeric(found[column], errors="coerce")).dropna(subset="x")
     if found["x"].nunique() < 2:
         raise Undecidable(f"only one {stated.over} was measured")
@@ -186,7 +219,10 @@ def _same(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
 
 
 def _of_ratio(stated: StatedClaim, rows: pd.DataFrame, region: Region) -> _Answer:
-    if isinstance(stated.to, str):
+    if isinstance(stated.to, str) and f"{BASELINE}_{stated.column}" in rows:
+        times = _over_reference(_replicates(_at(rows, stated.of), stated), stated.column)
+        other = "of the reference"
+    elif isinstance(stated.to, str):
         times = over_baseline(_at(rows, stated.of), stated.column, stated.reference.value)
         other = f"of the {BASELINE}"
     else:
@@ -195,6 +231,11 @@ def _of_ratio(stated: StatedClaim, rows: pd.DataFrame, region: Region) -> _Answe
     first = f" with {_told(stated.of)}" if stated.of else ""
     sentence = f"the ratio of {{metric}}{first} to that {other} is {times.text()}"
     return _Answer(f"ratio {times.text()}", sentence, (Question(times, region),))
+
+
+def _over_reference(rows: pd.DataFrame, metric: str) -> Interval:
+    """A figure of each run over that of its reference, which stands in the same row."""
+    return ratio(rows[metric], rows[f"{BASELINE}_{metric}"], rows["seed"], rows["cluster"])
 
 
 def _order(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
@@ -208,7 +249,7 @@ def _order(stated: StatedClaim, rows: pd.DataFrame) -> _Answer:
 
 def _times(stated: StatedClaim, rows: pd.DataFrame, of: Labels, to: Labels) -> Interval:
     """The metric at some entries over that at others, paired by replicate and by the entries of the axes left open."""
-    above, below = (clustered(select(_at(rows, side), reference=stated.reference.value)) for side in (of, to))
+    above, below = (_replicates(_at(rows, side), stated) for side in (of, to))
     paired, metric = [*_open(rows, stated), "seed"], stated.column
     pairs = above[[*paired, metric, "cluster"]].merge(below[[*paired, metric]], on=paired, suffixes=("", "_other"))
     if pairs.empty:

@@ -13,10 +13,10 @@ from rich.table import Table
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
-from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import write_tables
 from numdev.report.document.kinds import load_own, write_own_tables
+from numdev.report.document.markdown import claims_markdown
 from numdev.report.document.speed import draw, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
@@ -25,7 +25,6 @@ from numdev.report.figures.points import POINTS
 from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.kinds import SPEED, is_own
-from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.tidy import tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
@@ -238,30 +237,3 @@ def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[st
     for result in claims:
         if result.study == study and result.claim.figure == figure:
             yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())
-
-
-def claims_markdown(claims: list[ClaimResult]) -> str:
-    """The claims as Markdown: a table of all, then each with its scenarios."""
-    return "\n".join(_markdown(claims)) + "\n"
-
-
-def _markdown(claims: list[ClaimResult]) -> Iterator[str]:
-    yield "# Claims"
-    yield ""
-    yield note_on(claims)
-    yield from ("", "| claim | source | measured | verdict |", "|---|---|---|---|")
-    for result in claims:
-        figure = f"{result.main.title}: {result.findings[result.main].figure}"
-        yield f"| {_cell(result.claim.text)} | {_cell(result.claim.source)} | {_cell(figure)} | {_cell(result.brief)} |"
-    for result in claims:
-        yield from ("", f"## {result.claim.text}", "")
-        yield f"{result.claim.source}. Study `{result.study}`. **{result.overall[0].upper()}{result.overall[1:]}.**"
-        yield from ("", "| scenario | verdict | found | generalises |", "|---|---|---|---|")
-        for scenario, finding in result.findings.items():
-            role = ROLES[scenario.role]
-            cells = (f"{scenario.title} ({role})" if role else scenario.title, finding.told, finding.sentence, finding.over)
-            yield f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", chr(92) + "|")

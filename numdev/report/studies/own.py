@@ -15,6 +15,7 @@ from numdev.report.figures.sweep import plot_of
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.reading.training import RUN
+from numdev.report.reading.wording import wording_of_study
 from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
 from numdev.results.claim import StatedClaim
@@ -23,7 +24,8 @@ from numdev.results.claim import StatedClaim
 def stated_claims(results: Results, study: str, words: Words) -> dict[str, Claim]:
     """The claims that a study's file states, by name, each on the table of the records that has its figure."""
     stated = {name: StatedClaim.read(own) for name, own in results.manifests[study].get("stated_claims", {}).items()}
-    return {name: claim_of(name, own, words, _table(results, own.column)) for name, own in stated.items()}
+    names = wording_of_study(results.manifests[study])
+    return {name: claim_of(name, own, words, _table(results, own.column), names) for name, own in stated.items()}
 
 
 def _table(results: Results, column: str) -> str:
@@ -56,11 +58,12 @@ def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:
 
 
 def _measured(manifest: Mapping[str, Any]) -> str:
-    """The number of points, and the entries of every axis: `6 points: step (none, scores), problem.n (256, 512, 1024)`."""
+    """The number of points, and the entries of every axis: `6 points: step (none, scores), sequence length N (256, 512)`."""
     entries: dict[str, dict[str, None]] = {}
     for point in manifest["points"]:
         for axis, label in point["labels"].items():
             entries.setdefault(axis, {})[str(label)] = None
-    axes = [f"{axis} ({', '.join(found)})" for axis, found in entries.items()]
+    names = wording_of_study(manifest)
+    axes = [f"{names.name(axis)} ({', '.join(found)})" for axis, found in entries.items()]
     count = len({point["key"] for point in manifest["points"]})
     return f"{count} {'point' if count == 1 else 'points'}{': ' if axes else ''}{', '.join(axes)}."

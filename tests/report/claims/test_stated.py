@@ -11,6 +11,7 @@ import pytest
 from numdev.report.claims.claim import OURS
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.stated import claim_of
+from numdev.report.reading.wording import Wording
 from numdev.results.claim import ClaimKind, Reference, StatedClaim
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
@@ -261,3 +262,26 @@ def test_rows_that_a_kind_of_ones_own_tells_apart_count_once() -> None:
     ]
     found = find(pd.DataFrame(rows), "slope", "largest", over="n", above=0.9, below=1.1)
     assert found.verdict is HOLDS
+
+
+WORDED = Wording({"problem.n": ("sequence length N", "tokens"), "step": ("arithmetic step", "")})
+
+
+def test_a_sentence_calls_the_axes_as_a_figure_does() -> None:
+    def said(rows: pd.DataFrame, kind: str, **fields: Any) -> str:
+        stated = StatedClaim("It is so", ClaimKind(kind), "out.rmse", **fields)
+        return claim_of("mine_1", stated, names=WORDED).find(rows).sentence
+
+    found = [
+        said(lines({"a": 1.0, "b": 2.0}), "slope", **SLOPE),
+        said(steps(a=3.0, b=1.0), "ratio", **OF, above=2.0),
+        said(steps(a=3.0, b=2.0, c=1.0), "order", **ORDER),
+        said(steps(a=3.0), "ratio", **OF, above=2.0),
+        said(lines({"a": 1.0}).query("`label.problem.n` == 128"), "slope", **SLOPE),
+    ]
+    assert found[0].startswith("The exponent of sequence length N in the RMSE of out from golden is ")
+    assert found[0].endswith(", averaged over arithmetic step.")
+    assert "with arithmetic step = a to that with arithmetic step = b" in found[1]
+    assert found[2].startswith("By arithmetic step, the ratios")
+    assert found[3] == "Nothing was measured with arithmetic step = b."
+    assert found[4] == "Only one sequence length N was measured."

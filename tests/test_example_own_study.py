@@ -74,7 +74,7 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
     (section,) = contents([Part(results, judge(claims_of(results), results), drawn.parent)])["sections"]
     assert (section["title"], section["question"]) == (typeset(study["title"]), typeset(study["question"]))
     assert [figure["file"] for figure in section["figures"]] == [f"{name}.svg"]
-    assert section["measured"].startswith(f"{len(results.points)} points: problem.n (16, 64), ")
+    assert section["measured"].startswith(f"{len(results.points)} points: {typeset('sequence length N')} (16, 64), ")
     assert [found["claim"].partition(":")[0] for found in section["findings"] if found["claim"]] == list(map(typeset, texts))
     assert [len(table["rows"]) for table in section["tables"]] == [len(results.points)]
 

@@ -41,8 +41,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes, objective, schema
-from numdev.cli.claims import claims_of
+from numdev.cli import build, nodes, schema
+from numdev.cli.claims import Comparable, claims_of
+from numdev.cli.comparable import comparable
 from numdev.cli.composed import Composer, composer
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
@@ -51,7 +52,6 @@ from numdev.cli.requests import Flat, Request, Statement, flat, written
 from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.measurement.deviation.measurement import Deviations
 from numdev.results.claim import StatedClaim
 from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
@@ -156,7 +156,7 @@ class Expander:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         axes = self.axes(fields)
         try:
-            claims = claims_of(fields["claims"], axes, self._figures)
+            claims = claims_of(fields["claims"], axes, self._comparable)
             if fields["plot"] is not None and fields["figure"] is not None:
                 raise BadInput(
                     "plot", fields["plot"], f"the study names the figure {fields['figure']} too; leave one of them out"
@@ -165,19 +165,21 @@ class Expander:
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
+    def _comparable(self) -> Comparable:
+        """What a claim may compare."""
+        return comparable(self.program, operation_of(self.composer.of))
+
     def _figures(self) -> list[str]:
-        """What a claim may compare and a figure show, as `output.metric`.
+        """What a figure may show.
 
         Raises:
             BadInput: for an operation without an exact result.
         """
         operation = operation_of(self.composer.of)
         if operation.golden is None:
-            mend = (
-                f"claims and plots in YAML show deviations from an exact result, which {operation.name} has not; leave them out"
-            )
-            raise BadInput("claims", operation.name, mend)
-        return objective.names(Deviations(operation))
+            mend = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
+            raise BadInput("plot", operation.name, f"{mend}tensor; leave it out, the report draws its own figures")
+        return list(comparable(self.program, operation).figures)
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}

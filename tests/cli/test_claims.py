@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from numdev.cli.claims import claims_of
+from numdev.cli.claims import Comparable, claims_of
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.errors import BadInput
@@ -29,7 +29,7 @@ SAME = {"claim": "Alike", "kind": "same", "metric": "out.rmse", "of": {"step": "
 
 
 def read(*stated: Any) -> tuple[str | StatedClaim, ...]:
-    return claims_of(stated, AXES, lambda: FIGURES)
+    return claims_of(stated, AXES, lambda: Comparable(FIGURES))
 
 
 def test_every_kind_is_read() -> None:
@@ -152,7 +152,67 @@ def test_the_command_line_may_leave_one_value_of_an_axis_that_a_claim_compares()
     assert len(made.claims) == 1
 
 
-def test_training_has_no_exact_result_to_claim_of() -> None:
-    fields = study_fields("mine", {"title": "Mine", "claims": [SLOPE]})
-    with pytest.raises(BadInput, match=r"claims: 'training' cannot be used; claims and plots in YAML show deviations"):
-        Expander(Library((config_folder(),)), name="train", operation="training").study("mine", fields)
+def of_command(claim: dict[str, Any], program: str, operation: str) -> tuple[str | StatedClaim, ...]:
+    """The claims of a study with two entries on an axis, as a command loads it."""
+    entries = (
+        {"a": {"rung.repeat": 1}, "b": {}} if program == "train" else {"a": {"precision": "bf16"}, "b": {"precision": "fp16"}}
+    )
+    fields = study_fields("mine", {"title": "Mine", "axes": {"rung": entries}, "claims": [{"claim": "So", **claim}]})
+    name = {"train": "train", "speed": "speed"}[program]
+    return Expander(Library((config_folder(),)), program=program, name=name, operation=operation).study("mine", fields).claims
+
+
+OF = {"kind": "ratio", "of": {"rung": "a"}, "to": {"rung": "b"}, "above": 2}
+WITH_BASELINE = {"kind": "same", "to": "baseline"}
+ALONE = "numdev speed measures each point by itself, and deviations from golden alone"
+
+
+@pytest.mark.parametrize(
+    ("program", "operation", "claim"),
+    [
+        ("speed", "attention", {**OF, "metric": "latency"}),
+        ("speed", "attention", {**OF, "metric": "tflops"}),
+        ("speed", "attention", {**OF, "metric": "rmse"}),
+        ("speed", "attention", {**OF, "metric": "out.rmse"}),
+        ("speed", "attention_backward", {**OF, "metric": "dq.rmse"}),
+        ("train", "training", {**OF, "metric": "relative_frobenius"}),
+        ("train", "training", {**OF, "metric": "held_out_loss"}),
+        ("train", "training", {**WITH_BASELINE, "metric": "held_out_loss"}),
+    ],
+)
+def test_claims_on_speed_and_training_compare_what_these_have(program: str, operation: str, claim: dict[str, Any]) -> None:
+    (found,) = of_command(claim, program, operation)
+    assert isinstance(found, StatedClaim)
+    assert found.metric == claim["metric"]
+
+
+@pytest.mark.parametrize(
+    ("program", "claim", "error"),
+    [
+        ("speed", {**OF, "metric": "lse.rmse"}, "claims[0].metric: 'lse.rmse' cannot be used; did you mean rmse"),
+        (
+            "speed",
+            {**OF, "metric": "out.rmse", "reference": "baseline"},
+            f"claims[0].reference: 'baseline' cannot be used; {ALONE}; leave it out (study mine)",
+        ),
+        (
+            "speed",
+            {**WITH_BASELINE, "metric": "latency"},
+            f"claims[0].to: 'baseline' cannot be used; {ALONE}; give entries of an axis, {{axis: entry}} (study mine)",
+        ),
+        (
+            "train",
+            {**WITH_BASELINE, "metric": "wasserstein"},
+            "claims[0].to: 'baseline' cannot be used; a study of training compares the weights of each run with those of its "
+            "reference already; give entries of an axis, {axis: entry}, or compare held_out_loss or score or seconds_per_step, "
+            "which both have (study mine)",
+        ),
+        ("train", {**OF, "metric": "out.rmse"}, "claims[0].metric: 'out.rmse' cannot be used; use one of max_difference"),
+    ],
+)
+def test_a_rule_without_meaning_there_is_refused_when_the_study_is_loaded(
+    program: str, claim: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        of_command(claim, program, {"speed": "attention", "train": "training"}[program])
+    assert str(raised.value).startswith(error)

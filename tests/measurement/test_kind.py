@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd
 import pytest
+from rich.console import Console
 
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput, Unsupported
+from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings, Measurement, MeasurementKind
 from numdev.measurement.runner import Runner
 from numdev.report.document.export import environments, to_csv
+from numdev.report.document.paper import make_report
 from numdev.report.reading.columns import dictionary, meaning
 from numdev.report.reading.frames import load
 from numdev.results.canonical import describe
@@ -112,6 +117,37 @@ def test_the_store_keeps_every_table(store: Store) -> None:
     assert list((store.path / "records" / good.key).glob("entries.*.parquet"))
 
 
+def test_numdev_report_has_its_tables_its_figure_and_its_documents(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make_report(store.path, out, console=Console(file=StringIO()), pdf=True, html=True)
+    summary = pd.read_csv(out / "summary.csv")
+    expected = {name: max_of(name) for name in "qkv"}
+    assert dict(zip(summary["input"], summary["largest.mean"], strict=True)) == pytest.approx(expected, rel=1e-8)
+    assert summary["replicates"].tolist() == [3, 3, 3]
+    assert len(pd.read_csv(out / "entries.csv")) == 3 * 16 * 64
+    assert "| `largest` | absolute, in the units of the output | largest entry |" in (out / "columns.md").read_text()
+    drawn, page = (out / "figures" / "mine.svg").read_text(), (out / "report.html").read_text()
+    assert "Largest over input" in drawn
+    assert "Measurements of largest" in page
+    assert not [word for word in ("golden", "numdev measure", "baseline") if word in page.partition("<script")[0]]
+    assert (out / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def max_of(name: str) -> float:
+    """The mean over replicates of the largest entry of an input, by another way."""
+    return sum(float(problem(16).inputs(seed)[name].max()) for seed in range(3)) / 3
+
+
+def test_kinds_that_stand_beside_one_another_have_folders_of_their_own(store: Store, tmp_path: Path) -> None:
+    points = (StudyPoint(problem(16), Exact(), None, 1, "one", {"n": 16}),)
+    run(Study("far", "Far", None, (), points), Runner(Deviations(ATTENTION), "cpu"), store)
+    make_report(store.path, tmp_path / "both", console=Console(file=StringIO()))
+    assert set(pd.read_csv(tmp_path / "both" / "results.csv")["study"]) == {"far"}
+    assert set(pd.read_csv(tmp_path / "both" / "largest" / "results.csv")["study"]) == {"mine"}
+    with pytest.raises(BadInput, match="a figure is of one kind; name the studies of deviation or largest"):
+        make_report(store.path, tmp_path / "no", plot={"x": "n"})
+
+
 def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     found = load(store, kind="largest")
     assert found.rows[["label.n", "seed", "input"]].to_numpy().tolist() == [[16, s, i] for s in range(3) for i in "qkv"]
@@ -122,5 +158,5 @@ def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     assert all(f"| `{name}` |" in told for name in ("seed", "input", "largest"))
     assert to_csv(found.rows).startswith(b"study,scenario,key")
     assert environments(found)
-    with pytest.raises(BadInput, match="holds no results of deviation but mine, on which a report of largest reports"):
+    with pytest.raises(BadInput, match="holds no results of deviation but mine, on which numdev report reports"):
         load(store, kind="deviation")

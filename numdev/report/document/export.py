@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,20 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
         for name, field in _STATISTICS.items():
             found[f"{metric}.{name}"] = [getattr(one, field) for one in summaries]
     return pd.concat([places, pd.DataFrame(found)], axis=1)
+
+
+def summarise_by(rows: pd.DataFrame, by: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
+    """One row for each value of some columns: mean over replicates, its 95 % interval and the range of some figures."""
+    if rows.empty:
+        return rows.iloc[:0]
+    found = []
+    for place, group in rows.groupby(list(by), sort=False, dropna=False):
+        row = dict(zip(by, place, strict=True)) | {"replicates": len(group)}
+        for metric in metrics:
+            own = summary(group[metric].astype(float).tolist())
+            row |= {f"{metric}.{name}": getattr(own, field) for name, field in _STATISTICS.items()}
+        found.append(row)
+    return pd.DataFrame(found)
 
 
 _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}

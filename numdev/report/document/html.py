@@ -18,11 +18,13 @@ from markupsafe import Markup, escape
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document import overview
 from numdev.report.document.export import summarise
+from numdev.report.document.kinds import summary_of
 from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.training import summarise_weights
 from numdev.report.reading.frames import LABEL, Results, distinct
+from numdev.report.reading.kinds import is_own, places_of
 from numdev.report.reading.scenarios import ROLES, SCENARIO
-from numdev.report.studies.registry import CHAPTERS, words_of
+from numdev.report.studies.registry import CHAPTERS
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _MOST_CHIEF = 3  # scenarios of a claim that stand above the list of all
@@ -38,10 +40,11 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = ()) -> bytes:
     titles = {name: str(own["title"]) for whole in every for name, own in whole.manifests.items()}
     template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = template.get_template("report.html").render(
-        title=words_of(main.points).title,
+        title=overview.words_for(main).title,
         subtitle=overview.subtitle(every),
         counts=list(_counts(every, claims)),
         reading=note(claims) if claims else "",
+        compares=not parts[0].is_own,
         claims=[_claim(result) for result in claims],
         sections=[_section(part, study) for part in parts for study in part.results.manifests],
         table=_json(table(parts[0])),
@@ -98,8 +101,8 @@ def _section(part: Part, study: str) -> dict[str, Any]:
     return {
         "study": study,
         "title": str(manifest["title"]),
-        "question": formatted(chapter.question) if chapter is not None else "",
-        "command": manifest.get("command") or f"numdev measure study={study}",
+        "question": formatted(chapter.question) if chapter is not None else str(manifest.get("question", "")),
+        "command": manifest.get("command") or ("" if is_own([manifest]) else f"numdev measure study={study}"),
         "claims": [{"text": own.claim.text, "brief": own.brief, "tone": _tone(own.word)} for own in claims if own.study == study],
         "figures": [figure(path) for path in paths if not any(path.stem.startswith(other) for other in others)],
     }
@@ -153,9 +156,10 @@ def inline(svg: str, name: str) -> str:
 def table(part: Part) -> dict[str, Any]:
     """The rows of the summary by column: text as a list of words and the place of each row's in it, metrics with intervals."""
     results = part.results
-    found = summarise_weights(results.rows) if part.is_of_training else summarise(distinct(results.rows), results.points)
+    found = _summary(part)
     found = found.assign(scenario=_titles(found, results), point=_labels(found))
-    names = [name for name in _ORDER if name in found and (found[name].astype(str) != "").any()]
+    places = places_of(results.columns, found) if part.is_own else []
+    names = [name for name in dict.fromkeys([*_ORDER, *places]) if name in found and (found[name].astype(str) != "").any()]
     figures = [str(name).removesuffix(_MEAN) for name in found if str(name).endswith(_MEAN)]
     return {
         "texts": [_text(name, found[name]) for name in names],
@@ -163,6 +167,13 @@ def table(part: Part) -> dict[str, Any]:
         "metrics": [_metric(name, found, results) for name in figures],
         "rows": len(found),
     }
+
+
+def _summary(part: Part) -> pd.DataFrame:
+    results = part.results
+    if part.is_own:
+        return summary_of(results)
+    return summarise_weights(results.rows) if part.is_of_training else summarise(distinct(results.rows), results.points)
 
 
 def _titles(found: pd.DataFrame, results: Results) -> list[str]:

@@ -11,7 +11,9 @@ from numdev.report.document.part import Part
 from numdev.report.document.tables import place
 from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results
+from numdev.report.reading.kinds import is_own
 from numdev.report.reading.scenarios import ROLES
+from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
 
 _MOST_FINDINGS = 3
@@ -22,6 +24,15 @@ def subtitle(wholes: Sequence[Results]) -> str:
     """The version, the number of points and the devices."""
     versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
     return f"numdev {', '.join(versions)}: {_points(wholes)} points on {_devices(wholes)}"
+
+
+def words_for(results: Results) -> Words:
+    """The words of a report on some results; one on kinds of the user's own names them."""
+    manifests = results.manifests.values()
+    if is_own(manifests):
+        kinds = dict.fromkeys(str(manifest["kind"]).replace("_", " ") for manifest in manifests)
+        return Words(title=f"Measurements of {_listed(list(kinds))}")
+    return words_of(results.points)
 
 
 def findings(parts: Sequence[Part]) -> list[dict[str, str]]:
@@ -36,7 +47,7 @@ def findings(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def _told(part: Part) -> list[tuple[str, str]]:
-    words = words_of(part.results.points)
+    words = words_for(part.results)
     return list(words.findings(part.results)) or [(result.claim.text, _found(result)) for result in part.claims]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ from rich.table import Table
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
-from numdev.report.claims.verdicts import note as note_on
 from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import write_tables
+from numdev.report.document.kinds import load_own, write_own_tables
+from numdev.report.document.markdown import claims_markdown
 from numdev.report.document.part import Part
-from numdev.report.document.speed import draw, make_speed_report
+from numdev.report.document.speed import draw, judged, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import POINTS
-from numdev.report.figures.sweep import default_of
+from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.scenarios import ROLES
+from numdev.report.reading.kinds import SPEED, is_own
 from numdev.report.reading.tidy import tidy
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
@@ -47,8 +49,9 @@ def make_report(
 ) -> None:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
-    What is of training or speed goes into a folder of its own where there is something else too. Documents have all of it, and
-    beside studies of a paper what `numdev train` and `numdev speed` left in the folders `training` and `speed` of `results`.
+    The first kind of measurement is written into `out`, each further one into a folder of its name. The documents have all of
+    them but speed, and beside studies of a paper what `numdev train` and `numdev speed` left in the folders `training` and
+    `speed` of `results`.
 
     Args:
         results: folder of a `Store`.
@@ -66,39 +69,60 @@ def make_report(
     """
     console, store = console or Console(), Store(results)
     wanted = _by_kind(store, studies)
-    trained, timed, others = (wanted.pop(kind, []) for kind in (TRAINING, SPEED, DEVIATION))
-    if plot and sum(map(bool, (trained, timed, others))) > 1:
-        raise BadInput(
-            "plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {DEVIATION}, {SPEED} or {TRAINING}"
-        )
+    if plot and len(wanted) > 1:
+        raise BadInput("plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {' or '.join(wanted)}")
+    timed = wanted.pop(SPEED, [])
+    if timed and not wanted and (pdf or html):
+        kind = "pdf" if pdf else "html"
+        raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
     parts: list[Part] = []
     notes: list[str] = []
-    if others or not (trained or timed):
-        loaded = load(store, others or studies, kind=DEVIATION)
-        asked = _asked(store, loaded, plot, DEVIATION)
-        claims = judge(claims_of(loaded), loaded)
-        write_tables(loaded, claims, out, parquet)
-        parts.append(Part(loaded, claims, out / "figures"))
-        notes += _write_part(parts[-1], store.path, asked, console, failures_table(loaded), worst_table(loaded))
-    if trained:
-        folder = out / TRAINING if others else out  # the tables of both have the same names
-        loaded = load_training(store, trained)
-        asked = _asked(store, loaded, plot, TRAINING)
-        claims = judge(claims_of(loaded), loaded)
-        write_training_tables(loaded, claims, folder, parquet)
-        parts.append(Part(loaded, claims, folder / "figures"))
-        notes += _write_part(parts[-1], store.path, asked, console, failures_table(loaded))
+    for kind in sorted(wanted, key=_place) if wanted or timed else (DEVIATION,):
+        folder = out / kind if parts else out  # the tables of all kinds have the same names
+        part, found = _report(store, kind, wanted.get(kind, studies), (folder, console), plot, parquet=parquet)
+        parts.append(part)
+        notes += found
     if parts and (pdf or html):
-        paper = any(not claim.claim.is_ours for claim in parts[0].claims) and not parts[0].is_of_training
-        further = _beside(results, out, (SPEED,) if trained else (TRAINING, SPEED)) if paper else ()
-        _documents([*parts, *further], notes, out, pdf=pdf, html=html)
+        beside = [kind for kind in (TRAINING, SPEED) if kind not in wanted] if _is_paper(parts[0]) else []
+        _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html)
     if parts:
         console.print(f"report: {out}", markup=False, highlight=False)
     if timed:
-        if (pdf or html) and not parts:
-            kind = "pdf" if pdf else "html"
-            raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
         make_speed_report(results, out / SPEED if parts else out, console, timed, plot)
+
+
+def _place(kind: str) -> tuple[bool, bool]:
+    """Deviation first, then training, then kinds of the user's own."""
+    return kind != DEVIATION, kind != TRAINING
+
+
+def _is_paper(part: Part) -> bool:
+    """Whether a part makes figures of a paper again, beside which those of training and of speed belong."""
+    return not part.is_of_training and any(not found.claim.is_ours for found in part.claims)
+
+
+def _report(
+    store: Store,
+    kind: str,
+    names: Sequence[str] | None,
+    written: tuple[Path, Console],
+    plot: Mapping[str, Any] | None,
+    *,
+    parquet: bool,
+) -> tuple[Part, list[str]]:
+    """Write the tables, the claims and the figures of one kind of measurement into the folder `written`, and print; notes too."""
+    out, console = written
+    loaded = _LOAD.get(kind, partial(load_own, kind=kind))(store, studies=names)
+    asked = _asked(store, loaded, plot, kind)
+    claims = judge(claims_of(loaded), loaded)
+    _TABLES.get(kind, write_own_tables)(loaded, claims, out, parquet)
+    worst = worst_table(loaded) if kind == DEVIATION else None
+    part = Part(loaded, claims, out / "figures")
+    return part, _write_part(part, store.path, asked, console, failures_table(loaded), worst)
+
+
+_LOAD: Mapping[str, Callable[..., Results]] = {DEVIATION: partial(load, kind=DEVIATION), TRAINING: load_training}
+_TABLES = {DEVIATION: write_tables, TRAINING: write_training_tables}
 
 
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
@@ -156,7 +180,7 @@ def _beside(results: Path, out: Path, kinds: Iterable[str]) -> Iterator[Part]:
             write_figures(loaded, list(part.claims), part.figures, store.path)
         else:
             loaded = load(store, kind=kind)
-            part = Part(loaded, (), out / "figures")
+            part = Part(loaded, judged(store, loaded), out / "figures")
             draw(loaded, frame(loaded), part.figures)
         yield part
 
@@ -217,14 +241,15 @@ def _usual(results: Results, study: str) -> Plot:
     """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
 
     Raises:
-        BadInput: if the rows do not have what the study describes.
+        BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
     """
     manifest, rows = results.manifests[study], tidy(results, results.study(study))
     is_grid = manifest.get("axes") != []
+    if is_own([manifest]):
+        return own_plot(manifest, rows) or plot_of(rows, {})
     return own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None) or POINTS
 
 
-SPEED = "speed"  # the kind
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw
 
 
@@ -241,30 +266,3 @@ def _findings(claims: list[ClaimResult], study: str, figure: str) -> Iterator[st
     for result in claims:
         if result.study == study and result.claim.figure == figure:
             yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())
-
-
-def claims_markdown(claims: list[ClaimResult]) -> str:
-    """The claims as Markdown: a table of all, then each with its scenarios."""
-    return "\n".join(_markdown(claims)) + "\n"
-
-
-def _markdown(claims: list[ClaimResult]) -> Iterator[str]:
-    yield "# Claims"
-    yield ""
-    yield note_on(claims)
-    yield from ("", "| claim | source | measured | verdict |", "|---|---|---|---|")
-    for result in claims:
-        figure = f"{result.main.title}: {result.findings[result.main].figure}"
-        yield f"| {_cell(result.claim.text)} | {_cell(result.claim.source)} | {_cell(figure)} | {_cell(result.brief)} |"
-    for result in claims:
-        yield from ("", f"## {result.claim.text}", "")
-        yield f"{result.claim.source}. Study `{result.study}`. **{result.overall[0].upper()}{result.overall[1:]}.**"
-        yield from ("", "| scenario | verdict | found | generalises |", "|---|---|---|---|")
-        for scenario, finding in result.findings.items():
-            role = ROLES[scenario.role]
-            cells = (f"{scenario.title} ({role})" if role else scenario.title, finding.told, finding.sentence, finding.over)
-            yield f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", chr(92) + "|")

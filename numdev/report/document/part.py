@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.reading.frames import Results
+from numdev.report.reading.kinds import SHIPPED, SPEED
 from numdev.report.reading.training import KIND as TRAINING
 
 
@@ -26,9 +28,24 @@ class Part:
     figures: Path
 
     @property
+    def kind(self) -> str:
+        """The kind of measurement."""
+        return str(next(iter(self.results.manifests.values()))["kind"])
+
+    @property
     def is_of_training(self) -> bool:
         """Whether the rows are differences of weights, which have metrics of their own."""
-        return all(manifest["kind"] == TRAINING for manifest in self.results.manifests.values())
+        return self.kind == TRAINING
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the kind is one of the user's own, of which only its columns tell."""
+        return self.kind not in SHIPPED
+
+    @property
+    def deviates(self) -> bool:
+        """Whether the rows are deviations of outputs."""
+        return self.kind in (DEVIATION, SPEED)
 
     def drawn(self) -> dict[str, Path]:
         """The figures of the part's own studies, by the names of their files."""

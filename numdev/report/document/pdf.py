@@ -24,10 +24,11 @@ from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
 from numdev.report.document.part import Part, all_claims, wholes
-from numdev.report.document.tables import deviations
+from numdev.report.document.tables import deviations, figures_table
 from numdev.report.document.typeset import typeset
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
+from numdev.report.reading.kinds import is_own
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
@@ -67,9 +68,10 @@ def write_root(parts: Sequence[Part], root: Path) -> None:
 def contents(parts: Sequence[Part]) -> dict[str, Any]:
     """Everything that the template shows, as plain data."""
     every, claims, of = wholes(parts), all_claims(parts), {name: part for part in parts for name in part.results.manifests}
-    operations = pd.unique(pd.concat([whole.points["operation"] for whole in every]))
+    shipped = [part for part in parts if not part.is_own]
+    operations = pd.unique(pd.concat([part.results.points["operation"] for part in shipped])) if shipped else []
     known = [chapter for chapter in CHAPTERS if chapter.operation in operations]
-    words = words_of(every[0].points)
+    words = overview.words_for(every[0])
     told = [section for section in known if section.study in of]
     present = [*told, *(_unnamed(of[name].results, name) for name in of if name not in {section.study for section in known})]
     shown = [_section(section, of[section.study]) for section in present]
@@ -87,22 +89,24 @@ def contents(parts: Sequence[Part]) -> dict[str, Any]:
         "sections": shown,
         "methods": [one.methods for one in own if one.methods],
         "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for one in own for rule in one.rules)))],
-        "deviates": any(not part.is_of_training for part in parts),
+        "compares": bool(shipped),
+        "deviates": any(part.deviates for part in parts),
         "metrics": list(_metrics(parts)),
         "environments": list(overview.environments(every)),
-        "commands": [[section["title"], section["command"]] for section in shown],
+        "commands": [[section["title"], section["command"]] for section in shown if section["command"]],
         "failures": list(overview.failures(every, {section.study: section.title for section in present})),
     }
 
 
 def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-    """A table for outputs and one for weights: name, unit and definition of every figure that a difference has."""
-    if any(not part.is_of_training for part in parts):
+    """A table for outputs, and one for every part that compares none: name, unit and definition of every figure that it has."""
+    if any(part.deviates for part in parts):
         yield {"of": "outputs", "rows": [(name, unit, text) for name, (unit, text) in METRICS.items()]}
     for part in parts:
-        if part.is_of_training:
+        if not part.deviates:
             columns = (column for name, column in part.results.columns.items() if name in part.results.rows)
-            yield {"of": "weights", "rows": [(own.name, own.unit, own.meaning) for own in columns if own.use in _FIGURES]}
+            found = [(own.name, own.unit, own.meaning) for own in columns if own.use in _FIGURES]
+            yield {"of": "weights" if part.is_of_training else part.kind, "rows": found}
 
 
 def _section(section: Chapter, part: Part) -> dict[str, Any]:
@@ -173,7 +177,7 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
-        found = deviations(results.study(study))
+        found = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results.study(study))
     shown = found.drop(columns="study", errors="ignore")
     if len(shown):
         yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
@@ -207,7 +211,9 @@ def _figure(path: Path, plot: Plot | None) -> dict[str, Any]:
 
 
 def command(results: Results, study: str) -> str:
-    """The command that measures a study again on the same kind of device."""
+    """The command that measures a study again on the same kind of device; none of a kind that no command measures."""
+    if is_own([results.manifests[study]]) and not results.manifests[study].get("command"):
+        return ""
     own = results.points[results.points["study"] == study]
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}

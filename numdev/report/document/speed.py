@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from numdev.report.claims.verdicts import ClaimResult, judge
 from numdev.report.document.asked import Asked, asked_of, write
-from numdev.report.document.export import environments, to_csv
-from numdev.report.document.tables import failures_table
+from numdev.report.document.export import claim_table, environments, to_csv
+from numdev.report.document.markdown import claims_markdown
+from numdev.report.document.tables import claims_table, failures_table
 from numdev.report.figures.sweep import default_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results, load
 from numdev.report.reading.tidy import EVERY, tidy
 from numdev.report.studies.latency import TABLES, crossovers, frame, of_attention
+from numdev.report.studies.own import own_plot
+from numdev.report.studies.registry import claims_of
 from numdev.report.studies.speed import SPEED_FIGURES
 from numdev.results.store import Store, write_atomically
 
@@ -33,6 +38,8 @@ def make_speed_report(
 ) -> None:
     """Write speed.csv, crossover.csv, unsupported.csv, columns.md, environment.json and figures of speed studies into `out`.
 
+    Where studies state claims, claims.csv and claims.md too.
+
     `studies` are the names of studies and sweeps, all unless given; `plot` see `numdev.report.figures.sweep.plot_of`.
 
     Raises:
@@ -45,6 +52,7 @@ def make_speed_report(
     every = tidy(load(Store(results), studies, kind="speed", axes=EVERY))
     asked = asked_of(Store(results), list(loaded.manifests), plot, "speed") if plot else None
     own = of_attention(rows)
+    claims = judged(Store(results), loaded)
     failed = loaded.points[loaded.points["status"] != "ok"]
     labels = [name for name in failed.columns if name.startswith(LABEL)]
     columns = ("study", "scenario", "key", "attention", *labels, "status", "reason")
@@ -52,7 +60,10 @@ def make_speed_report(
         "speed.csv": rows,
         "crossover.csv": crossovers(own),
         "unsupported.csv": failed[[name for name in columns if name in failed]],
+        **({"claims.csv": claim_table(claims)} if claims else {}),
     }
+    if claims:
+        write_atomically(out / "claims.md", claims_markdown(claims).encode())
     for name, table in tables.items():
         write_atomically(out / name, to_csv(table))
     said = dictionary(
@@ -64,10 +75,17 @@ def make_speed_report(
     _draw_sweeps(loaded, every, asked, out / "figures")
     for note in loaded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    for shown in (failures_table(loaded), *(_shown(make(own), title) for title, make in TABLES.items())):
+    tables_shown = [failures_table(loaded), *(_shown(make(own), title) for title, make in TABLES.items())]
+    for shown in (*tables_shown, claims_table(claims) if claims else None):
         if shown is not None:
             console.print(shown)
     console.print(f"report: {out}", markup=False, highlight=False)
+
+
+def judged(store: Store, loaded: Results) -> list[ClaimResult]:
+    """The claims of studies of speed."""
+    every = tidy(load(store, list(loaded.manifests), kind="speed", axes=EVERY))
+    return judge(claims_of(loaded), replace(loaded, rows=every)) if len(every) else []
 
 
 def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
@@ -83,10 +101,11 @@ def _draw_sweeps(loaded: Results, rows: pd.DataFrame, asked: Asked | None, folde
     """The figure of every sweep of speed, and the one that is asked for, of all the results."""
     if asked is not None:
         asked.write(folder / "plot")
-    for study in (name for name, manifest in loaded.manifests.items() if manifest.get("axes")):
+    for study, manifest in loaded.manifests.items():
         own = rows[rows["study"] == study]
-        if len(own) and (plot := default_of(own)) is not None:
-            write(folder / study, plot, own, str(loaded.manifests[study]["title"]))
+        plot = own_plot(manifest, own) or (default_of(own) if manifest.get("axes") and len(own) else None)
+        if plot is not None:
+            write(folder / study, plot, own, str(manifest["title"]))
 
 
 def _shown(found: pd.DataFrame, title: str) -> Table | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
@@ -9,9 +11,11 @@ from rich.text import Text
 from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import LABEL, Results, is_broken
+from numdev.report.reading.kinds import figures_of, places_of
 from numdev.report.reading.primary import primary
 from numdev.report.reading.scenarios import TITLE
-from numdev.report.statistics.estimates import significant, typical
+from numdev.report.statistics.estimates import mean, significant, typical
+from numdev.results.columns import Column, Use
 
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
 _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow", Verdict.NOT_MEASURED: "bright_black"}
@@ -57,9 +61,9 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
     points = {point["key"]: point for _, point in results.points.drop_duplicates("key").iterrows()}
     table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left")
-    for key, mean in means.iterrows():
+    for key, own in means.iterrows():
         point = points[str(key)]
-        table.add_row(point["study"], place(point), significant(mean["max_u"], 3), significant(mean["max_difference"], 3))
+        table.add_row(point["study"], place(point), significant(own["max_u"], 3), significant(own["max_difference"], 3))
     return table
 
 
@@ -78,6 +82,26 @@ def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
     if len(found) > most:
         found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * len(_SHOWN))]
     return pd.DataFrame(found, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
+
+
+def figures_table(results: Results, study: str, most: int = 60) -> pd.DataFrame:
+    """The chief figures of every point of a study of a kind of the user's own, means over replicates, as text."""
+    rows = results.study(study)
+    places, own = places_of(results.columns, rows), figures_of(results.columns, rows)
+    chief = [column for column in own if column.use is Use.CHIEF] or own[:1]
+    found = []
+    for _, group in rows.groupby(["key", *places], sort=False, dropna=False):
+        first = group.iloc[0]
+        values = [group[column.name].astype(float).tolist() for column in chief]
+        cells = ["NaN or Inf" if not all(map(math.isfinite, each)) else mean(each).text() for each in values]
+        found.append((place(first), *(str(first[name]) for name in places), *cells))
+    if len(found) > most:
+        found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * (len(places) + len(chief)))]
+    return pd.DataFrame(found, columns=["point", *places, *(_headed(column) for column in chief)])
+
+
+def _headed(column: Column) -> str:
+    return ", ".join(part for part in (column.name.replace("_", " "), column.unit) if part)
 
 
 def place(point: pd.Series[str]) -> str:

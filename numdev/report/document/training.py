@@ -8,14 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, environments, to_csv, to_parquet
+from numdev.report.document.export import claim_table, environments, summarise_by, to_csv, to_parquet
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.report.reading.training import LOSS, RUN, WATCH
 from numdev.results.columns import Column
-from numdev.results.record import summary
 from numdev.results.store import write_atomically
 
 _ABOUT = (
@@ -23,7 +22,6 @@ _ABOUT = (
     "An empty cell does not apply."
 )
 _GROUP = ["step", "tensor"]
-_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
 
 
 def write_training_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
@@ -68,13 +66,4 @@ def summarise_weights(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per point, step and tensor: mean over replicates, its 95 % interval and the range of every metric."""
     by = [*PLACE, *(str(name) for name in rows if str(name).startswith((LABEL, ENTRY_ROLE))), *_GROUP]
     metrics = [str(name) for name in rows if name not in (*by, "seed")]
-    if rows.empty:
-        return rows.iloc[:0]
-    found = []
-    for place, group in rows.groupby(by, sort=False, dropna=False):
-        row = dict(zip(by, place, strict=True)) | {"replicates": len(group)}
-        for metric in metrics:
-            own = summary(group[metric].astype(float).tolist())
-            row |= {f"{metric}.{name}": getattr(own, field) for name, field in _STATISTICS.items()}
-        found.append(row)
-    return pd.DataFrame(found)
+    return summarise_by(rows, by, metrics)

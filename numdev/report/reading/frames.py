@@ -187,7 +187,7 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
 
 def _on_which(manifests: Iterable[Mapping[str, Any]]) -> str:
     kinds = dict.fromkeys(manifest["kind"] for manifest in manifests)
-    readers = [_COMMANDS.get(kind, (f"a report of {kind}", ""))[0] for kind in kinds]
+    readers = dict.fromkeys(_COMMANDS.get(kind, ("numdev report", ""))[0] for kind in kinds)
     return f"on which {' and '.join(readers)} reports"
 
 

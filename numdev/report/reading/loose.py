@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.reading.typed import flatten
 from numdev.results.store import Store
 from numdev.results.sweep import Place, Sweep
@@ -28,7 +29,8 @@ def _points(of: tuple[tuple[str, str], dict[str, dict[str, Any]]]) -> tuple[Swee
     for number, (key, config) in enumerate(configs.items()):
         labels = {name: config[name] for name in differ if name in config}
         places.append(Place(key, labels, number, "", tuple(differ)).stated())
-    return Sweep(f"points_{operation}", kind, f"Single points of {operation.replace('_', ' ')}"), places
+    name = operation if kind == DEVIATION else f"{operation}_{kind}"
+    return Sweep(f"points_{name}", kind, f"Single points of {name.replace('_', ' ')}"), places
 
 
 def _telling(values: dict[str, tuple[str, ...]]) -> list[str]:

@@ -14,7 +14,9 @@ from numdev.report.reading.columns import meaning
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results
 from numdev.report.reading.frames import load as load_results
+from numdev.report.reading.kinds import figures_of, is_own, places_of
 from numdev.report.reading.typed import column_of_values
+from numdev.report.reading.view import CHIEF, PLACES
 from numdev.report.reading.wording import UNITS, WORDS
 from numdev.results.store import Store
 
@@ -66,8 +68,14 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     said_of = {name: _short(known[name].meaning) for name in map(str, found) if name in known and found[name].nunique() > 1}
     words |= {name: (word, known[name].unit) for name, word in said_of.items() if word and name not in words}
     units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
-    found.attrs = {WORDS: words, UNITS: units}
+    found.attrs = {WORDS: words, UNITS: units} | (_of_own_kind(results, found) if is_own(results.manifests.values()) else {})
     return found
+
+
+def _of_own_kind(results: Results, rows: pd.DataFrame) -> dict[str, Any]:
+    """What figures need to know of a kind that is the user's own."""
+    chief = figures_of(results.columns, rows)
+    return {PLACES: places_of(results.columns, rows), **({CHIEF: chief[0].name} if chief else {})}
 
 
 def _short(meaning: str) -> str:

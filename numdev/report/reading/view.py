@@ -23,6 +23,8 @@ _OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is draw
 _OUTPUT = "output"
 _OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
+PLACES, CHIEF = "places", "chief"
+"""In `DataFrame.attrs`, of a kind of the user's own: the columns that tell the rows of one replicate apart; its first figure."""
 _MOST_NAMED = 16  # names that an error lists
 
 
@@ -164,7 +166,7 @@ def _is_metric(frame: pd.DataFrame, name: str) -> bool:
     """Whether a column holds figures, of which a mean over seeds says something."""
     if (
         name not in frame
-        or name in (*_NO_METRIC, *NEEDS)
+        or name in (*_NO_METRIC, *NEEDS, *frame.attrs.get(PLACES, ()))
         or name.startswith((LABEL, "problem.", "variant.", "baseline.", "timing."))
     ):
         return False
@@ -220,15 +222,16 @@ def _over(rows: pd.DataFrame, spread: set[str]) -> dict[str, int]:
 
 
 def axes_of(frame: pd.DataFrame) -> list[str]:
-    """The columns of settings in which points differ: labels, or where none differs any other setting; scenarios before them."""
+    """The columns in which rows differ: scenarios, then settings, labels or where none differs any other, then `PLACES`."""
     circumstances = [name for name in ("study", TITLE) if _differs(frame, name)]
     if len(circumstances) == 2 and frame.groupby("study")[TITLE].nunique().max() == 1:
         circumstances.remove(TITLE)  # each study has one scenario, and says enough
     labels = [name for name in map(str, frame.columns) if name.startswith(LABEL) and _differs(frame, name)]
+    own = [name for name in frame.attrs.get(PLACES, ()) if _differs(frame, name)]
     if labels:
-        return [*circumstances, *labels]
+        return [*circumstances, *labels, *own]
     settings = [name for name in map(str, frame.columns) if name.startswith(("problem.", "variant.")) and _differs(frame, name)]
-    return [*circumstances, *settings]
+    return [*circumstances, *settings, *own]
 
 
 def _differs(frame: pd.DataFrame, name: str) -> bool:
@@ -274,5 +277,5 @@ def _usual_metric(frame: pd.DataFrame) -> str:
     if not metrics:
         raise BadInput("plot.y", "", "the results have no figures; no point was measured to its end")
     kinds = set(_values(frame, "kind"))
-    wanted = "latency" if kinds == {"speed"} else "rmse"
+    wanted = "latency" if kinds == {"speed"} else frame.attrs.get(CHIEF, "rmse")
     return wanted if wanted in metrics else metrics[0]

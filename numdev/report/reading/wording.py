@@ -133,6 +133,11 @@ def wording_of(frame: pd.DataFrame) -> Wording:
     return Wording(frame.attrs.get(WORDS, {}), frame.attrs.get(UNITS, {}))
 
 
+def wording_of_study(manifest: Mapping[str, Any]) -> Wording:
+    """What a reader calls the axes of a study, as its manifest keeps it: in its figure, its section and its claims."""
+    return Wording(manifest.get(WORDS, {}))
+
+
 def title(found: Shown, words: Wording) -> str:
     """What the figure shows, in one line."""
     parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]

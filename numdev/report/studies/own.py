@@ -12,16 +12,28 @@ from numdev.report.claims.claim import Claim
 from numdev.report.claims.stated import claim_of
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.sweep import plot_of
+from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import TITLE
+from numdev.report.reading.training import RUN
+from numdev.report.reading.wording import wording_of_study
 from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
 from numdev.results.claim import StatedClaim
 
 
-def stated_claims(manifest: Mapping[str, Any], words: Words) -> dict[str, Claim]:
-    """The claims that a study's file states, by name."""
-    stated = manifest.get("stated_claims", {})
-    return {name: claim_of(name, StatedClaim.read(own), words) for name, own in stated.items()}
+def stated_claims(results: Results, study: str, words: Words) -> dict[str, Claim]:
+    """The claims that a study's file states, by name, each on the table of the records that has its figure."""
+    stated = {name: StatedClaim.read(own) for name, own in results.manifests[study].get("stated_claims", {}).items()}
+    names = wording_of_study(results.manifests[study])
+    return {name: claim_of(name, own, words, _table(results, own.column), names) for name, own in stated.items()}
+
+
+def _table(results: Results, column: str) -> str:
+    """The further table that has a figure which the primary one has not; of training those of whole runs come first."""
+    if column in results.rows:
+        return ""
+    names = sorted(results.further, key=lambda name: name != RUN)
+    return next((name for name in names if column in results.further[name]), "")
 
 
 def own_chapter(manifest: Mapping[str, Any], claims: tuple[Claim, ...], like: Chapter | None = None) -> Chapter:
@@ -46,11 +58,12 @@ def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:
 
 
 def _measured(manifest: Mapping[str, Any]) -> str:
-    """The number of points, and the entries of every axis: `6 points: step (none, scores), problem.n (256, 512, 1024)`."""
+    """The number of points, and the entries of every axis: `6 points: step (none, scores), sequence length N (256, 512)`."""
     entries: dict[str, dict[str, None]] = {}
     for point in manifest["points"]:
         for axis, label in point["labels"].items():
             entries.setdefault(axis, {})[str(label)] = None
-    axes = [f"{axis} ({', '.join(found)})" for axis, found in entries.items()]
+    names = wording_of_study(manifest)
+    axes = [f"{names.name(axis)} ({', '.join(found)})" for axis, found in entries.items()]
     count = len({point["key"] for point in manifest["points"]})
     return f"{count} {'point' if count == 1 else 'points'}{': ' if axes else ''}{', '.join(axes)}."

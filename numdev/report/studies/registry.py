@@ -60,4 +60,4 @@ def chapter_of(results: Results, study: str) -> Chapter:
 
 
 def _stated(results: Results, study: str) -> dict[str, Claim]:
-    return stated_claims(results.manifests[study], words_of(results.points[results.points["study"] == study]))
+    return stated_claims(results, study, words_of(results.points[results.points["study"] == study]))

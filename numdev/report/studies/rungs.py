@@ -12,6 +12,7 @@ import pandas as pd
 
 from numdev.report.claims.finding import NotMeasured, Undecidable
 from numdev.report.reading.scenarios import ENTRY_ROLE
+from numdev.report.reading.training import WHOLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, slope, typical
 from numdev.report.studies.groups import Group, group_of, name_of, text_of
 from numdev.results.scenario import EntryRole
@@ -19,7 +20,6 @@ from numdev.results.scenario import EntryRole
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
 METRICS = {WASSERSTEIN: "Wasserstein distance", LARGEST: "max difference", SIZE: "relative Frobenius norm"}
 """The metrics of a difference of weights, as a reader knows them."""
-WHOLE = "model"  # the name under which all weights together stand beside the tensors
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 from numdev.report.claims.claim import OURS
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.stated import claim_of
+from numdev.report.reading.wording import Wording
 from numdev.results.claim import ClaimKind, Reference, StatedClaim
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
@@ -201,3 +202,86 @@ def test_labels_that_became_text_are_found() -> None:
     rows = lines({"a": 1.0}).astype({"label.problem.n": str})
     assert find(rows, "slope", **SLOPE).verdict is HOLDS
     assert find(rows, "ratio", of={"problem.n": 1024}, to={"problem.n": 128}, above=2.0).figure[:9] == "ratio 2.8"  # 8^0.5
+
+
+def trained(end: Mapping[str, float], until: int = 8) -> pd.DataFrame:
+    """Rows of weights as training keeps them: the difference of all weights is what `end` says after step 8, of a tensor 9."""
+    rows = [
+        {"key": rung, "seed": seed, "step": step, "tensor": tensor, "label.rung": rung, "problem.steps": 8}
+        | {"relative_frobenius": (value * step / 8 if tensor == "model" else 9.0) * (1 + 0.001 * seed)}
+        for rung, value in end.items()
+        for seed in range(SEEDS)
+        for step in (0, 4, 8)
+        if step <= until or rung != "a"
+        for tensor in ("model", "one")
+    ]
+    return pd.DataFrame(rows).assign(scenario="default", study="s", status="ok")
+
+
+@pytest.mark.parametrize(("b", "verdict"), [(1.0, HOLDS), (1.9, FAILS)])
+def test_training_is_judged_by_all_weights_after_the_last_step(b: float, verdict: Verdict) -> None:
+    fields: dict[str, Any] = {"of": {"rung": "a"}, "to": {"rung": "b"}, "above": 2.0}
+    found = find(trained({"a": 3.0, "b": b}), "ratio", "relative_frobenius", **fields)
+    assert found.verdict is verdict
+    assert f"{3 / b:.2f}"[:3] in found.figure
+    assert "of all weights after the last step" in found.sentence
+
+
+def test_a_run_that_stopped_leaves_the_claim_undecided() -> None:
+    fields: dict[str, Any] = {"of": {"rung": "a"}, "to": {"rung": "b"}, "above": 2.0}
+    found = find(trained({"a": 3.0, "b": 1.0}, until=4), "ratio", "relative_frobenius", **fields)
+    assert found.verdict is UNDECIDED
+    assert found.sentence == f"{SEEDS} of {SEEDS} runs stopped before the last step."
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, HOLDS), (1.3, FAILS), (float("nan"), UNDECIDED)])
+def test_what_both_runs_have_is_compared_within_its_row(share: float, verdict: Verdict) -> None:
+    rows = [
+        {"key": "k", "seed": seed, "label.rung": "a", "held_out_loss": share * (2 + seed), "baseline_held_out_loss": 2.0 + seed}
+        for seed in range(SEEDS)
+    ]
+    rows = [row | {"held_out_loss": row["held_out_loss"] * (1 + 0.001 * i)} for i, row in enumerate(rows)]  # type: ignore[operator]
+    found = find(pd.DataFrame(rows), "same", "held_out_loss", to="baseline")
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(2.0, HOLDS), (0.0, FAILS)])
+def test_a_figure_of_a_call_is_judged(power: float, verdict: Verdict) -> None:
+    rows = lines({"a": 1.0}, power).rename(columns={"rmse": "latency"}).query("subject == 'variant'")
+    found = find(rows, "slope", "latency", over="problem.n", above=1.0)
+    assert found.verdict is verdict
+    assert "in the median time of one call is" in found.sentence
+
+
+def test_rows_that_a_kind_of_ones_own_tells_apart_count_once() -> None:
+    rows = [
+        {"key": str(n), "seed": seed, "label.n": n, "input": name, "largest": n * factor * (1 + 0.001 * seed * n)}
+        for n in (1, 2, 4)
+        for seed in range(SEEDS)
+        for name, factor in (("q", 1.0), ("k", 3.0))
+    ]
+    found = find(pd.DataFrame(rows), "slope", "largest", over="n", above=0.9, below=1.1)
+    assert found.verdict is HOLDS
+
+
+WORDED = Wording({"problem.n": ("sequence length N", "tokens"), "step": ("arithmetic step", "")})
+
+
+def test_a_sentence_calls_the_axes_as_a_figure_does() -> None:
+    def said(rows: pd.DataFrame, kind: str, **fields: Any) -> str:
+        stated = StatedClaim("It is so", ClaimKind(kind), "out.rmse", **fields)
+        return claim_of("mine_1", stated, names=WORDED).find(rows).sentence
+
+    found = [
+        said(lines({"a": 1.0, "b": 2.0}), "slope", **SLOPE),
+        said(steps(a=3.0, b=1.0), "ratio", **OF, above=2.0),
+        said(steps(a=3.0, b=2.0, c=1.0), "order", **ORDER),
+        said(steps(a=3.0), "ratio", **OF, above=2.0),
+        said(lines({"a": 1.0}).query("`label.problem.n` == 128"), "slope", **SLOPE),
+    ]
+    assert found[0].startswith("The exponent of sequence length N in the RMSE of out from golden is ")
+    assert found[0].endswith(", averaged over arithmetic step.")
+    assert "with arithmetic step = a to that with arithmetic step = b" in found[1]
+    assert found[2].startswith("By arithmetic step, the ratios")
+    assert found[3] == "Nothing was measured with arithmetic step = b."
+    assert found[4] == "Only one sequence length N was measured."

@@ -19,31 +19,39 @@ from numdev.settings import Setting, declared
 
 Controls = dict[str, widgets.ValueWidget]
 
+LABELS = "9.5em"
+"""Width of the labels of widgets."""
+
 _POWERS = tuple(1 << power for power in range(4, 12))
 
 
 def policy_controls(settings: Settings) -> Controls:
-    """The preset, every step, the tile and the recurrence of one side."""
-    said = {f"{group}.{one.name}": one for group, kind in GROUPS.items() for one in declared(kind)}
+    """The preset, every step, the tile and the recurrence of one side, named by `policy_words`."""
+    said = _declared()
     steps = [f"precision.{name}" for name in Precision.golden().steps()]
-    made: Controls = {"precision": choice("preset", PRESETS, said["precision.preset"].text)}
+    made: Controls = {"precision": choice("", PRESETS, said["precision.preset"].text)}
     made |= {name: _format(said[name]) for name in steps}
-    bc, order, normalise = (said[name] for name in ("tiling.bc", "tiling.order", "softmax.normalise"))
-    made["tiling.bc"] = choice(word_of(bc), _POWERS, bc.text, 64)
-    made["tiling.order"] = choice(word_of(order), _values(Order), order.text)
-    made["softmax.normalise"] = choice(word_of(normalise), _values(Normalise), normalise.text, Normalise.END.value)
+    made["tiling.bc"] = choice("", _POWERS, said["tiling.bc"].text, 64)
+    made["tiling.order"] = choice("", _values(Order), said["tiling.order"].text)
+    made["softmax.normalise"] = choice("", _values(Normalise), said["softmax.normalise"].text, Normalise.END.value)
     put(made, settings)
     return made
 
 
+def policy_words(names: Iterable[str]) -> list[str]:
+    """What the settings of one side are called: both sides share these labels."""
+    said = _declared()
+    return ["preset" if name == "precision" else word_of(said[name]) for name in names]
+
+
 def show_preset(controls: Controls) -> None:
-    """Writes the format of the preset into the empty fields of steps.
+    """Shows the format of the preset in the empty fields of steps.
 
     Raises:
         BadInput: if there is no such preset.
     """
     for name, text in Precision.parse(controls["precision"].value).steps().items():
-        controls[f"precision.{name}"].placeholder = f"{text} (preset)"
+        controls[f"precision.{name}"].placeholder = text
 
 
 def source_controls(name: str, settings: Settings) -> Controls:
@@ -60,7 +68,7 @@ def shared_controls(settings: Settings) -> Controls:
     made: Controls = {
         "problem": choice("q, k, v drawn from", SOURCES, "a distribution of the entries of q, k and v, or captured tensors"),
         "problem.n": choice(word_of(length), _POWERS, length.text, 512),
-        "problem.causal": widgets.Checkbox(description=word_of(causal), tooltip=causal.text, **look()),
+        "problem.causal": box(word_of(causal), causal.text),
         "seeds": widgets.BoundedIntText(3, 1, 1000, description="replicates", tooltip="seeds that are measured", **look()),
     }
     put(made, settings)
@@ -96,15 +104,27 @@ def put(controls: Controls, settings: Settings) -> None:
             one.value = settings[name]
 
 
-def look() -> dict[str, Any]:
-    """What all widgets have in common, so that they stand in columns."""
-    return {"style": {"description_width": "12.5em"}, "layout": {"width": "21em"}}
+def look(label: str = "label") -> dict[str, Any]:
+    """What all widgets have in common: they fill their column, and those with a label begin at the same place."""
+    own = {"layout": {"width": "auto", "min_width": "0"}}
+    return own | ({"style": {"description_width": LABELS}} if label else {})
+
+
+def box(label: str, text: str = "") -> widgets.Checkbox:
+    """A check box below the fields of other widgets; `text` says what it decides."""
+    layout = {"width": "auto", "margin": f"2px 2px 2px calc({LABELS} + 4px)"}
+    return widgets.Checkbox(description=label, tooltip=text, indent=False, layout=layout)
 
 
 def choice(label: str, options: Iterable[Any], text: str, value: Any = None) -> widgets.Dropdown:
     """A list to choose from; `text` says what is chosen."""
     known = list(options)
-    return widgets.Dropdown(options=known, value=known[0] if value is None else value, description=label, tooltip=text, **look())
+    chosen = known[0] if value is None else value
+    return widgets.Dropdown(options=known, value=chosen, description=label, tooltip=text, **look(label))
+
+
+def _declared() -> dict[str, Setting]:
+    return {f"{group}.{one.name}": one for group, kind in GROUPS.items() for one in declared(kind)}
 
 
 def _values(kind: type[Enum]) -> list[Any]:
@@ -114,7 +134,7 @@ def _values(kind: type[Enum]) -> list[Any]:
 def _format(step: Setting) -> widgets.Combobox:
     """A format as the command line takes it; those that have presets are offered."""
     names = [str(fmt) for fmt in FORMATS]
-    return widgets.Combobox(options=names, description=word_of(step), tooltip=step.text, continuous_update=False, **look())
+    return widgets.Combobox(options=names, tooltip=step.text, continuous_update=False, **look(""))
 
 
 def _parameter(one: Setting) -> widgets.ValueWidget:

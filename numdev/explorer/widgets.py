@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 _SIDES = ("left", "right")
 _WIDTH = 720  # of the picture in pixels of a page; it has twice as many
-_ROW: Any = {"flex_flow": "row wrap"}
+_IMAGE: Any = {"width": "100%", "min_width": "34em", "max_width": f"{_WIDTH}px"}
+
+
+def _heading(text: str) -> widgets.HTML:
+    return widgets.HTML(f"<b>{text}</b>")
+
+
+def _label(text: str) -> widgets.HTML:
+    return widgets.HTML(f"<div style='text-align: right; line-height: 1.2; padding: 6px 4px 0 0'>{html.escape(text)}</div>")
 
 
 class Explorer:
@@ -47,15 +55,16 @@ class Explorer:
         self.sides = {name: controls.policy_controls(own) for name, own in given.items()}
         self.metric = controls.choice("metric", names, "of the lowest panel, which is drawn over all replicates", metric)
         self.drawn = widgets.BoundedIntText(seed, 0, 999, description="replicate drawn", **controls.look())
-        self.keep = widgets.Checkbox(description="keep these axes", **controls.look())
-        self.image, self.message = widgets.Image(format="png", width=_WIDTH), widgets.HTML()
-        self.commands = {name: widgets.Textarea(rows=3, layout={"width": "36em"}) for name in _SIDES}
+        self.keep = controls.box("keep these axes")
+        self.image, self.message = widgets.Image(format="png", width=_WIDTH, layout=_IMAGE), widgets.HTML()
+        self.commands = {name: widgets.Textarea(rows=4, layout={"width": "auto"}) for name in _SIDES}
         # What is given and has no widget is stated all the same.
         self._both = {name: value for name, value in both.items() if name not in {**self.shared, **self.source}}
         self._own = {side: {k: v for k, v in own.items() if k not in self.sides[side]} for side, own in given.items()}
         self._axes: Axis | None = None
+        self._before: dict[str, Side] = {}
         self._waits = False  # several widgets change, and one picture is drawn when all have
-        self._parameters = widgets.HBox(list(self.source.values()), layout=_ROW)
+        self._parameters = widgets.VBox(list(self.source.values()))
         self.widget = self._laid_out()
         for one in (self.metric, self.drawn, self.keep, *self.shared.values(), *self.source.values()):
             one.observe(self._changed, "value")
@@ -103,7 +112,7 @@ class Explorer:
         from numdev.report.figures.sides import axes_for, picture
 
         views = [self.view(name) for name in _SIDES]
-        left, right = (self._side(view) for view in views)
+        left, right = (self._side(name, view) for name, view in zip(_SIDES, views, strict=True))
         fmt, metric = views[0].variant.format, self.metric.value
         found = axes_for((left, right), metric, fmt)
         if self._axes is None or not self.keep.value:
@@ -112,11 +121,14 @@ class Explorer:
             self._axes = self._axes.with_metric(found)
         return picture(left, right, metric, fmt, self._axes)
 
-    def _side(self, view: View) -> Side:
+    def _side(self, name: str, view: View) -> Side:
+        """What is drawn of a side: the same as in the picture before where nothing of it has changed."""
         from numdev.report.figures.sides import Side
 
-        found = measured(view, self.drawn.value)
-        return Side(view.title, found.out, found.golden, found.record.rows)
+        found, before = measured(view, self.drawn.value), self._before.get(name)
+        if before is None or before.out is not found.out or before.rows is not found.record.rows or before.title != view.title:
+            self._before[name] = Side(view.title, found.out, found.golden, found.record.rows)
+        return self._before[name]
 
     def _changed(self, change: Any) -> None:
         """A widget has another value."""
@@ -132,35 +144,30 @@ class Explorer:
         self.draw()
         self._waits = False
 
-    def _laid_out(self) -> widgets.VBox:
-        def wrapped(*of: widgets.Widget) -> widgets.HBox:
-            return widgets.HBox(list(of), layout=_ROW)
-
+    def _laid_out(self) -> widgets.HBox:
+        """Settings, and beside them, or below where a screen is narrow, the picture and the commands."""
         copy = widgets.Button(description="copy left to right", tooltip="then change the right side from there")
         copy.on_click(lambda _: self.copy())
-        sides = [
-            widgets.VBox(
-                [widgets.HTML(f"<b>{name.title()}: one format for each step</b>"), wrapped(*self.sides[name].values())],
-                layout={"width": "43em", "margin": "0 1em 0 0"},
-            )
-            for name in _SIDES
-        ]
-        lines = [
-            widgets.VBox([widgets.Label(f"Show the command: {name}"), field], layout={"margin": "0 1em 0 0"})
-            for name, field in self.commands.items()
-        ]
-        return widgets.VBox(
+        picture = widgets.Box([self.image], layout={"overflow": "auto"})  # scrolls where it would become too small to read
+        commands = [part for name, field in self.commands.items() for part in (widgets.Label(f"Show the command: {name}"), field)]
+        both = [*self.shared.values(), self.metric, self.drawn, self.keep]
+        settings = [_heading("Both sides: q, k, v and what is measured"), *both, self._parameters]
+        settings += [_heading("Each side: an empty field has the format of the preset"), self._table(), copy]
+        return widgets.HBox(
             [
-                widgets.HTML("<b>Both sides: q, k, v and what is measured</b>"),
-                wrapped(*self.shared.values(), self.metric, self.drawn, self.keep),
-                self._parameters,
-                wrapped(*sides),
-                copy,
-                self.message,
-                self.image,
-                wrapped(*lines),
-            ]
+                widgets.VBox(settings, layout={"flex": "1 1 30em", "min_width": "0", "max_width": "36em"}),
+                widgets.VBox([self.message, picture, *commands], layout={"flex": "1 1 36em", "min_width": "0"}),
+            ],
+            layout={"flex_flow": "row wrap", "grid_gap": "0 1em"},
         )
+
+    def _table(self) -> widgets.GridBox:
+        """A row for each setting of a policy: its name, the left side, the right side."""
+        cells: list[widgets.Widget] = [_label(""), *(_heading(name.title()) for name in _SIDES)]
+        rows = zip(*(side.values() for side in self.sides.values()), strict=True)
+        for word, fields in zip(controls.policy_words(self.sides["left"]), rows, strict=True):
+            cells += [_label(word), *fields]
+        return widgets.GridBox(cells, layout={"grid_template_columns": "30% minmax(0, 1fr) minmax(0, 1fr)"})
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The widgets where they can be shown; elsewhere the picture, and the commands as text."""

@@ -12,6 +12,7 @@ pytest.importorskip("ipywidgets")
 import numdev as nd
 from numdev.attention.settings.precision import PrecisionSettings
 from numdev.errors import BadInput
+from numdev.explorer import controls
 from numdev.explorer.measured import key_of, measured
 from numdev.explorer.widgets import Explorer
 from numdev.measurement.deviation.metrics import METRICS
@@ -65,16 +66,27 @@ def test_every_step_has_a_field_that_says_what_it_is(explorer: Explorer) -> None
         steps = {name.partition(".")[2]: one for name, one in side.items() if name.startswith("precision.")}
         assert list(steps) == list(nd.Precision.golden().steps())
         assert {name: one.tooltip for name, one in steps.items()} == {name: said[name] for name in steps}
-        assert steps["inputs"].description == "rounding of q, k, v"
+    words = dict(zip(explorer.sides["left"], controls.policy_words(explorer.sides["left"]), strict=True))
+    assert words["precision.inputs"] == "rounding of q, k, v"
     assert explorer.shared["problem"].description == "q, k, v drawn from"
-    labels = [one.description for one in (*explorer.shared.values(), *explorer.sides["left"].values(), explorer.metric)]
+    labels = [one.description for one in (*explorer.shared.values(), explorer.metric)] + [*words.values()]
     assert len(set(labels)) == len(labels)
 
 
+def test_a_row_has_a_name_and_the_fields_of_both_sides(explorer: Explorer) -> None:
+    cells = explorer._table().children
+    rows = [cells[start : start + 3] for start in range(0, len(cells), 3)]
+    assert [cell.value for cell in rows[0][1:]] == ["<b>Left</b>", "<b>Right</b>"]
+    fields = [*zip(explorer.sides["left"].values(), explorer.sides["right"].values(), strict=True)]
+    assert [tuple(row[1:]) for row in rows[1:]] == fields
+    for row, word in zip(rows[1:], controls.policy_words(explorer.sides["right"]), strict=True):
+        assert f">{word}<" in row[0].value
+
+
 def test_an_empty_field_shows_the_format_of_the_preset(explorer: Explorer) -> None:
-    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp32 (preset)"
+    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp32"
     explorer.sides["right"]["precision"].value = "fp16"
-    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp16 (preset)"
+    assert explorer.sides["right"]["precision.row_sum"].placeholder == "fp16"
 
 
 def test_a_step_changes_the_side_that_it_is_of(explorer: Explorer) -> None:

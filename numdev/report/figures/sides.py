@@ -28,12 +28,13 @@ _NARROW = 3.0  # a metric whose values differ by less than this factor has a lin
 _SIZE = (PAGE, 5.3)
 # Margins in place of a layout engine, which would draw the figure twice: it is drawn anew at every change of a widget.
 _MARGINS = {"left": 0.135, "right": 0.89, "top": 0.95, "bottom": 0.085, "hspace": 0.62, "wspace": 0.1}
+_TITLE = {"y": 1.0}  # stated, since matplotlib measures all tick labels of an axes to find it
 _SHIFT = 0.21  # of the two errors of one subject, apart from its line: so far that their figures do not overlap
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two results.
+    """One of the two results. What is derived from it is computed once, also where several pictures show it.
 
     Attributes:
         title: the policy in words.
@@ -49,7 +50,9 @@ class Side:
 
     def errors(self, fmt: Format) -> pd.DataFrame:
         """The error of every element in units of a format."""
-        return element_errors(self.out, self.golden, fmt)
+        if fmt not in self._errors:
+            self._errors[fmt] = element_errors(self.out, self.golden, fmt)
+        return self._errors[fmt]
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -58,11 +61,21 @@ class Side:
 
     def intervals(self, metric: str) -> list[tuple[str, str, Interval | None]]:
         """Subject, reference and figure of each comparison with golden."""
-        return [
-            (subject, reference, replicates(chosen(self.frame, subject, reference), metric))
-            for subject in SUBJECTS
-            for reference in REFERENCES
-        ]
+        if metric not in self._intervals:
+            self._intervals[metric] = [
+                (subject, reference, replicates(chosen(self.frame, subject, reference), metric))
+                for subject in SUBJECTS
+                for reference in REFERENCES
+            ]
+        return self._intervals[metric]
+
+    @cached_property
+    def _errors(self) -> dict[Format, pd.DataFrame]:
+        return {}
+
+    @cached_property
+    def _intervals(self) -> dict[str, list[tuple[str, str, Interval | None]]]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
             errors = side.errors(fmt)
             above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
             _map(above, errors, axes)
-            above.set_title(_short(side.title), loc="left", fontweight="bold")
+            above.set_title(_short(side.title), loc="left", fontweight="bold", **_TITLE)
             _histogram(below, errors, axes)
             below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
             for own in (above, below):
@@ -176,7 +189,7 @@ def _histogram(axes: Axes, errors: pd.DataFrame, ends: Axis) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlim(-end, end)
     axes.set_ylim(ends.smallest, 1.0)
-    axes.set_title("\n".join(words_of(found, end)), loc="left", fontsize=7, color=GREY)
+    axes.set_title("\n".join(words_of(found, end)), loc="left", fontsize=7, color=GREY, **_TITLE)
 
 
 def _metric(axes: Axes, sides: Sequence[Side], metric: str, ends: Axis) -> None:

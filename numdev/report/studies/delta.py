@@ -125,8 +125,8 @@ def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
         if not (rounded and recomputed):
             raise Undecidable("it compares delta from the rounded O with delta from P, both with O accumulated in FP32")
         times = over(*(per_replicate(select(of, reference=SAME_INPUTS), EVERY) for of in (rounded[0], recomputed[0])))
-        both = "the RMSE of delta computed from the rounded O is {} times that of delta computed from P."
-        sentence = f"{both.format(times.text())}{left_out(times)}"
+        ratio = f"the RMSE of delta computed from the rounded O is {times.text()} times that of delta computed from P"
+        sentence = f"{ratio}.{left_out(times)}"
         return Evidence(times.text(), sentence, (Question(times, LARGER),))
 
     return by_format(judged(rows), judge)

@@ -72,7 +72,7 @@ def asked_of(found: Mapping[str, Any], axes: Collection[str], figures: Callable[
         for name in own:
             _check(f"plot.{key}", name, list(dict.fromkeys([*axes, *_COLUMNS])))
     several = {key: own for key, own in names.items() if key != "x"}
-    return {key: value for key, value in (found | several).items() if value != []}
+    return {key: value for key, value in {**found, **several}.items() if value != []}
 
 
 def _check(where: str, value: Any, known: Sequence[str]) -> None:

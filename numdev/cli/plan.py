@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -98,7 +99,18 @@ class Plan:
             return f"{said}; nothing is left to measure."
         replicates, seconds, memory = self.cells()
         said += f"; {replicates} replicates to measure: {seconds}, {memory} of the {size_text(self.free)} that are free."
-        return said + (f" {self.larger} points need more memory than is free." if self.larger else "")
+        said += f" {self.larger} points need more memory than is free." if self.larger else ""
+        return said if math.isnan(self.seconds) else f"{said} {basis(os.getloadavg()[0], os.cpu_count() or 1)}"
+
+
+def basis(busy: float, processors: int) -> str:
+    """What an estimate of time rests on: the speed at which calibrations ran, which other work on the machine takes from.
+
+    `busy` is how many processes ran or waited for a processor in the last minute.
+    """
+    said = "The time is that at the machine's present speed, and other work on it makes it longer"
+    now = f"; in the last minute {busy:.1f} processes wanted its {processors} processors" if busy > processors else ""
+    return f"{said}{now}."
 
 
 def _is_there(store: Store, key: str) -> bool:
@@ -142,7 +154,8 @@ def announce(point: StudyPoint, bench: Runner, console: Console) -> None:
         return
     (seconds,) = known.seconds([(point.problem, point.variant, point.baseline, point.seeds)])
     if seconds > LONG:
-        text = f"note: this point takes {time_text(seconds)} (an estimate; dry_run=true estimates and measures nothing)"
+        rest = "an estimate; other work on the machine makes it longer; dry_run=true measures nothing"
+        text = f"note: this point takes {time_text(seconds)} ({rest})"
         console.print(text, markup=False)
 
 

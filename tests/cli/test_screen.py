@@ -158,6 +158,7 @@ class TestDryRun:
         ran = numdev("measure", *SMALL, "seeds=4", "dry_run=true")
         assert (ran.code, ran.err) == (0, "")
         assert "1 point, 0 measured already; 4 replicates to measure: " in ran.out
+        assert "at the machine's present speed, and other work on it makes it longer" in " ".join(ran.out.split())
         assert "Nothing was measured or written." in ran.out
         assert not list(Path().iterdir())
 
@@ -283,3 +284,8 @@ class TestSettings:
         assert "DEBUG" in said
         assert found.key in said
         assert "not measured yet in results" in said
+
+
+@pytest.mark.parametrize(("busy", "end"), [(0.5, "longer."), (2.0, "longer."), (3.25, "3.2 processes wanted its 2 processors.")])
+def test_an_estimate_tells_how_busy_the_machine_is(busy: float, end: str) -> None:
+    assert plan.basis(busy, 2).endswith(end)

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from numdev.cli import build, compare, launch, schema, tune
+from numdev.cli import build, compare, launch, plotted, schema, tune
 from numdev.cli.app import refuse_unknown
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
@@ -88,7 +88,9 @@ def check_numdev(words: list[str], folder: Path) -> None:
 
 
 def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
-    kept = [text for text in launch.ordered(command, arguments) if not text.startswith(_PLUGINS)]
+    kept = [
+        text for text in launch.ordered(command, [plotted.braced(text) for text in arguments]) if not text.startswith(_PLUGINS)
+    ]
     folders = [config_folder()]
     if "--config-dir" in kept:
         at = kept.index("--config-dir")
@@ -139,6 +141,7 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
             "study",
             "studies",
             "out",
+            "plot",
             "timing",
             "counters",
             "device",

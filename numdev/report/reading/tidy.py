@@ -68,8 +68,8 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     said_of = {name: _short(known[name].meaning) for name in map(str, found) if name in known and found[name].nunique() > 1}
     words |= {name: (word, known[name].unit) for name, word in said_of.items() if word and name not in words}
     units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
-    own = _of_own_kind(results, found) if is_own(results.manifests.values()) else {}
-    found.attrs = {WORDS: words, UNITS: units, **own}
+    of_kind = _of_own_kind(results, found) if is_own(results.manifests.values()) else {}
+    found.attrs = {WORDS: words, UNITS: units, **of_kind}
     return found
 
 

@@ -11,6 +11,7 @@ KEEPS_OR_SHOWS = (
     "cli/",
     "explorer/",
     "report/",
+    "results/replaced.py",
     "results/store.py",
     "results/study.py",
     "results/tables.py",

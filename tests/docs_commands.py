@@ -149,6 +149,7 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
             "fresh",
             "shard",
             "shards",
+            "workers",
             "objective",
             "output",
             "head",

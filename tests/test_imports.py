@@ -24,7 +24,20 @@ ARROWS = {
 }
 # Where an operation declares what the others must know of it.
 DECLARES = ("attention.operation", "attention.workload", "attention.backward.operation", "attention.backward.workload")
-FOR_ALL = ("errors", "settings", "nearest", "version", "cache", "memory", "profiler", "sources", "usersource")
+FOR_ALL = (
+    "errors",
+    "settings",
+    "nearest",
+    "version",
+    "cache",
+    "cores",
+    "memory",
+    "processor",
+    "profiler",
+    "sources",
+    "usersource",
+    "workers",
+)
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = (
     "backward.base",

@@ -181,9 +181,10 @@ def table(console: Console, plans: dict[str, Plan]) -> None:
     console.print(found)
 
 
-def notes(console: Console, known: Estimates) -> None:
-    """How the estimates were made."""
+def notes(console: Console, known: Estimates, workers: int = 1) -> None:
+    """How the estimates were made, and for how many processes."""
     own = f"{known.calibrated} variant{'s' * (known.calibrated != 1)}"
     others = f"; {known.assumed} further ones are taken to be as fast as their mean" if known.assumed else ""
     made = f"Estimated from short calibrations of {own}{others}. " if known.calibrated else ""
+    made = f"{made.removesuffix('. ')}, for {workers} processes. " if workers > 1 and made else made
     console.print(f"{made}Nothing was measured or written.", markup=False)

@@ -33,9 +33,9 @@ LOG = logging.getLogger("numdev")
 
 def run(cfg: DictConfig, show: Any, program: str) -> Ended:
     """Measure one point and show its figures; in a sweep return them for its line. `show` has `record` and `cells`."""
-    for name, whole in (("shard", 0), ("shards", 1)):
+    for name, whole in (("shard", 0), ("shards", 1), ("workers", None)):
         if cfg[name] != whole:
-            raise BadInput(name, cfg[name], "it is a part of a study; give study= too")
+            raise BadInput(name, cfg[name], f"it is {'of' if name == 'workers' else 'a part of'} a study; give study= too")
     metrics = choice("metrics", Metrics, cfg.metrics)
     bench = runner(program, cfg)
     objective.refuse_unusable(cfg.objective, bench.kind)

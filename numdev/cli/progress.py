@@ -75,6 +75,10 @@ class Progress:
             self.done, self._total = done, total
             self._show("")
 
+    def part(self, share: float) -> None:
+        """Show that so much of the points at hand is done, of several that are measured at once."""
+        self._show(self._text, share)
+
     def within(self, done: int, total: int, text: str) -> None:
         """Show that so many steps of the current replicate are done; `text` names the run and its figures."""
         if self._bar is None:

@@ -57,6 +57,12 @@ class RunConfig:
     study: StudyConfig | None = None
     shard: int = setting(0, "measure this part of a study, of `shards` parts")
     shards: int = setting(1, "parts of the study", "count")
+    workers: int | None = setting(
+        None,
+        "processes that measure a study on a CPU, each with one thread; null is one for each core, and 1 for a shard or little "
+        "work. No result depends on it",
+        "count",
+    )
     objective: str | None = setting(
         None,
         "what a sweeper minimises (hydra/sweeper=optuna): output.metric of a point, as in out.max_difference, and of numdev "

@@ -19,8 +19,9 @@ from numdev.cli.sweeptable import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.results.columns import Column, Use
 from numdev.results.record import Record, Status, summary
+from numdev.results.replaced import Replaced
 from numdev.results.store import Store
-from numdev.results.study import Outcome, Replaced
+from numdev.results.study import Outcome
 
 _COLUMNS = {
     ("variant", "golden"): "variant\nvs golden",

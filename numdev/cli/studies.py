@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import show
+from numdev.cli import pooled, show
 from numdev.cli.codes import code_of_study
 from numdev.cli.composed import of_points
 from numdev.cli.console import ERRORS, output
@@ -21,13 +24,15 @@ from numdev.cli.progress import Progress
 from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
 from numdev.measurement.runner import Runner
+from numdev.results.replaced import replaced
 from numdev.results.store import Store
-from numdev.results.study import Measures, Outcome, Shard, Study, keys_of, replaced
+from numdev.results.study import Outcome, Shard, Study, StudyPoint, keys_of
 from numdev.results.study import run as run_study
 from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
-_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "out", "objective", "metrics", "dry_run", "plot")
+_BY_WHOM = ("shard", "shards", "workers")
+_OF_RUN = ("study", "studies", "device", "results", "fresh", *_BY_WHOM, "out", "objective", "metrics", "dry_run", "plot")
 _OF_MAP = ("output", "head", "seed", "subject", "reference", "format")  # of the picture of one head
 
 
@@ -72,49 +77,85 @@ def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[
     return statements
 
 
-def run(work: Sequence[tuple[Study, Measures]], cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:
+def run(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:
     """Measure studies one after the other, each by its own runner, under one bar; every failure is listed at the end.
+
+    On a CPU several processes measure the points of a study, if there are enough (`numdev.cli.pooled`).
 
     Raises:
         Interrupted: on Ctrl-C, with the number of points that are in the store.
     """
-    store = Store(Path(cfg.results))
-    shard = shard or Shard()
-    keys = [keys_of(study, bench) for study, bench in work]
+    store, shard = Store(Path(cfg.results)), shard or Shard()
+    with pooled.one_thread(work[0][1]):
+        pooled.refuse_unusable(cfg.workers, work[0][1])
+        keys = [keys_of(study, bench) for study, bench in work]
+        for (study, bench), own in zip(work, keys, strict=True):
+            if lost := replaced(
+                study, bench, Store(store.path), own
+            ):  # of its own: what it finds torn is not measured again here
+                ERRORS.print(show.replaced(study.name, lost, store))
+        count = _workers(work, keys, store, cfg, shard)
+        with pooled.Workers(count, work, store) if count > 1 else nullcontext() as workers:  # before a bar starts its thread
+            outcomes = _measured(work, keys, store, cfg, shard, workers, live)
+    return _summarise(outcomes, store)
+
+
+def _workers(work: Sequence[tuple[Study, Runner]], keys: Sequence[list[str]], store: Store, cfg: DictConfig, shard: Shard) -> int:
+    """How many processes measure what is missing."""
+    alone = shard.count == 1 and HydraConfig.get().runtime.choices.get("hydra/launcher") == "basic"
+    left: dict[str, StudyPoint] = {}
+    for (study, _), own in zip(work, keys, strict=True):
+        left |= pooled.missing(store, study, own, shard, cfg.fresh)
+    return pooled.number(cfg.workers, work[0][1], list(left.values()), alone=alone)
+
+
+def _measured(
+    work: Sequence[tuple[Study, Runner]],
+    keys: Sequence[list[str]],
+    store: Store,
+    cfg: DictConfig,
+    shard: Shard,
+    workers: pooled.Workers | None,
+    live: bool | None,
+) -> dict[str, Outcome]:
+    """What became of each study, measured by workers, or by this process where there are none."""
     expected = [len(range(shard.index, len(set(own)), shard.count)) for own in keys]  # a point may stand in several scenarios
-    for (study, bench), own in zip(work, keys, strict=True):
-        if lost := replaced(study, bench, Store(store.path), own):  # of its own: what it finds torn is not measured again here
-            ERRORS.print(show.replaced(study.name, lost, store))
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
+        listeners: Where = {"told": progress.replicates, "within": progress.within}
         try:
-            for (study, bench), own, count in zip(work, keys, expected, strict=True):
-                listeners: Where = {"told": progress.replicates, "within": progress.within}
-                callback = progress.of(study.name, count)
-                outcomes[study.name] = run_study(
-                    study, bench, store, fresh=cfg.fresh, shard=shard, progress=callback, keys=own, **listeners
-                )
+            for place, ((study, bench), own) in enumerate(zip(work, keys, strict=True)):
+                asked = {"fresh": cfg.fresh, "shard": shard, "keys": own, "progress": progress.of(study.name, expected[place])}
+                if workers is None:
+                    outcomes[study.name] = run_study(study, bench, store, **asked, **listeners)
+                else:
+                    outcomes[study.name] = workers.run(place, **asked, part=progress.part)
                 progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
-    return _summarise(outcomes, store)
+    return outcomes
 
 
 def plan(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, program: str, shard: Shard | None = None) -> Ended:
     """Show what measuring studies would take, a row for each; measures and writes nothing."""
     store, shard = Store(Path(cfg.results)), shard or Shard()
     plans, known, seen = dict[str, Plan](), None, set[str]()
-    for study, bench in work:
-        known = estimates(program, cfg, bench)
-        own = dict(list(dict(zip(keys_of(study, bench), study.points, strict=True)).items())[shard.index :: shard.count])
-        plans[study.name] = Plan.of([item for item in own.items() if item[0] not in seen], bench, store, known, fresh=cfg.fresh)
-        seen |= set(own)
+    with pooled.one_thread(work[0][1]):
+        pooled.refuse_unusable(cfg.workers, work[0][1])
+        keys = [keys_of(study, bench) for study, bench in work]
+        count = _workers(work, keys, store, cfg, shard)
+        for (study, bench), each in zip(work, keys, strict=True):
+            known = estimates(program, cfg, bench)
+            own = dict(list(dict(zip(each, study.points, strict=True)).items())[shard.index :: shard.count])
+            found = Plan.of([item for item in own.items() if item[0] not in seen], bench, store, known, fresh=cfg.fresh)
+            plans[study.name] = replace(found, seconds=found.seconds / count)
+            seen |= set(own)
     console = output()
     total = sum(list(plans.values())[1:], next(iter(plans.values())))
     table(console, plans)
     console.print(total.sentence(), markup=False)
     assert known is not None
-    notes(console, known)
+    notes(console, known, count)
     return Ended()
 
 

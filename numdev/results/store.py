@@ -42,6 +42,10 @@ class Store:
         """
         return self._read(self._record(key))
 
+    def holds(self, key: str) -> bool:
+        """Whether there is a file of a record under this key, which need not be whole."""
+        return self._record(key).is_file()
+
     def put(self, record: Record) -> None:
         """Write one record, its long tables first: a record that is there has them all.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from numdev.results.canonical import describe
 from numdev.results.claim import StatedClaim, named
 from numdev.results.columns import Column
 from numdev.results.record import Record, Status
-from numdev.results.scenario import EntryRole, Scenario, is_old
+from numdev.results.scenario import EntryRole, Scenario
 from numdev.results.store import Store
 from numdev.results.where import Where
 
@@ -136,6 +135,16 @@ class Shard:
             raise BadInput("shard", self.index, f"give a number from 0 to shards - 1, which is {self.count - 1}")
 
 
+@dataclass(frozen=True)
+class PointEnded:
+    """How a point ended, and how long that took now: not at all if its record `was_there`."""
+
+    status: Status
+    reason: str
+    seconds: float = 0.0
+    was_there: bool = True
+
+
 @dataclass
 class Outcome:
     """What a run of a study did."""
@@ -144,6 +153,14 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
+
+    def add(self, point: StudyPoint, ended: PointEnded) -> None:
+        """Count one more point."""
+        self.skipped += ended.was_there
+        self.measured += not ended.was_there
+        self.seconds += ended.seconds
+        if ended.status is not Status.OK:
+            self.failures.append((point.text(), ended.status, ended.reason))
 
     @property
     def has_errors(self) -> bool:
@@ -198,74 +215,38 @@ def run(
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
     `keys` are those of the points, where they are at hand.
     """
-    shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
-    store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
-    work = _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
-    outcome = Outcome()
+    work, outcome = begin(study, bench, store, shard, keys), Outcome()
     wanted = ((key, point) for key, point in work if not point.refused)
-    bench.announce((point.problem, point.variant) for key, point in wanted if fresh or not _is_done(store.get(key)))
+    bench.announce((point.problem, point.variant) for key, point in wanted if fresh or stored(store, key) is None)
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
-        record = None if fresh else store.get(key)
-        if _is_done(record):
-            outcome.skipped += 1
-        else:
-            record = _measure(bench, point, {**where, "folder": store.work(key), "shared": store.shared})
-            store.put(record)
-            shutil.rmtree(store.work(key), ignore_errors=True)
-            outcome.measured += 1
-            outcome.seconds += record.seconds
-        if record.status is not Status.OK:
-            outcome.failures.append((point.text(), record.status, record.reason))
+        found = None if fresh else stored(store, key)
+        outcome.add(point, found or measured(point, bench, store, key, where))
     return outcome
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """What happens to a stored study's points when its manifest is replaced.
-
-    Attributes:
-        stored: points of the stored manifest.
-        ours: points of the study that replaces it.
-        shared: of the stored points, those that the study has.
-    """
-
-    stored: int
-    ours: int
-    shared: int
+def begin(
+    study: Study, bench: Measures, store: Store, shard: Shard | None = None, keys: Sequence[str] | None = None
+) -> list[tuple[str, StudyPoint]]:
+    """Write the manifest of a study; returns its distinct points of a shard, those of one problem together."""
+    shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
+    store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
+    return _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
 
 
-def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | None = None) -> Replaced | None:
-    """How a run narrows or changes the stored study of the same name; None where it keeps every point.
-
-    A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
-    should be. Of a point without a record the configuration is not known, and scenario and labels tell. `keys` as in `run`.
-    """
-    manifest = store.study(study.name)
-    if manifest is None:
-        return None
-    points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
-    for key, point in zip(keys_of(study, bench) if keys is None else keys, study.points, strict=True):
-        points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
-    ours = sum(map(len, points.values()))
-    if is_old(manifest):
-        return Replaced(len(manifest["points"]), ours, 0)
-    stored = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
-    shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in stored)
-    return Replaced(len(stored), ours, shared) if shared < len(stored) else None
+def stored(store: Store, key: str) -> PointEnded | None:
+    """How a point of the store ended; None for one that is to be measured."""
+    record = store.get(key)
+    return PointEnded(record.status, record.reason) if _is_done(record) else None
 
 
-def _place(scenario: str, labels: dict[str, Any]) -> str:
-    return json.dumps([scenario, labels], sort_keys=True)
-
-
-def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:
-    """Whether a stored point is one of those at its place."""
-    record = None if key in points else store.get(key)
-    if record is None:
-        return bool(points)
-    return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())
+def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
+    """Measure a point and store its record."""
+    record = _measure(bench, point, {**where, "folder": store.work(key), "shared": store.shared})
+    store.put(record)
+    shutil.rmtree(store.work(key), ignore_errors=True)
+    return PointEnded(record.status, record.reason, record.seconds, was_there=False)
 
 
 def _is_done(record: Record | None) -> TypeGuard[Record]:

@@ -32,7 +32,7 @@ from numdev.results.study import Study, run
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
 KNOWN = composer(LIBRARY.folders)
-RUN = {"device", "results", "fresh", "shard", "shards", "study", "objective", "metrics", "dry_run"}
+RUN = {"device", "results", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
 NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
 HONOURS = {kind: honoured.honours_of(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")}
 MAKERS = tuple(HONOURS)

@@ -31,9 +31,10 @@ from numdev.measurement.protocol import Context, Findings
 from numdev.measurement.runner import Runner
 from numdev.results.columns import Column, Use
 from numdev.results.record import Status
+from numdev.results.replaced import Replaced, replaced
 from numdev.results.scenario import Role, Scenario, is_old, scenarios_of
 from numdev.results.store import Store, StoreError
-from numdev.results.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
+from numdev.results.study import Outcome, Shard, Study, StudyPoint, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.measurement.deviation.scaled import Scaled, exponent_of, shifted
-from numdev.measurement.deviation.wasserstein import ascending
+from numdev.measurement.deviation.wasserstein import ascending, is_narrow
 
 
 class Sample:
@@ -17,6 +17,7 @@ class Sample:
 
     def __init__(self, tensor: Float[Tensor, "*shape"]) -> None:
         self.shape = tensor.shape
+        self._narrow = is_narrow(tensor)
         self.values = tensor.detach().double().reshape(-1)
         self._ulp: dict[Format, Tensor] = {}
 
@@ -31,8 +32,8 @@ class Sample:
 
     @cached_property
     def ordered(self) -> Tensor:
-        """The values in ascending order."""
-        return ascending(self.values)
+        """The values in ascending order; those that were given in FP32 or narrower are sorted in FP32, which holds them all."""
+        return ascending(self.values.float() if self._narrow else self.values)
 
     @cached_property
     def largest(self) -> float:
@@ -67,4 +68,4 @@ class Sample:
         return self._ulp[fmt]
 
     def at(self, places: Tensor) -> Sample:
-        return Sample(self.values[places])
+        return Sample(self.values[places].float() if self._narrow else self.values[places])

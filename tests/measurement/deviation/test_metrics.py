@@ -393,6 +393,45 @@ def test_a_sample_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare(x, first, FP32) == Deviation.between(normal(4, 5), normal(4, 5, seed=1), FP32)
 
 
+def patterns(dtype: torch.dtype) -> Tensor:
+    """Numbers of a dtype in no order, with both zeros, both infinities, NaN of both signs, and the least and largest numbers.
+
+    Of BF16 every bit pattern, of FP32 one for each of its upper 16 bits and some lower ones.
+    """
+    upper = torch.arange(2**16).roll(12345)[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))]
+    if dtype == torch.bfloat16:
+        return (upper - 2**15).to(torch.int16).view(torch.bfloat16)
+    lower = torch.randint(2**16, (2**16,), generator=torch.Generator().manual_seed(1))
+    return ((upper << 16) + lower - 2**31).to(torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_sorted_in_fp32_are_those_sorted_in_fp64(dtype: torch.dtype) -> None:
+    """Widening keeps the order and every value, so both sorts give the same numbers; only equal zeros may change places."""
+    special = tensor([0.0, -0.0, INF, -INF, NAN, -NAN, 2.0**-149, -(2.0**-149)]).to(dtype)
+    x = torch.cat([patterns(dtype), special, patterns(dtype)[:100]])
+    expected = x.double().sort().values  # another library's sort
+    assert torch.equal(expected.isnan(), expected.isnan().sort().values), "NaN last"
+    found = {distance.ascending(x), distance.ascending(x.double()), Sample(x).ordered, Sample(x.double()).ordered}
+    for ordered in found:
+        assert ordered.dtype == torch.float64
+        torch.testing.assert_close(ordered, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_no_metric_depends_on_the_dtype_that_is_sorted(dtype: torch.dtype) -> None:
+    x, r = torch.cat([normal(500), tensor([0.0, -0.0])]).to(dtype), normal(502, seed=1)
+    bad = torch.cat([x[:-3].float(), tensor([INF, NAN, -INF]).float()])
+    for values in (x, bad):
+        assert repr(Deviation.between(values, r, FP32)) == repr(Deviation.between(values.double(), r, FP32))
+        assert repr(Deviation.between(r, values, FP32)) == repr(Deviation.between(r, values.double(), FP32))
+
+
+def test_whole_numbers_are_sorted_in_fp64() -> None:
+    x = torch.tensor([2**24 + 1, 2**24, -(2**24) - 1])
+    assert distance.ascending(x).tolist() == [-(2**24) - 1, 2**24, 2**24 + 1]
+
+
 def test_metrics_by_name_and_as_a_table() -> None:
     found = Deviation.between(tensor([1.0, 2.5]), tensor([1.0, 2.0]), FP32)
     assert list(found.metrics()) == list(METRICS) == [f.name for f in fields(Deviation) if f.name != "max_index"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # A cast, and whether the operation before it needs care (`numdev.arithmetic.elementary`): a row of int32.
 KIND, SHIFT, LOW, HIGH, TOP, ABOVE, BELOW, INFINITE, FLUSH, MODE, CAREFUL, FIELDS = range(12)
-NOTHING, ON_BITS, BY_ADDER, SCALED = range(4)
+NOTHING, BY_CARRY, ON_BITS, BY_ADDER, SCALED = range(5)
 EVEN, AWAY, ZERO, UP, DOWN, ODD = range(6)
 # Operations, by the names of `numdev.attention.operations`, and the casts that follow no operation.
 (SCALE_S, SHIFT_TIES, SHIFT_S, FALL, WEIGH_SUM, ADD_SUMS, UNSCALE_SUM, SCALE_P, UNSCALE_V, RESCALE_O, WEIGH_O) = range(11)

@@ -14,7 +14,7 @@ from numdev.attention.fused.layout import (
     ROUND_A, ROUND_E, ROUND_L, ROUND_S, ROUND_V, SATURATED, SATURATES, SCALE_P, SCALE_S, SEEN, SHIFT_S, SHIFT_TIES, STAGNATED, SUM,
     SUM_ROUNDED, THRESHOLD, TIE_SHIFT, TIES, UNSCALE_SUM, UNSCALE_V, VISIBLE, WEIGH_O, WEIGH_SUM, WEIGH_V,
 )
-from numdev.attention.fused.rounding import F32, NEVER, cast, compiled, largest_of, look_up, minus, over, plus, sum_of, times
+from numdev.attention.fused.rounding import F32, I32, NEVER, cast, compiled, largest_of, look_up, minus, over, plus, sum_of, times
 
 CHUNK = 2048  # numbers worked on at once: they stay in the L1 cache
 
@@ -22,17 +22,17 @@ CHUNK = 2048  # numbers worked on at once: they stay in the L1 cache
 @compiled
 def count(x, number):
     """How many are equal to a number."""
-    found = 0
+    found = I32(0)
     for i in range(x.size):
-        found += 1 if x[i] == number else 0
+        found = I32(found + (I32(1) if x[i] == number else I32(0)))
     return found
 
 
 @compiled
 def count_above(x, scale, limit):
-    found = 0
+    found = I32(0)
     for i in range(x.size):
-        found += 1 if x[i] * scale > limit else 0
+        found = I32(found + (I32(1) if x[i] * scale > limit else I32(0)))
     return found
 
 

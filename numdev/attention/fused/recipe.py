@@ -58,10 +58,7 @@ def encode(cast: Cast, *, careful: bool = False) -> np.ndarray:
     to = cast.to
     if cast.is_identity_on(torch.float32):
         return row
-    nearest = cast.rounding is Rounding.NEAREST_EVEN
-    row[at.KIND] = at.ON_BITS if nearest and to.emin == FP32.emin else at.BY_ADDER
-    if not nearest or (row[at.KIND] == at.BY_ADDER and not magic_is_exact(to, FP32)):
-        row[at.KIND] = at.SCALED
+    row[at.KIND] = _kind(cast)
     row[at.SHIFT], row[at.MODE] = FP32.mantissa_bits - to.mantissa_bits, _MODES[cast.rounding]
     row[at.LOW], row[at.HIGH] = (_bits(2.0 ** min(exponent, FP32.emax)) for exponent in (to.emin, to.emax + 1))
     row[at.TOP] = _bits(to.max)
@@ -69,6 +66,16 @@ def encode(cast: Cast, *, careful: bool = False) -> np.ndarray:
     row[at.ABOVE], row[at.BELOW], row[at.INFINITE] = (_bits(x) for x in beyond.tolist())
     row[at.FLUSH] = _bits(to.min_normal) if cast.subnormals is Subnormals.FLUSHED else 0
     return row
+
+
+def _kind(cast: Cast) -> int:
+    """The fastest way that rounds as the cast does."""
+    to = cast.to
+    if cast.rounding is not Rounding.NEAREST_EVEN or cast.subnormals is Subnormals.FLUSHED:
+        return at.SCALED
+    if to.emin == FP32.emin:
+        return at.BY_CARRY if cast.keeps_minus_infinity else at.ON_BITS
+    return at.BY_ADDER if magic_is_exact(to, FP32) else at.SCALED
 
 
 def _bits(x: float) -> int:
@@ -79,7 +86,7 @@ def _bits(x: float) -> int:
 class Table:
     """A function of every number of a format, by the bits of the number in FP32 without those that are always 0.
 
-    The first half is of positive arguments, from 0 to infinity, the second of negative ones.
+    The first half is of positive arguments, from 0 to infinity, the second of negative ones; the last is that of NaN.
 
     Attributes:
         values: of the function, already rounded.
@@ -100,7 +107,7 @@ class Table:
         last = (_bits(2.0 ** (to.emax + 1) if to.emax < FP32.emax else float("inf")) >> shift) - base
         magnitudes = ((torch.arange(last + 1, dtype=torch.int32) + base) << shift).view(torch.float32)
         magnitudes[0], magnitudes[-1] = 0.0, float("inf")
-        x = torch.cat([magnitudes, -magnitudes])
+        x = torch.cat([magnitudes, -magnitudes, torch.tensor([float("nan")])])
         return Table(cast.apply_(function(x)).numpy(), shift, base)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from numdev.attention.fused.layout import (
-    ABOVE, AWAY, BELOW, BY_ADDER, CAREFUL, DOWN, EVEN, FLUSH, INFINITE, KIND, LOW, HIGH, MODE, ODD, ON_BITS, SCALED, SHIFT, TOP, UP,
+    ABOVE, AWAY, BELOW, BY_ADDER, BY_CARRY, CAREFUL, DOWN, EVEN, FLUSH, INFINITE, KIND, LOW, HIGH, MODE, ODD, ON_BITS, SCALED, SHIFT, TOP, UP,
 )
 
 compiled = njit(nogil=True, error_model="numpy")
@@ -25,7 +25,6 @@ def end(rounded, bits, op):
     """The bits of a result from its rounded magnitude and the bits of what was rounded to nearest."""
     magnitude = I32(bits & MAGNITUDE)
     rounded = op[ABOVE] if rounded > op[TOP] else rounded
-    rounded = I32(0) if rounded < op[FLUSH] else rounded
     rounded = magnitude if magnitude > INFINITY else rounded
     return I32(rounded | I32(bits & SIGN)).view(F32)
 
@@ -40,6 +39,17 @@ def on_bits(x, op):
         magnitude = I32(bits & MAGNITUDE)
         carry = I32(half + (I32(1) if magnitude & unit != 0 else I32(0)))
         x[i] = end(I32(I32(magnitude + carry) & kept), bits, op)
+
+
+@compiled
+def by_carry(x, op):
+    """The same where what overflows becomes infinity, as the carry does by itself, and subnormal numbers are kept."""
+    unit = I32(1 << op[SHIFT])
+    half, kept = I32((unit >> 1) - 1), I32(-unit)
+    for i in range(x.size):
+        bits = F32(x[i]).view(I32)
+        rounded = I32(I32(bits + I32(half + (I32(1) if bits & unit != 0 else I32(0)))) & kept)
+        x[i] = I32(bits if I32(bits & MAGNITUDE) > INFINITY else rounded).view(F32)
 
 
 @compiled
@@ -81,7 +91,9 @@ def scaled(x, op):
 @compiled
 def cast(x, op):
     """`x <- cast(x)`, a flat array."""
-    if op[KIND] == ON_BITS:
+    if op[KIND] == BY_CARRY:
+        by_carry(x, op)
+    elif op[KIND] == ON_BITS:
         on_bits(x, op)
     elif op[KIND] == BY_ADDER:
         by_adder(x, op)
@@ -174,17 +186,19 @@ def plus(x, y, op):
 
 @compiled
 def look_up(x, table, shift, base):
-    """`x <- table(x)`: places are the bits of a number of the table's format, without those that are always 0."""
-    half = table.size // 2
-    last, negative = I32(half - 1), I32(half)
-    shift, base = I32(shift & 31), I32(base)
+    """`x <- table(x)`: places are the bits of a number of the table's format, without those that are always 0; the last is NaN's.
+
+    First every number becomes its place, by vector instructions, then what stands there.
+    """
+    half, shift, base = I32(table.size // 2), I32(shift & 31), I32(base)
     for i in range(x.size):
         bits = F32(x[i]).view(I32)
         magnitude = I32(bits & MAGNITUDE)
-        place = min(max(I32(I32(magnitude >> shift) - base), I32(0)), last)
-        place = I32(place + negative) if bits < 0 else place
-        found = table[np.uint64(place)]
-        x[i] = found if magnitude <= INFINITY else x[i]
+        place = min(max(I32(I32(magnitude >> shift) - base), I32(0)), I32(half - I32(1)))
+        place = I32(place + half) if bits < 0 else place
+        x[i] = I32(place if magnitude <= INFINITY else I32(half + half)).view(F32)
+    for i in range(x.size):
+        x[i] = table[np.uint32(F32(x[i]).view(I32))]
 
 
 @compiled
@@ -201,25 +215,41 @@ def largest_of(x, largest):
 
 @compiled
 def sum_of(x, lanes):
-    """The sum of at most 512 numbers in the order of torch's own on a CPU: 4 vectors of 8 lanes, then the rest, then the lanes."""
-    width = 8 if x.size >= 8 else 1
-    vectors = x.size // width
+    """The sum of at most 512 numbers in the order of torch's own on a CPU: four vectors of 8 lanes in turn, then the lanes.
+
+    Vectors beyond a multiple of four go to the first, numbers beyond a multiple of 8 come before the lanes.
+    """
+    if x.size < 8:
+        return short_sum(x)
+    vectors = x.size // 8
     quads = vectors // 4
     lanes[:] = F32(0)
     for i in range(quads):
-        part = x[4 * width * i : 4 * width * (i + 1)]
+        part = x[32 * i : 32 * (i + 1)]
         for j in range(part.size):
             lanes[j] += part[j]
     for i in range(4 * quads, vectors):
-        part = x[width * i : width * (i + 1)]
+        part = x[8 * i : 8 * (i + 1)]
         for j in range(part.size):
             lanes[j] += part[j]
     for k in range(1, 4 if quads else 1):
-        for j in range(width):
-            lanes[j] += lanes[k * width + j]
+        for j in range(8):
+            lanes[j] += lanes[8 * k + j]
     total = F32(0)
-    for i in range(width * vectors, x.size):
+    for i in range(8 * vectors, x.size):
         total += x[i]
-    for j in range(width):
+    for j in range(8):
         total += lanes[j]
+    return total
+
+
+@compiled
+def short_sum(x):
+    """The same of fewer than 8 numbers: four in turn, those beyond go to the first."""
+    together = 4 if x.size >= 4 else 1
+    total = x[0]
+    for i in range(together, x.size):
+        total += x[i]
+    for i in range(1, together):
+        total += x[i]
     return total

@@ -44,9 +44,7 @@ class Block(Protocol):
         ...
 
 
-def through(
-    run: Run, splits: list[list[tuple[int, int]]], first: int, start: Callable[[int], Block]
-) -> tuple[Tensor, Tensor]:
+def through(run: Run, splits: list[list[tuple[int, int]]], first: int, start: Callable[[int], Block]) -> tuple[Tensor, Tensor]:
     """A block of rows from row `first` on through every tile of every split; `start` begins a split."""
     parts = []
     for split, tiles in enumerate(splits):

@@ -1,8 +1,8 @@
-"""The three passes as numba keeps them on disk, so that a second process does not compile them again.
+"""The passes as numba keeps them on disk, so that a second process does not compile them again.
 
 The cache lies beside this file in `__pycache__`, in the user's cache folder where that cannot be written (`~/.cache/numba`), or
-where `NUMBA_CACHE_DIR` says; where none can be written, every process compiles. It is keyed by the processor, by numba's version and
-by the sources of the compiled modules: `stamp` is a variable of every function here, which numba makes part of the key.
+where `NUMBA_CACHE_DIR` says; where none can be written, every process compiles. Its key names the processor, numba's version and
+the sources of the compiled modules: `sources` is a variable of every function here, which numba makes part of the key.
 """
 
 from __future__ import annotations
@@ -30,32 +30,43 @@ def cache_folders() -> list[Path]:
     return [*([Path(given)] if given else []), Path(__file__).parent / "__pycache__", Path(user)]
 
 
-def _sources() -> str:
+def is_cached() -> bool:
+    """Whether numba can keep compiled code; told to where it cannot, it would fail."""
+    return any(map(is_writable, cache_folders()))
+
+
+def stamp() -> str:
+    """What identifies the sources of the compiled modules."""
     found = hashlib.sha256()
     for module in (layout, rounding, passes):
         found.update(Path(str(module.__file__)).read_bytes())
     return found.hexdigest()
 
 
-def _entries(stamp: str, *, cached: bool) -> tuple[Any, Any, Any]:
+def _entries(sources: str, *, cached: bool) -> tuple[Any, Any, Any, Any]:
     compiled = njit(nogil=True, error_model="numpy", cache=cached)
 
     @compiled
     def begin(s, planes, ranges, place, ops, settings, table):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
+        sources  # noqa: B018
         passes.begin(s, planes, ranges, place, ops, settings, table)
 
     @compiled
     def finish(p, planes, events, place, ops, settings, table):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
+        sources  # noqa: B018
         passes.finish(p, planes, events, place, ops, settings, table)
 
     @compiled
     def add(o, product, planes, place, ops, settings):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
+        sources  # noqa: B018
         passes.add(o, product, planes, place, ops, settings)
 
-    return begin, finish, add
+    @compiled
+    def sums(p, found):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018
+        passes.sum_rows(p, found)
+
+    return begin, finish, add, sums
 
 
-begin, finish, add = _entries(_sources(), cached=any(map(is_writable, cache_folders())))
+begin, finish, add, sums = _entries(stamp(), cached=is_cached())

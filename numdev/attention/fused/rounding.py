@@ -10,7 +10,26 @@ import numpy as np
 from numba import njit
 
 from numdev.attention.fused.layout import (
-    ABOVE, AWAY, BELOW, BY_ADDER, BY_CARRY, CAREFUL, DOWN, EVEN, FLUSH, INFINITE, KIND, LOW, HIGH, MODE, ODD, ON_BITS, SCALED, SHIFT, TOP, UP,
+    ABOVE,
+    AWAY,
+    BELOW,
+    BY_ADDER,
+    BY_CARRY,
+    CAREFUL,
+    DOWN,
+    EVEN,
+    FLUSH,
+    HIGH,
+    INFINITE,
+    KIND,
+    LOW,
+    MODE,
+    ODD,
+    ON_BITS,
+    SCALED,
+    SHIFT,
+    TOP,
+    UP,
 )
 
 compiled = njit(nogil=True, error_model="numpy")
@@ -90,7 +109,7 @@ def scaled(x, op):
 
 @compiled
 def cast(x, op):
-    """`x <- cast(x)`, a flat array."""
+    """The cast of a flat array, in place."""
     if op[KIND] == BY_CARRY:
         by_carry(x, op)
     elif op[KIND] == ON_BITS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.products import ROWS, row_sums
+from numdev.attention.fused import entry
 from numdev.attention.fused import layout as at
-from numdev.attention.fused import rounding
-from numdev.attention.fused.recipe import Recipe, recipe
+from numdev.attention.fused.recipe import recipe
 from numdev.attention.fused.rows import FusedRows, Planes
 from numdev.attention.recurrence import Run, through
 from numdev.attention.tiling import Tiling
@@ -88,7 +88,7 @@ def _blocks(run: Run, columns: int) -> list[Block]:
     ]
 
 
-def _in_threads(work, blocks: list[Block]) -> Iterator[np.ndarray]:  # type: ignore[no-untyped-def]
+def _in_threads(work: Callable[[Block], np.ndarray], blocks: list[Block]) -> Iterator[np.ndarray]:
     threads = min(torch.get_num_threads(), len(blocks))
     if threads == 1:
         return map(work, blocks)
@@ -116,5 +116,6 @@ def sums_as_torch(length: int) -> bool:
     """Whether a row of so many numbers has the same sum here as torch gives it."""
     generator = torch.Generator().manual_seed(length)
     x = torch.ldexp(torch.rand(64, length, generator=generator), torch.randint(-16, 1, (64, length), generator=generator))
-    lanes = np.empty(32, np.float32)
-    return row_sums(x).flatten().tolist() == [float(rounding.sum_of(row, lanes)) for row in x.numpy()]
+    sums = np.empty(len(x), np.float32)
+    entry.sums(x.numpy(), sums)
+    return row_sums(x).flatten().tolist() == sums.tolist()

@@ -45,7 +45,9 @@ anything = st.builds(
     accumulator=CASTS,
     output=CASTS,
 )
-usual = st.builds(Precision.parse, st.sampled_from(["bf16", "fp16", "e4m3fn", "e5m2", "kernel_bf16", "eager_fp16", "kernel_e4m3fn"]))
+usual = st.builds(
+    Precision.parse, st.sampled_from(["bf16", "fp16", "e4m3fn", "e5m2", "kernel_bf16", "eager_fp16", "kernel_e4m3fn"])
+)
 exponentials = st.sampled_from([Exponential.EXP, Exponential.EXP2, EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"]])
 
 
@@ -144,5 +146,3 @@ def test_arguments_are_left_alone() -> None:
     kept = [x.clone() for x in inputs]
     both(Tiled(precision), inputs, Mask())
     assert all(torch.equal(a, b) for a, b in zip(inputs, kept, strict=True))
-
-

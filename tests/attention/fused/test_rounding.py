@@ -82,7 +82,7 @@ def test_a_table_is_the_function_of_every_number(fmt: Format) -> None:
 
 
 OPERATIONS = {
-    Operation.ADD: lambda x, y, op: rounding.plus(x, y, op),
+    Operation.ADD: rounding.plus,
     Operation.SUBTRACT: lambda x, y, op: rounding.minus(x.reshape(-1, 1), y, op),
     Operation.MULTIPLY: lambda x, y, op: rounding.times(x.reshape(-1, 1), y, op),
     Operation.DIVIDE: lambda x, y, op: rounding.over(x.reshape(-1, 1), y, op),

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from numdev.attention.fused import entry
+from numdev.attention.fused import entry, layout, passes, rounding
 
 PROGRAM = """
 import sys, numpy as np
-from numdev.attention.fused import entry
+from numdev.attention.fused import entry, layout, passes, rounding
 found = np.empty(2, np.float32)
 entry.sums(np.ones((2, 9), np.float32), found)
 assert found.tolist() == [9.0, 9.0]
@@ -51,7 +51,7 @@ def test_nothing_writable_means_no_cache(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_stamp_follows_every_compiled_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = entry.stamp()
-    for module in (entry.layout, entry.rounding, entry.passes):
+    for module in (layout, rounding, passes):
         copy = tmp_path / "copy.py"
         shutil.copy(str(module.__file__), copy)
         with copy.open("a") as file:

@@ -17,7 +17,7 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in NumPy; Triton reads this when it is imported
 
-# All but the kernels: Triton compiles the source of a function, and a checker wrapped around it has none.
+# All but what is compiled: Triton and numba compile the source of a function, and a checker wrapped around it has none.
 ROOT = Path(__file__).resolve().parent.parent / "numdev"
 
 
@@ -29,9 +29,12 @@ def checked(folder: Path, package: str) -> list[str]:
 # Results and what reads them hold no tensors, and are most of the calls of a test that measures and reports.
 NO_TENSORS = ("numdev.results", "numdev.report", "numdev.cli")
 
+COMPILED = ("numdev.attention.kernels", "numdev.attention.fused")
+COMPILED_FUSED = [f"numdev.attention.fused.{name}" for name in ("rounding", "passes", "entry")]
 install_import_hook(
     [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__", *NO_TENSORS)]
-    + [name for name in checked(ROOT / "attention", "numdev.attention") if name != "numdev.attention.kernels"],
+    + [name for name in checked(ROOT / "attention", "numdev.attention") if name not in COMPILED]
+    + [name for name in checked(ROOT / "attention" / "fused", "numdev.attention.fused") if name not in COMPILED_FUSED],
     "beartype.beartype",
 )
 

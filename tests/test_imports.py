@@ -234,6 +234,14 @@ def test_triton_nowhere_but_in_kernels() -> None:
     assert not found([name for name in MODULES if name not in KERNELS], "triton")
 
 
+def test_numba_nowhere_but_in_what_it_compiles() -> None:
+    compiled = of(*(f"attention.fused.{name}" for name in ("rounding", "passes", "entry")))
+    assert len(compiled) == 3
+    assert not found([name for name in MODULES if name not in compiled], "numba")
+    loading = [*compiled, *of(*(f"attention.fused.{name}" for name in ("rows", "walk")))]
+    assert not found([name for name in MODULES if name not in loading], *loading, late_too=False)
+
+
 # What the kernels may know of attention: value objects, and nothing that computes attention.
 VALUES = (
     "backward.operations",

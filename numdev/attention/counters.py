@@ -20,10 +20,9 @@ class Counters:
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
         self._largest = torch.full_like(rows, float("-inf"))
-        self._maximum_lags = softmax.rescale_threshold > 0 or softmax.tie_shift is not None
+        self._maximum_lags = maximum_lags(softmax)
         self._limit = probabilities.largest
-        largest_p = softmax.p_scale * math.exp2(softmax.rescale_threshold)
-        self._can_saturate = largest_p > self._limit
+        self._can_saturate = can_saturate(softmax, self._limit)
         self._lost = 0
 
     def scores(self, s: Tensor, m: Tensor, first: int) -> None:
@@ -52,6 +51,14 @@ class Counters:
         self._events[4] += seen - torch.count_nonzero(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
 
+    def add(self, events: Tensor, ties: Tensor) -> None:
+        """The six events of a run that counted for itself, and how often the largest score of each of its rows occurs.
+
+        In the order of the methods: rescales, ones, stagnations, saturations, entries that are 0, and entries.
+        """
+        self._events += events.to(self._events)
+        self._ties.copy_(ties)
+
     def ended(self, lse: Tensor, sees: Tensor) -> None:
         """At the end: rows that see a key and have no sum, since every one of their scores or exponentials was lost."""
         self._lost = int(((lse == float("-inf")).squeeze(-1) & sees).sum())
@@ -69,3 +76,13 @@ class Counters:
             "stagnated_per_row": stagnated / rows,
             "lost_rows": self._lost / rows,
         }
+
+
+def maximum_lags(softmax: OnlineSoftmax) -> bool:
+    """Whether the maximum that exponentials are taken from can be another number than the largest score."""
+    return softmax.rescale_threshold > 0 or softmax.tie_shift is not None
+
+
+def can_saturate(softmax: OnlineSoftmax, limit: float) -> bool:
+    """Whether an entry of P, scaled, can be beyond the largest number of its format."""
+    return softmax.p_scale * math.exp2(softmax.rescale_threshold) > limit

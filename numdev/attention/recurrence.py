@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.attention.combine import combine
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.counters import Counters
 from numdev.attention.mask import Mask
@@ -27,6 +30,30 @@ class Run:
     mask: Mask
     factor: float
     counters: Counters | None
+
+
+class Block(Protocol):
+    """The running state of a block of rows over one split of the keys."""
+
+    def meet(self, index: int, tile: tuple[int, int]) -> None:
+        """The KV tile that stands at `index` of the order."""
+        ...
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The normalised rows, and their LSE."""
+        ...
+
+
+def through(run: Run, splits: list[list[tuple[int, int]]], first: int, start: Callable[[int], Block]) -> tuple[Tensor, Tensor]:
+    """A block of rows from row `first` on through every tile of every split; `start` begins a split."""
+    parts = []
+    for split, tiles in enumerate(splits):
+        rows = start(split)
+        for index, tile in enumerate(tiles):
+            rows.meet(index, tile)
+        parts.append(rows.finish())
+    out, lse = parts[0] if len(parts) == 1 else combine(parts, run.steps, first)
+    return run.steps.output(out), lse
 
 
 class Rows:

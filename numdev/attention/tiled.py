@@ -13,15 +13,15 @@ from torch import Tensor
 
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
-from numdev.attention.combine import combine
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
+from numdev.attention.fused.rule import FUSED, obstacle
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
-from numdev.attention.recurrence import Rows, Run
+from numdev.attention.recurrence import Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
@@ -80,26 +80,33 @@ class Tiled(UnderPolicy):
             q, factor = self._scale_queries(q * factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision.probabilities) if self.count else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
-        out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-        block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
-        for first in range(0, q.shape[-2], block):
-            rows = slice(first, min(first + block, q.shape[-2]))
-            out[..., rows, :], lse[..., rows, :] = self._rows(run, rows.start, rows.stop)
+        ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
+        out, lse = self._fused(run) if ran.name else self._tensors(run)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = counters.summary() if counters is not None else {}
-        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted)
+        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted, ran)
+
+    def _fused(self, run: Run) -> tuple[Tensor, Tensor]:
+        """The same bits by compiled passes."""
+        from numdev.attention.fused.walk import attend  # here, since numba takes as long to import as all of numdev
+
+        return attend(run, self.tiling)
+
+    def _tensors(self, run: Run) -> tuple[Tensor, Tensor]:
+        """Block by block of the rows, by tensor operations."""
+        q, v = run.q, run.v
+        out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+        block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, run.k.shape[-2])))
+        for first in range(0, q.shape[-2], block):
+            rows = slice(first, min(first + block, q.shape[-2]))
+            out[..., rows, :], lse[..., rows, :] = self._rows(run, rows.start, rows.stop)
+        return out, lse
 
     def _rows(self, run: Run, first: int, last: int) -> tuple[Tensor, Tensor]:
         """A block of rows through every tile; how many rows a block has changes no bit."""
-        parts = []
-        for split, tiles in enumerate(self.tiling.key_tiles(run.k.shape[-2])):
-            rows = Rows(run, first, last, split)
-            for index, tile in enumerate(tiles):
-                rows.meet(index, tile)
-            parts.append(rows.finish())
-        out, lse = parts[0] if len(parts) == 1 else combine(parts, run.steps, first)
-        return run.steps.output(out), lse
+        splits = self.tiling.key_tiles(run.k.shape[-2])
+        return through(run, splits, first, lambda split: Rows(run, first, last, split))
 
     def _scale_queries(self, q: Tensor) -> Tensor:
         """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""

@@ -1,0 +1,71 @@
+"""`Tiled` by compiled passes against itself by tensor operations, against the double loop, and against its two products alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.tiled import double_loop
+from benchmarks.timing import Result, median_seconds, paired
+from numdev import Mask, Precision, Tiled, Tiling
+from numdev.arithmetic.products import product
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Output
+from numdev.attention.fused.rule import Path, by
+
+_SCALE, _RUNS = 0.125, 3
+_POLICIES = {name: Precision.parse(name) for name in ("bf16", "fp16", "kernel_bf16", "e4m3fn")}
+_POLICIES["e4m3fn:saturate"] = Precision.throughout(Cast.parse("e4m3fn:saturate"))
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+def attend(path: Path, tiled: Tiled, inputs: Inputs) -> Output:
+    with by(path):
+        return tiled(*inputs, Mask(), _SCALE)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal, NaN too: every sum of 2048 numbers is beyond the largest of E4M3."""
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def products(tiling: Tiling, inputs: Inputs) -> Tensor:
+    """The two products of every tile, and nothing else; P is what the first one gave."""
+    q, k, v = inputs
+    o = torch.zeros_like(q)
+    for first in range(0, k.shape[2], tiling.bc):
+        keys = slice(first, first + tiling.bc)
+        o = product(product(q, k[:, :, keys].mT), v[:, :, keys])
+    return o
+
+
+def results() -> list[Result]:
+    """4 heads, N = 2048, d = 64: every comparison with both sides in turn."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = tuple(torch.rand(1, 4, 2048, 64, generator=generator, dtype=torch.float64) for _ in range(3))
+    found = []
+    for side, against_loop in ((64, 6.0), (16, 45.0)):
+        tiling = Tiling(side, side)
+        for name, step in _POLICIES.items():
+            quiet, counting = Tiled(step, tiling, count=False), Tiled(step, tiling)
+            inputs = step.round_inputs(*drawn)
+            compiled, tensors = attend(Path.COMPILED, counting, inputs), attend(Path.TENSORS, counting, inputs)
+            if not same(compiled.out, tensors.out) or compiled.counters != tensors.counters:
+                raise AssertionError(f"compiled passes and tensor operations differ: {name}, Br = Bc = {side}")
+            case = f"{name}, Br = Bc = {side}"
+            ours = partial(attend, Path.COMPILED, quiet, inputs)
+            theirs = partial(attend, Path.TENSORS, quiet, inputs)
+            counted = partial(attend, Path.COMPILED, counting, inputs)
+            found.append(paired(f"compiled passes against tensor operations, {case}", ours, theirs, at_least=1.0, runs=_RUNS))
+            found.append(paired(f"counting in compiled passes, {case}", counted, ours, at_most=1.1, runs=_RUNS))
+            if name == "bf16":
+                loop = partial(double_loop, *inputs, _SCALE, tiling, step)
+                title = f"compiled passes against the double loop, {case}, bit-equal"
+                found.append(paired(title, ours, loop, at_least=against_loop, runs=_RUNS))
+                alone = median_seconds(partial(products, tiling, inputs), runs=_RUNS)
+                taken = median_seconds(ours, runs=_RUNS)
+                limit = f"compiled passes against their two products alone, {case}"
+                found.append(Result(limit, taken, alone, taken / alone, "the products are the limit", True))
+    return found

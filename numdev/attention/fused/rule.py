@@ -1,0 +1,106 @@
+"""Which runs the compiled passes take: all whose bits they reproduce, and that are long enough to pay for loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from enum import Enum
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import chain
+
+import torch
+
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.recurrence import Run
+from numdev.attention.tiling import Tiling
+
+FUSED = "numdev fused"
+_LONGEST_SUM = 512  # numbers of a row that torch adds in one pass: see `numdev.arithmetic.products`
+_FEWEST_SCORES = 1 << 20  # below, loading compiled code takes longer than all that it saves
+
+
+class Path(Enum):
+    """By which of two ways to the same bits tiled attention goes on a CPU."""
+
+    FASTEST = "fastest"  # the compiled passes where they pay
+    TENSORS = "tensors"  # tensor operations, which are the specification
+    COMPILED = "compiled"  # the compiled passes also of a run so short that they do not pay
+
+
+_path: ContextVar[Path] = ContextVar("path", default=Path.FASTEST)
+
+
+@contextmanager
+def by(path: Path) -> Iterator[None]:
+    """Go by a path within this context, to compare both; what cannot be compiled goes by tensor operations in any."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+def obstacle(run: Run, tiling: Tiling) -> str | None:
+    """The first reason why a run goes by tensor operations; None where compiled passes take it."""
+    return next((reason for applies, reason in _OBSTACLES if applies(run, tiling)), None)
+
+
+def _is_short(run: Run, tiling: Tiling) -> bool:
+    scores = run.q[..., 0].numel() * run.k.shape[-2]
+    return _path.get() is Path.FASTEST and scores < _FEWEST_SCORES
+
+
+def _has_list(run: Run, tiling: Tiling) -> bool:
+    inner = replace(run.steps.precision, inputs=run.steps.precision.output)
+    return any(cast.to.listing is not None for cast in inner.casts())
+
+
+def _differentiates(run: Run, tiling: Tiling) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (run.q, run.k, run.v))
+
+
+def _multiplies_unseen(run: Run, tiling: Tiling) -> bool:
+    return not run.mask.is_none and not bool(run.v.isfinite().all())
+
+
+def _sums(run: Run, tiling: Tiling) -> set[int]:
+    """How many numbers are added at once, in any tile."""
+    every, found = run.steps.precision.row_sum.every, set()
+    for first, last in chain.from_iterable(tiling.key_tiles(run.k.shape[-2])):
+        columns, piece = last - first, min(every or last - first, last - first)
+        found |= {piece, columns % piece or piece}
+    return found
+
+
+def _adds_otherwise(run: Run, tiling: Tiling) -> bool:
+    return not all(_is_order_of_torch(length) for length in _sums(run, tiling))
+
+
+@lru_cache(maxsize=1024)
+def _is_order_of_torch(length: int) -> bool:
+    """Whether compiled sums of so many numbers have the bits of torch's: torch promises no order, and has several.
+
+    Of 64 sums of random numbers over 16 binades two orders agree in all with a chance below 2^-64, but for sums of two numbers.
+    """
+    from numdev.attention.fused.walk import sums_as_torch
+
+    return sums_as_torch(length)
+
+
+_OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
+    (lambda run, tiling: _path.get() is Path.TENSORS, "tensor operations were asked for"),
+    (lambda run, tiling: not run.q.is_cpu, "it is not on a CPU"),
+    (_is_short, "it is too short to pay for loading compiled code"),
+    (lambda run, tiling: find_spec("numba") is None, "numba is not installed"),
+    (lambda run, tiling: run.q.dtype is not torch.float32, "a step needs FP64"),
+    (lambda run, tiling: run.steps.noise is not None, "a step rounds stochastically"),
+    (lambda run, tiling: not isinstance(run.steps.precision.probabilities, Cast), "P is microscaled"),
+    (_has_list, "a step has a format that is a list of numbers"),
+    (_differentiates, "torch is to differentiate it"),
+    (_multiplies_unseen, "a key that is not seen may hold a value that is not finite"),
+    (lambda run, tiling: max(_sums(run, tiling)) > _LONGEST_SUM, "more numbers of a row are added than torch adds in one pass"),
+    (_adds_otherwise, "torch adds up a row in another order on this processor"),
+)

@@ -1,0 +1,121 @@
+"""A whole run by compiled passes: its blocks of rows, and the threads that take them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.products import ROWS, row_sums
+from numdev.attention.fused import entry
+from numdev.attention.fused import layout as at
+from numdev.attention.fused.recipe import recipe
+from numdev.attention.fused.rows import FusedRows, Planes
+from numdev.attention.recurrence import Run, through
+from numdev.attention.tiling import Tiling
+
+_WORKSPACE = 1 << 17  # scores of a block: with its share of Q and O they stay in the L2 cache of a core
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of some of the matrices of a run: a matrix is what meets one K."""
+
+    matrices: slice
+    rows: slice
+
+
+def attend(run: Run, tiling: Tiling) -> tuple[Tensor, Tensor]:
+    """Output and LSE of every row, shaped as q; what is counted goes to the counters of the run."""
+    flat = replace(run, **{name: getattr(run, name).flatten(0, 1)[None] for name in "qkv"}, counters=None)
+    made = recipe(run.steps.precision, run.softmax, run.factor, count=run.counters is not None)
+    ranges = _ranges(run)
+    out, lse = run.q.new_empty(*flat.q.shape[1:-1], run.v.shape[-1]), run.q.new_empty(*flat.q.shape[1:-1], 1)
+    ties, events = torch.zeros(out.shape[:-1]), torch.zeros(6, dtype=torch.float64)
+    splits = tiling.key_tiles(run.k.shape[-2])
+
+    def work(block: Block) -> np.ndarray:
+        planes = Planes.over(ranges[:, block.matrices, block.rows].repeat_interleave(out.shape[1], 1).contiguous())
+        part = replace(flat, q=flat.q[:, block.matrices], k=flat.k[:, block.matrices], v=flat.v[:, block.matrices])
+        first, last = block.rows.start, block.rows.stop
+        done = through(part, splits, first, lambda split: FusedRows(part, first, last, made, planes))
+        out[block.matrices, :, block.rows], lse[block.matrices, :, block.rows] = (x[0] for x in done)
+        ties[block.matrices, :, block.rows] = planes.of_rows[at.TIES].view(-1, out.shape[1], last - first)
+        return planes.events
+
+    for found in _in_threads(work, _blocks(flat, min(tiling.bc, run.k.shape[-2]))):
+        events += torch.from_numpy(_as_counted(found))
+    if run.counters is not None:
+        run.counters.add(events, ties.view(run.q.shape[:-1]))
+    return out.view(*run.q.shape[:-1], -1), lse.view(*run.q.shape[:-1], 1)
+
+
+def _as_counted(events: np.ndarray) -> np.ndarray:
+    """The events in the order of `Counters`."""
+    zeros = events[at.VISIBLE] - events[at.NONZERO]
+    return np.array([*events[[at.RESCALED, at.ONES, at.STAGNATED, at.SATURATED]], zeros, events[at.VISIBLE]], float)
+
+
+def _ranges(run: Run) -> Tensor:
+    """The half-open range of keys of each row of each matrix, `[2, matrices, rows]`."""
+    batch, heads, queries, keys = run.k.shape[0], run.k.shape[1], run.q.shape[-2], run.k.shape[-2]
+    rows = torch.arange(queries)
+    lengths = run.mask.lengths(batch, keys)
+    found = torch.stack([torch.stack(run.mask.key_range(queries, keys, rows, length)) for length in lengths], 1)
+    return found.repeat_interleave(heads, 1)
+
+
+def _blocks(run: Run, columns: int) -> list[Block]:
+    """Rows of one matrix where they fill the workspace, of several matrices where a matrix has too few."""
+    matrices, group, queries = run.q.shape[1:4]
+    threads = torch.get_num_threads()
+    rows = max(ROWS, _WORKSPACE // (columns * group) // ROWS * ROWS)
+    together = max(1, min(_WORKSPACE // (columns * group * min(rows, queries)), math.ceil(matrices / threads)))
+    parts = math.ceil(matrices / together)
+    if parts < threads:  # a matrix alone, or few: both threads get rows of it
+        rows = min(rows, max(ROWS, math.ceil(queries / (2 * threads) / ROWS) * ROWS))
+    return [
+        Block(slice(m, min(m + together, matrices)), slice(first, min(first + rows, queries)))
+        for m in range(0, matrices, together)
+        for first in range(0, queries, rows)
+    ]
+
+
+def _in_threads(work: Callable[[Block], np.ndarray], blocks: list[Block]) -> Iterator[np.ndarray]:
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads == 1:
+        return map(work, blocks)
+    return _pool(torch.get_num_threads()).map(work, blocks)
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch has one thread: the work of a block is not shared out again."""
+    started = threading.Barrier(threads + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, "numdev-fused")
+    for _ in range(threads):
+        pool.submit(begin)
+    started.wait()
+    torch.set_num_threads(threads)  # for threads that begin later: the last call counts for them
+    return pool
+
+
+def sums_as_torch(length: int) -> bool:
+    """Whether a row of so many numbers has the same sum here as torch gives it."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.ldexp(torch.rand(64, length, generator=generator), torch.randint(-16, 1, (64, length), generator=generator))
+    sums = np.empty(len(x), np.float32)
+    entry.sums(x.numpy(), sums)
+    return row_sums(x).flatten().tolist() == sums.tolist()

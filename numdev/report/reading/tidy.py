@@ -68,12 +68,13 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     said_of = {name: _short(known[name].meaning) for name in map(str, found) if name in known and found[name].nunique() > 1}
     words |= {name: (word, known[name].unit) for name, word in said_of.items() if word and name not in words}
     units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
-    of_kind = _of_own_kind(results, found) if is_own(results.manifests.values()) else {}
-    found.attrs = {WORDS: words, UNITS: units, **of_kind}
+    found.attrs = {WORDS: words, UNITS: units}
+    if is_own(results.manifests.values()):
+        found.attrs |= _of_own_kind(results, found)
     return found
 
 
-def _of_own_kind(results: Results, rows: pd.DataFrame) -> dict[str, Any]:
+def _of_own_kind(results: Results, rows: pd.DataFrame) -> dict[Any, Any]:
     """What figures need to know of a kind that is the user's own."""
     chief = figures_of(results.columns, rows)
     return {PLACES: places_of(results.columns, rows), **({CHIEF: chief[0].name} if chief else {})}

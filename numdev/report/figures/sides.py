@@ -28,7 +28,7 @@ _NARROW = 3.0  # a metric whose values differ by less than this factor has a lin
 _SIZE = (PAGE, 5.3)
 # Margins in place of a layout engine, which would draw the figure twice: it is drawn anew at every change of a widget.
 _MARGINS = {"left": 0.135, "right": 0.89, "top": 0.95, "bottom": 0.085, "hspace": 0.62, "wspace": 0.1}
-_TITLE = {"y": 1.0}  # stated, since matplotlib measures all tick labels of an axes to find it
+_TITLE: dict[str, Any] = {"y": 1.0}  # stated, since matplotlib measures all tick labels of an axes to find it
 _SHIFT = 0.21  # of the two errors of one subject, apart from its line: so far that their figures do not overlap
 
 

@@ -13,6 +13,7 @@ from itertools import chain
 
 import torch
 
+from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.recurrence import Run
 from numdev.attention.tiling import Tiling
@@ -51,6 +52,12 @@ def obstacle(run: Run, tiling: Tiling) -> str | None:
 def _is_short(run: Run, tiling: Tiling) -> bool:
     scores = run.q[..., 0].numel() * run.k.shape[-2]
     return _path.get() is Path.FASTEST and scores < _FEWEST_SCORES
+
+
+def _gains_nothing(run: Run, tiling: Tiling) -> bool:
+    """torch computes FP32 exponentials in either path, and little else is left to save."""
+    wide = run.steps.precision.exponential.to == FP32
+    return _path.get() is Path.FASTEST and wide and run.counters is None
 
 
 def _has_list(run: Run, tiling: Tiling) -> bool:
@@ -94,6 +101,7 @@ _OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
     (lambda run, tiling: _path.get() is Path.TENSORS, "tensor operations were asked for"),
     (lambda run, tiling: not run.q.is_cpu, "it is not on a CPU"),
     (_is_short, "it is too short to pay for loading compiled code"),
+    (_gains_nothing, "nothing is counted and the exponential is in FP32, so that tensor operations are as fast"),
     (lambda run, tiling: find_spec("numba") is None, "numba is not installed"),
     (lambda run, tiling: run.q.dtype is not torch.float32, "a step needs FP64"),
     (lambda run, tiling: run.steps.noise is not None, "a step rounds stochastically"),

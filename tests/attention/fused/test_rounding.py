@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_a_table_is_the_function_of_every_number(fmt: Format) -> None:
     assert_same(found, cast(numbers.exp()), numbers, f"exp of {fmt}")
 
 
-OPERATIONS = {
+OPERATIONS: dict[Operation, Callable[..., None]] = {
     Operation.ADD: rounding.plus,
     Operation.SUBTRACT: lambda x, y, op: rounding.minus(x.reshape(-1, 1), y, op),
     Operation.MULTIPLY: lambda x, y, op: rounding.times(x.reshape(-1, 1), y, op),

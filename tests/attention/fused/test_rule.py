@@ -73,6 +73,9 @@ def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "short" in str(obstacle(run(BF16), Tiling()))
     monkeypatch.setattr(rule, "_FEWEST_SCORES", 1)
     assert obstacle(run(BF16), Tiling()) is None
+    assert "as fast" in str(obstacle(run(Precision.parse("kernel_bf16")), Tiling()))
+    with by(Path.COMPILED):
+        assert obstacle(run(Precision.parse("kernel_bf16")), Tiling()) is None
 
 
 def test_without_numba_tensor_operations_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from rich.table import Table
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
-from numdev.report.document.asked import Asked, asked_of, write
+from numdev.report.document.asked import Asked, asked_of
+from numdev.report.document.drawing import Picture, write_all
 from numdev.report.document.export import write_tables
 from numdev.report.document.kinds import load_own, write_own_tables
 from numdev.report.document.markdown import claims_markdown
@@ -194,6 +195,7 @@ def write_figures(
     of that of a single study or sweep which names none, and else stands beside the others.
     """
     notes: list[str] = []
+    pictures: list[Picture] = []
     only = next(iter(results.manifests)) if len(results.manifests) == 1 else ""
     for study, manifest in results.manifests.items():
         names = _figures(manifest)
@@ -218,13 +220,9 @@ def write_figures(
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
                 file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", plot.title)
-                write(
-                    folder / file,
-                    plot,
-                    rows if name else tidy(results, rows),
-                    title or manifest["title"],
-                    *_findings(claims, study, name),
-                )
+                shown, told = rows if name else tidy(results, rows), tuple(_findings(claims, study, name))
+                pictures.append(Picture(folder / file, plot, shown, title or manifest["title"], told))
+    write_all(pictures)
     if asked is not None:
         asked.write(folder / (f"{only}_plot" if only else "plot"))
     return notes

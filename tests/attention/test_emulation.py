@@ -75,7 +75,7 @@ def test_order_and_tile(variant: Emulated, dim: int, stated: dict[str, Any], exp
     ],
 )
 def test_what_is_not_known_must_be_said(variant: Emulated, dim: int, field: str) -> None:
-    with pytest.raises(BadInput, match=f"^{field}: .*(say what|give)"):
+    with pytest.raises(BadInput, match=f"^{field}: .*(state what|give)"):
         emulation_of(variant, of(dim))
 
 

@@ -188,8 +188,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "forward_precision.output",
         "recompute.output=rounded",
     ),
-    ({"backward": "exact", "baseline": "emulation"}, "baseline", "take baseline=eager, uniform or none"),
-    ({"baseline.normalise": "end"}, "baseline.normalise", "stores the P"),
+    ({"backward": "exact", "baseline": "emulation"}, "baseline", "give baseline=eager, uniform or none"),
+    ({"baseline.normalise": "end"}, "baseline.normalise", "P is stored"),
     ({"precision.dss": "bf16"}, "precision.dss", "did you mean precision.ds"),
     ({"recompute.detla": "output"}, "recompute.detla", "did you mean recompute.delta"),
     ({"recompute.delta": "outptu"}, "recompute.delta", "did you mean output"),
@@ -232,7 +232,7 @@ class TestEmulation:
 
     def test_the_portable_kernels_choose_the_tile_of_their_forward_pass_at_launch(self) -> None:
         asked = {"backward": "triton", "baseline": "emulation", "backward.kernel": "portable", "tiling.br": 32, "tiling.bc": 16}
-        with pytest.raises(BadInput, match=r"^baseline\.forward: 'emulated' .*depends on the launch.*take own"):
+        with pytest.raises(BadInput, match=r"^baseline\.forward: 'emulated' .*depends on the launch.*give own"):
             build.point(EXPANDER.request(asked))
         made = build.point(EXPANDER.request(asked | {"baseline.forward": "own"}))
         assert made.baseline.forward == made.variant.forward

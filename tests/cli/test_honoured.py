@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,6 +21,7 @@ from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.requests import Flat, Request, Statement, flat
+from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS
 from numdev.results.canonical import describe, key_of
@@ -32,7 +33,8 @@ from numdev.results.study import Study, run
 LIBRARY = Library((config_folder(),))
 EXPANDER = Expander(LIBRARY)
 KNOWN = composer(LIBRARY.folders)
-RUN = {"device", "results", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
+RUN = {"device", "results", "out", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
+RUN |= {f"plot.{part.name}" for part in fields(PlotConfig)}
 NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
 HONOURS = {kind: honoured.honours_of(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")}
 MAKERS = tuple(HONOURS)

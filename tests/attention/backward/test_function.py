@@ -140,5 +140,5 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiable(q.long(), k.long(), v.long(), Exact(), ExactBackward(), Mask(), None)
     with pytest.raises(Unsupported, match=r"^forward: Vanilla returns no LSE"):
         differentiable(q, k, v, Vanilla(FP32), TiledBackward(GOLDEN, BackwardPrecision.kernel(BF16)), Mask(), None)
-    with pytest.raises(Unsupported, match=r"^recompute\.output: Vanilla returns its output rounded"):
+    with pytest.raises(Unsupported, match=r"^recompute\.output: Vanilla can only return its output rounded"):
         differentiable(q, k, v, Vanilla(FP32), backward, Mask(), None)

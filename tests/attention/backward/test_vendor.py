@@ -241,7 +241,7 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
         found = gradients_emulation_of(SdpaBackward(), of(dim), Mask(), forward=ATTEND)
         assert (found.tiling, found.query_order) == (Tiling(br, 128, Order.RANDOM), REVERSE)
         assert found.recompute.exponential is Exponential.EXP2
-    with pytest.raises(BadInput, match=r"^tiling\.br: .*96 and 128 alone, for sdpabackward; say what"):
+    with pytest.raises(BadInput, match=r"^tiling\.br: .*only at .*96 and 128, for sdpabackward; state what"):
         gradients_emulation_of(SdpaBackward(), of(80), Mask(), forward=ATTEND)
 
 
@@ -257,7 +257,7 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_is_not_known_must_be_said(variant: EmulatedBackward, field: str) -> None:
-    with pytest.raises(BadInput, match=f"^{field}.*say what"):
+    with pytest.raises(BadInput, match=f"^{field}.*state what"):
         gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND)
 
 

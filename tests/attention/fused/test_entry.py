@@ -14,6 +14,8 @@ pytest.importorskip("numba")
 
 from numdev.attention.fused import entry, layout, passes, rounding
 
+pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+
 PROGRAM = """
 import sys, numpy as np
 from numdev.attention.fused import entry, layout, passes, rounding

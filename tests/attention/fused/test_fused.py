@@ -22,6 +22,8 @@ from numdev.attention.tiled import Tiled
 from tests.attention.test_tiled import LOOPS, SHIPPED_LOOPS, masks, recurrences, tilings
 from tests.cases import MASKS, POLICIES, draw, lse_of
 
+pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+
 pytest.importorskip("numba")
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

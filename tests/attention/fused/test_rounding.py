@@ -25,6 +25,8 @@ from numdev.attention.fused import rounding
 from numdev.attention.fused.recipe import Table as Function
 from numdev.attention.fused.recipe import encode
 
+pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+
 DETERMINISTIC = [mode for mode in Rounding if mode is not Rounding.STOCHASTIC]
 NARROW = [fmt for fmt in (*SMALL, BF16, FP16) if fmt.listing is None and FP32.covers(fmt) and fmt.precision <= 11]
 

@@ -19,6 +19,8 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from tests.cases import draw
 
+pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+
 pytest.importorskip("numba")
 
 

@@ -150,8 +150,8 @@ def _block(part: Any, found: list[Rung], *, whole: bool) -> None:
     band = _band(found)
     if band is not None:
         last.axvspan(*band, color=PALE, zorder=0, linewidth=0)
-    _dots(last, [(rung, _safe(rung, end=True)) for rung in found], "exactly 0")
-    _dots(rate, [(rung, _safe(rung, end=False)) for rung in found], "does not grow")
+    _dots(last, [(rung, _safe(rung, end=True), _zeros(rung)) for rung in found], "exactly 0")
+    _dots(rate, [(rung, _safe(rung, end=False), "") for rung in found], "does not grow")
     last.set_yticks(range(len(found)), [rung.name for rung in found])
     last.set_ylim(len(found) - 0.5, -0.5)
     _head(last, f"At the last step, {found[0].end:,}" if found else "At the last step", None)
@@ -183,10 +183,17 @@ def _band(found: Sequence[Rung]) -> tuple[float, float] | None:
     return (known[0] / 5, known[0] / 2) if known else None
 
 
-def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None]], zero: str) -> None:
-    """A row per rung with its interval and its value on a log axis; words where there is no positive value."""
+def _zeros(rung: Rung) -> str:
+    """What stands behind the value at the last step where some replicates, not all, end with the weights of their references."""
+    last = rung.last(WASSERSTEIN)
+    count = int((last == 0).sum())
+    return f" (0 in {count} of {len(last)} replicates)" if 0 < count < len(last) else ""
+
+
+def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None, str]], zero: str) -> None:
+    """A row per rung with its interval, its value on a log axis and what is to be said of it; words where no value is positive."""
     axes.set_xscale("log")
-    drawn = [interval for _, interval in found if interval is not None and interval.estimate > 0]
+    drawn = [interval for _, interval, _ in found if interval is not None and interval.estimate > 0]
     if drawn:
         low, high = min(map(lowest, drawn)), max(map(highest, drawn))
         wide = max(high / low, 10.0)  # then a power of ten is inside, and has a name
@@ -194,14 +201,14 @@ def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None]], zero: str) 
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    for place, (rung, interval) in enumerate(found):
+    for place, (rung, interval, note) in enumerate(found):
         look: dict[str, Any] = {"va": "center", "fontsize": SMALL, "color": rung.group.shade, "bbox": WHITE}
         if interval is None or not interval.estimate > 0:
             words = "stopped early" if interval is None or math.isnan(interval.estimate) else zero
             axes.annotate(words, (0, place), (4, 0), ("axes fraction", "data"), "offset points", **look)
             continue
         axes.errorbar(interval.estimate, place, xerr=whiskers([_shown(interval)]), color=rung.group.shade, marker="o")
-        axes.annotate(scientific(interval.estimate), (highest(interval), place), (5, 0), textcoords="offset points", **look)
+        axes.annotate(scientific(interval.estimate) + note, (highest(interval), place), (5, 0), textcoords="offset points", **look)
 
 
 def _shown(interval: Interval) -> Interval:

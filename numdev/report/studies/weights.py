@@ -144,7 +144,7 @@ def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
         for metric in _BESIDE
     ]
     each = _nested(controls, flash, WASSERSTEIN)
-    sentence = f"{_FIRST} with {group.words} over that with flash attention: {each}; {', '.join(rest)}."
+    sentence = f"{_FIRST} with {group.words} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}"
     says = {Verdict.HOLDS: f"{words}.", Verdict.FAILS: _LESS[words]}
     return Evidence(
         _span(times), sentence + _stopped([*flash, *controls]), tuple(Question(one, NO_SMALLER) for one in times), says=says
@@ -242,8 +242,7 @@ def _span(found: list[Interval]) -> str:
 def findings(results: Results) -> Iterator[tuple[str, str]]:
     """A heading and a sentence for each finding, of the study with the most kinds of runs."""
     measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
-    groups = [{rung.group: rung for rung in reversed(rungs(of(rows, ordered(rows)[0])))} for rows in measured]
-    found = max(groups, key=len, default={})
+    found = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
     flash = found.get(Group.FLASH)
     if flash is None:
         return
@@ -252,6 +251,13 @@ def findings(results: Results) -> Iterator[tuple[str, str]]:
             yield heading, tell(flash, found)
         except Undecidable:
             continue
+
+
+def _by_group(found: Sequence[Rung]) -> dict[Group, Rung]:
+    """The first rung of each group; of those that move one weight by one ulp, the one after which the weights differ most."""
+    groups = {rung.group: rung for rung in reversed(found)}
+    ulps = [rung for rung in found if rung.group is Group.ULP]
+    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.last(WASSERSTEIN).max()))} if ulps else {})
 
 
 def _growth(flash: Rung, found: Mapping[Group, Rung]) -> str:

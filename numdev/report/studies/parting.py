@@ -185,13 +185,13 @@ def _band(found: Sequence[Rung]) -> tuple[float, float] | None:
 
 def _zeros(rung: Rung) -> str:
     """What stands behind the value at the last step where some replicates, not all, end with the weights of their references."""
-    last = rung.last(WASSERSTEIN)
+    last = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
     count = int((last == 0).sum())
     return f" (0 in {count} of {len(last)} replicates)" if 0 < count < len(last) else ""
 
 
 def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None, str]], zero: str) -> None:
-    """A row per rung with its interval, its value on a log axis and what is to be said of it; words where no value is positive."""
+    """A row per rung: interval, value on a log axis and a note of its own; words where no value is positive."""
     axes.set_xscale("log")
     drawn = [interval for _, interval, _ in found if interval is not None and interval.estimate > 0]
     if drawn:
@@ -208,7 +208,9 @@ def _dots(axes: Axes, found: Sequence[tuple[Rung, Interval | None, str]], zero: 
             axes.annotate(words, (0, place), (4, 0), ("axes fraction", "data"), "offset points", **look)
             continue
         axes.errorbar(interval.estimate, place, xerr=whiskers([_shown(interval)]), color=rung.group.shade, marker="o")
-        axes.annotate(scientific(interval.estimate) + note, (highest(interval), place), (5, 0), textcoords="offset points", **look)
+        axes.annotate(
+            scientific(interval.estimate) + note, (highest(interval), place), (5, 0), textcoords="offset points", **look
+        )
 
 
 def _shown(interval: Interval) -> Interval:

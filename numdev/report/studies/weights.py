@@ -257,7 +257,7 @@ def _by_group(found: Sequence[Rung]) -> dict[Group, Rung]:
     """The first rung of each group; of those that move one weight by one ulp, the one after which the weights differ most."""
     groups = {rung.group: rung for rung in reversed(found)}
     ulps = [rung for rung in found if rung.group is Group.ULP]
-    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.last(WASSERSTEIN).max()))} if ulps else {})
+    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if ulps else {})
 
 
 def _growth(flash: Rung, found: Mapping[Group, Rung]) -> str:

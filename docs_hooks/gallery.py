@@ -18,6 +18,7 @@ TITLES = {
     "cpu": "Figures 3 to 6 of the paper, on a CPU",
     "cpu/elements": "Errors of single elements, on a CPU",
     "cpu/speed": "Speed, on a CPU",
+    "cpu/restart": "Restarts of training, on a CPU",
     "cpu/spikes": "Loss spikes, on a CPU",
     "cpu/training": "Training, on a CPU",
     "h200": "Real kernels and long sequences, on a GPU",

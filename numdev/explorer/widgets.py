@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SIDES = ("left", "right")
 _WIDTH = 720  # of the picture in pixels of a page; it has twice as many
-_IMAGE: Any = {"width": "100%", "min_width": "34em", "max_width": f"{_WIDTH}px"}
+_IMAGE: Any = {"width": "100%", "min_width": "min(34em, 100%)", "max_width": f"{_WIDTH}px"}
 
 
 def _heading(text: str) -> widgets.HTML:

@@ -1,6 +1,7 @@
 """What a study of 20,000 stored points costs: to resume it, and to report on it. Filling the store takes minutes.
 
-Run it as `python -m benchmarks.stored [points] [seeds]`. Exit code 1 if a target is missed.
+Run it as `python -m benchmarks.stored [points] [seeds]`. Exit code 1 if a target is missed: a report of 100,000 points of ten
+seeds has to fit in 4 GB, so each replicate of a point has its share of that, beside what the program takes by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ title: A grid of tiles
 base: {{problem.n: 32, problem.head_dim: 8, seeds: {seeds}}}
 axes: {{tiling.br: {br}, tiling.bc: {bc}}}
 """
-RESUMED_S, REPORTED_GB = 10.0, 2.0
+RESUMED_S = 10.0
+PROGRAM_GB, REPLICATE_GB = 0.5, 3.5e-6  # of a report
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ def main() -> int:
         fill(folder, points, seeds)
         resumed = numdev(folder, "measure", "--config-dir", "configs", "study=tiles", "device=cpu")
         reported = numdev(folder, "report", "format=csv")
-    print(f"{points} points, seeds {seeds}")
+    most = PROGRAM_GB + points * seeds * REPLICATE_GB
+    print(f"{points} points, seeds {seeds}; a report may take {most:.2f} GB")
     for what, cost in (("resumed", resumed), ("reported", reported)):
         print(f"{what}: {cost.seconds:.1f} s ({cost.computing:.1f} s computing), {cost.gigabytes:.2f} GB; {cost.last_line}")
-    return 0 if resumed.seconds < RESUMED_S and reported.gigabytes < REPORTED_GB else 1
+    return 0 if resumed.seconds < RESUMED_S and reported.gigabytes < most else 1
 
 
 def fill(folder: Path, points: int, seeds: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from numdev.errors import StoreError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write all of `data` to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write all of `data`, whole or in parts, to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
 
     Two writers of one path each leave a whole file; the last rename stands.
 
@@ -23,7 +24,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for part in (data,) if isinstance(data, bytes) else data:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,17 @@ class TestFullDisk:
         assert files(tmp_path) == before
         monkeypatch.undo()
         assert [found.seconds for found in store.records()] == [1.0]
+
+    def test_after_a_part_of_the_data(self, tmp_path: Path) -> None:
+        def parts() -> Iterator[bytes]:
+            yield b"one"
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        write_atomically(tmp_path / "a", [b"one", b"two"])
+        with pytest.raises(StoreError, match="free some space"):
+            write_atomically(tmp_path / "a", parts())
+        assert files(tmp_path) == ["a"]
+        assert (tmp_path / "a").read_bytes() == b"onetwo"
 
     def test_when_writing_the_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Full:

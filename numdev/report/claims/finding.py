@@ -21,7 +21,7 @@ import pandas as pd
 
 from numdev.errors import NumdevError
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.primary import primary
+from numdev.report.reading.primary import compared
 from numdev.report.reading.scenarios import FORMATS, formats
 from numdev.report.statistics.estimates import Interval
 from numdev.report.statistics.significance import holm
@@ -218,8 +218,7 @@ def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "basel
     Raises:
         Undecidable: if there are none, or if some hold NaN or Inf, which no mean may hide.
     """
-    found = primary(rows)
-    found = found[(found["subject"] == subject) & (found["reference"] == reference)]
+    found = compared(rows, subject, reference)
     for column, value in where.items():
         found = found[found[column] == value] if column in found else found.iloc[:0]
     if found.empty:

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
-from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken
+from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken, is_repeated
+from numdev.report.reading.lean import numbered, repeated
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
@@ -21,6 +24,7 @@ from numdev.results.record import summary
 from numdev.results.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
+_PART = 1 << 14  # rows that are text at a time
 _GROUP = [*PLACE, "subject", "output", "reference"]
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
 
@@ -33,29 +37,37 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
     Raises:
         StoreError: if a file cannot be written.
     """
-    rows = distinct(results.rows)
+    rows, once = results.rows, ~is_repeated(results.rows)
     tables = {
-        "results.csv": rows,
-        "summary.csv": summarise(rows, results.points),
+        "summary.csv": summarise(rows, results.points, once),
         "points.csv": results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
         "claims.csv": claim_table(claims),
     }
-    packed = to_parquet(rows) if parquet else None
+    packed = to_parquet(distinct(rows)) if parquet else None
+    write_atomically(out / "results.csv", csv_of(rows, once))
     for name, table in tables.items():
-        write_atomically(out / name, to_csv(table))
+        write_atomically(out / name, csv_of(table))
     if packed is not None:
         write_atomically(out / "results.parquet", packed)
-    said = dictionary(
-        {name: table.columns for name, table in tables.items()}, results.columns | settings(results.manifests.values())
-    )
+    columns = {"results.csv": rows.columns} | {name: table.columns for name, table in tables.items()}
+    said = dictionary(columns, results.columns | settings(results.manifests.values()))
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
     """Writes numbers with nine significant digits, more than a metric of a rounded result has."""
-    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode()
+    return b"".join(csv_of(table))
+
+
+def csv_of(table: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
+    """What `to_csv` writes of a table, or of its rows that are chosen, in parts: the text of all takes more than the table."""
+    count = len(table) if chosen is None else int(chosen.sum())
+    places = np.arange(count) if chosen is None else np.flatnonzero(chosen)
+    for start in range(0, max(1, count), _PART):
+        own = table.iloc[places[start : start + _PART]]
+        yield own.to_csv(index=False, header=start == 0, float_format="%.9g", lineterminator="\n").encode()
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
@@ -65,29 +77,29 @@ def to_parquet(table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+def summarise(rows: pd.DataFrame, points: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
 
     Beside each stand the point's labels, the operation's chief settings (`Words.told`), and every other setting in which `points`
-    of one class differ.
+    of one class differ. Of `rows`, those that are `chosen`, which are all unless given.
     """
     by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
-    grouped = rows.groupby(by, sort=False, dropna=False)
-    places = _with_settings(grouped.head(1)[by].reset_index(drop=True), points)
-    members: list[list[int]] = [[] for _ in range(len(places))]
-    for row, group in enumerate(grouped.ngroup()):
-        members[group].append(row)
-    broken = is_broken(rows).to_numpy()
-    found: dict[str, list[float]] = {
-        "replicates": [len(group) for group in members],
-        "nonfinite": [int(broken[group].sum()) for group in members],
-    }
+    own = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    group = numbered((repeated(rows[name], own) for name in by), len(own))
+    order, sizes = np.argsort(group, kind="stable"), np.bincount(group)  # stable: the replicates of a group stay in their order
+    ends = np.cumsum(sizes)
+    first = own[order[ends - sizes]]
+    places = _with_settings(pd.DataFrame({name: repeated(rows[name], first) for name in by}, copy=False), points)
+    broken = np.bincount(group, is_broken(rows).to_numpy()[own]).astype(np.int64)
+    found: dict[str, Any] = {"replicates": sizes, "nonfinite": broken}
     for metric in SUMMARISED:
-        values = rows[metric].to_numpy()
-        summaries = [summary(values[group].tolist()) for group in members]
-        for name, field in _STATISTICS.items():
-            found[f"{metric}.{name}"] = [getattr(one, field) for one in summaries]
-    return pd.concat([places, pd.DataFrame(found)], axis=1)
+        values = rows[metric].to_numpy()[own][order]
+        statistics = np.empty((len(_STATISTICS), len(sizes)))
+        for i, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+            own_summary = summary(values[end - size : end].tolist())
+            statistics[:, i] = [getattr(own_summary, field) for field in _STATISTICS.values()]
+        found |= {f"{metric}.{name}": column for name, column in zip(_STATISTICS, statistics, strict=True)}
+    return pd.concat([places, pd.DataFrame(found, copy=False)], axis=1)
 
 
 def summarise_by(rows: pd.DataFrame, by: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from numdev.report.document.export import summarise
 from numdev.report.document.kinds import summary_of
 from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.training import summarise_weights
-from numdev.report.reading.frames import LABEL, Results, distinct
+from numdev.report.reading.frames import LABEL, Results, is_repeated
 from numdev.report.reading.kinds import is_own, places_of
 from numdev.report.reading.scenarios import ROLES, SCENARIO
 from numdev.report.studies.registry import CHAPTERS
@@ -173,7 +173,8 @@ def _summary(part: Part) -> pd.DataFrame:
     results = part.results
     if part.is_own:
         return summary_of(results)
-    return summarise_weights(results.rows) if part.is_of_training else summarise(distinct(results.rows), results.points)
+    rows = results.rows
+    return summarise_weights(rows) if part.is_of_training else summarise(rows, results.points, ~is_repeated(rows))
 
 
 def _titles(found: pd.DataFrame, results: Results) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, environments, summarise_by, to_csv, to_parquet
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, to_parquet
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, load
@@ -49,7 +49,7 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, par
     for name, rows in results.further.items():
         tables[f"{name}.csv" if f"{name}.csv" not in tables else f"table_{name}.csv"] = rows
     for name, table in tables.items():
-        write_atomically(out / name, to_csv(table))
+        write_atomically(out / name, csv_of(table))
     if parquet:
         write_atomically(out / "results.parquet", to_parquet(results.rows))
     declared = results.columns | settings(results.manifests.values())

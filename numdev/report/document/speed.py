@@ -14,7 +14,7 @@ from rich.text import Text
 
 from numdev.report.claims.verdicts import ClaimResult, judge
 from numdev.report.document.asked import Asked, asked_of, write
-from numdev.report.document.export import claim_table, environments, to_csv
+from numdev.report.document.export import claim_table, csv_of, environments
 from numdev.report.document.markdown import claims_markdown
 from numdev.report.document.tables import claims_table, failures_table
 from numdev.report.figures.sweep import default_of
@@ -65,7 +65,7 @@ def make_speed_report(
     if claims:
         write_atomically(out / "claims.md", claims_markdown(claims).encode())
     for name, table in tables.items():
-        write_atomically(out / name, to_csv(table))
+        write_atomically(out / name, csv_of(table))
     said = dictionary(
         {name: table.columns for name, table in tables.items()}, loaded.columns | settings(loaded.manifests.values())
     )

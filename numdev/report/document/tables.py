@@ -12,7 +12,8 @@ from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import LABEL, Results, is_broken
 from numdev.report.reading.kinds import figures_of, places_of
-from numdev.report.reading.primary import primary
+from numdev.report.reading.lean import part
+from numdev.report.reading.primary import compared
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.results.columns import Column, Use
@@ -54,12 +55,12 @@ def failures_table(results: Results) -> Table | None:
 
 def worst_table(results: Results, count: int = 5) -> Table | None:
     """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
-    rows = primary(results.rows)
-    found = rows[(rows["subject"] == "variant") & (rows["reference"] == "golden")]
+    found = compared(results.rows, reference="golden")
     if found.empty:
         return None
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
-    points = {point["key"]: point for _, point in results.points.drop_duplicates("key").iterrows()}
+    shown = results.points[results.points["key"].isin(means.index)].drop_duplicates("key")
+    points = {point["key"]: point for _, point in shown.iterrows()}
     table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left")
     for key, own in means.iterrows():
         point = points[str(key)]
@@ -70,17 +71,18 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
 def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
     """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
     found: list[tuple[str, ...]] = []
-    own = primary(rows)
-    own = own[own["subject"] == "variant"]
+    own = compared(rows)
+    keys = own["key"].unique()
+    own = part(own, own["key"].isin(keys[:most]))
     for _, point in own.groupby("key", sort=False):
         cells = [place(point.iloc[0])]
         for reference, metric in _SHOWN:
-            part = point[point["reference"] == reference]
-            broken = bool(is_broken(part).any())
-            cells.append("" if part.empty else "NaN or Inf" if broken else typical(part[metric].tolist()).text())
+            against = point[point["reference"] == reference]
+            broken = bool(is_broken(against).any())
+            cells.append("" if against.empty else "NaN or Inf" if broken else typical(against[metric].tolist()).text())
         found.append(tuple(cells))
-    if len(found) > most:
-        found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * len(_SHOWN))]
+    if len(keys) > most:
+        found.append((f"and {len(keys) - most} more in summary.csv", *[""] * len(_SHOWN)))
     return pd.DataFrame(found, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
 
 

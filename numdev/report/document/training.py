@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, environments, summarise_by, to_csv, to_parquet
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, to_parquet
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results
@@ -44,7 +44,7 @@ def write_training_tables(results: Results, claims: list[ClaimResult], out: Path
         "claims.csv": claim_table(claims),
     }
     for name, table in tables.items():
-        write_atomically(out / name, to_csv(table))
+        write_atomically(out / name, csv_of(table))
     if parquet:
         write_atomically(out / "weights.parquet", to_parquet(weights))
     declared = {name: _of_weights(column) for name, column in results.columns.items()} | settings(results.manifests.values())

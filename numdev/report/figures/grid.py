@@ -19,7 +19,7 @@ from numdev.report.claims.comparisons import per_replicate
 from numdev.report.figures.labels import room_above
 from numdev.report.figures.style import GREY, HALF_PAGE, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.primary import primary
+from numdev.report.reading.primary import compared
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.results.scenario import Scenario
@@ -138,8 +138,7 @@ def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
 
 def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:
     """The replicates of the primary output for one comparison."""
-    found = primary(rows)
-    return found[(found["subject"] == subject) & (found["reference"] == reference)]
+    return compared(rows, subject, reference)
 
 
 def whiskers(intervals: list[Interval]) -> list[list[float]]:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.figures.grid import (
     Panel,
     at_least_a_decade,
@@ -27,9 +28,11 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BASELINE, PAGE, SERIES, TILED
-from numdev.report.reading.frames import LABEL
+from numdev.report.reading.frames import COMPARISON, LABEL, PRIMARY
+from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 
 METRIC, TEXT = "rmse", "RMSE from golden, absolute"
+_NEEDED = (SCENARIO, TITLE, ROLE, *COMPARISON, PRIMARY, "cluster", "format", METRIC, *NONFINITE)
 _SHADES = SERIES
 _MARKERS = "os^vD<>"
 _MOST = 40  # points of a panel, a line each
@@ -38,8 +41,8 @@ _ROW = 0.2  # inches of such a line
 
 def draw_points(rows: pd.DataFrame) -> Figure:
     """RMSE from golden of every point: lines over the label with the most numbers, or a line of the figure for each point."""
-    found = chosen(rows, reference="golden")
-    axis = axis_of(found)
+    rows = rows[[name for name in map(str, rows) if name in _NEEDED or name.startswith(LABEL)]]  # panels and lines are copies
+    axis = axis_of(chosen(rows, reference="golden"))
     return _listed(rows) if axis is None else _over(rows, axis)
 
 
@@ -116,8 +119,8 @@ def _listed(rows: pd.DataFrame) -> Figure:
         name_steps(axes.xaxis)
         for subject, shade, marker in (("baseline", BASELINE, "|"), ("variant", TILED, "o")):
             for name, own in _series(chosen(panel.rows, subject, "golden"), names):
-                interval = replicates(own, METRIC)
-                if name in shown and interval is not None and lowest(interval) > 0:
+                interval = replicates(own, METRIC) if name in shown else None
+                if interval is not None and lowest(interval) > 0:
                     axes.errorbar(interval.estimate, shown.index(name), xerr=whiskers([interval]), color=shade, marker=marker)
         axes.margins(x=0.15)
         axes.grid(axis="x")

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
@@ -17,8 +19,9 @@ from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.reading import loose
 from numdev.report.reading.derived import absent, derived
+from numdev.report.reading.lean import numbered, part, repeated
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
-from numdev.report.reading.typed import Growing, flatten, typed
+from numdev.report.reading.typed import Growing, flatten
 from numdev.results.columns import Column
 from numdev.results.record import Record
 from numdev.results.scenario import Scenario, is_old, scenarios_of
@@ -78,7 +81,7 @@ class Results:
     def study(self, name: str, table: str = "") -> pd.DataFrame:
         """The rows of one study, scenarios in the order of the manifest; of a further table where one is named."""
         rows = self.further[table] if table else self.rows
-        return rows[rows["study"] == name]
+        return part(rows, rows["study"] == name)
 
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""
@@ -102,8 +105,7 @@ def load(
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
     manifests = _chosen(store, studies, kind)
-    points: list[dict[str, Any]] = []
-    rows = Growing()
+    points, rows, count = Growing(), Growing(), 0
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
     columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
@@ -120,11 +122,12 @@ def load(
             if record.environment not in environments:
                 environments.append(record.environment)
             scenario = scenarios[point["scenario"]]
-            place = {"point": len(points), "study": name, SCENARIO: scenario.name, "key": point["key"]}
+            place = {"point": count, "study": name, SCENARIO: scenario.name, "key": point["key"]}
             place |= {TITLE: scenario.title, ROLE: scenario.role.value}
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
-            points.append(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
+            count += 1
+            points.add(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
             for row in record.rows:
                 rows.add({"point": place["point"]} | _row(row))
             for table in tables:
@@ -132,7 +135,7 @@ def load(
                 for row in record.table(table):
                     further[table].rows.add({"point": place["point"]} | _row(row))
     everywhere = frozenset.intersection(*(_lacking(manifest) for manifest in manifests.values()))
-    made = typed(points, ["point", *PLACE, *(name for name in _ALWAYS if name not in everywhere)])
+    made = points.typed(["point", *PLACE, *(name for name in _ALWAYS if name not in everywhere)])
     return Results(
         rows=_rows(rows, made, [name for name in columns if not name.startswith(COUNTER)], axes),
         points=made.drop(columns="point"),
@@ -232,7 +235,8 @@ def _rows(rows: Growing, points: pd.DataFrame, columns: list[str], axes: tuple[s
         found[PRIMARY] = found[PRIMARY].astype(bool)
     kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name, axes or _AXES)]
     places = found.pop("point").to_numpy(dtype="int64")  # the points are numbered as they stand
-    return pd.concat([points[kept].take(places).reset_index(drop=True), found], axis=1)
+    whole = {name: repeated(points[name], places) for name in kept} | {str(name): found[name] for name in found}
+    return pd.DataFrame(whole, copy=False)
 
 
 _AXES = (
@@ -272,6 +276,13 @@ def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows without a baseline's repetitions: in a scenario it stands once per problem, under its first point."""
+    return part(rows, ~is_repeated(rows))
+
+
+def is_repeated(rows: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which rows `distinct` leaves out."""
     same = ["study", SCENARIO, "pairing", *(name for name in COMPARISON if name in rows.columns)]
-    repeated = (rows["subject"] == "baseline") & rows.duplicated(subset=same)
-    return rows[~repeated]
+    found = (rows["subject"] == "baseline").to_numpy(dtype=bool, copy=True)
+    own = np.flatnonzero(found)
+    found[own] = pd.Series(numbered((repeated(rows[name], own) for name in same), len(own))).duplicated()
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from numdev.report.reading.lean import part
 from numdev.results.scenario import Role, Scenario
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
@@ -46,7 +47,7 @@ def shown_first(scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 def of(rows: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
     """The rows of one scenario."""
-    return rows[rows[SCENARIO] == scenario.name]
+    return part(rows, rows[SCENARIO] == scenario.name)
 
 
 def formats(rows: pd.DataFrame) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from numdev.measurement.speed.columns import FOLLOWING, derived
@@ -15,6 +16,7 @@ from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results
 from numdev.report.reading.frames import load as load_results
 from numdev.report.reading.kinds import figures_of, is_own, places_of
+from numdev.report.reading.lean import numbered, repeated
 from numdev.report.reading.typed import column_of_values
 from numdev.report.reading.view import CHIEF, PLACES
 from numdev.report.reading.wording import UNITS, WORDS
@@ -42,7 +44,7 @@ def load(results: str | Path = "results", studies: str | Sequence[str] | None = 
         BadInput: if the folder holds no results, or not those asked for.
     """
     names = [studies] if isinstance(studies, str) else studies
-    return tidy(load_results(Store(Path(results)), names, axes=EVERY))
+    return tidy(load_results(Store(Path(results)), names, axes=EVERY)).copy()  # columns that can be written to
 
 
 def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -51,17 +53,10 @@ def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:
     Points of a sweep have in a column `label.<name>` what any of them states, those that do not state it the value that they had.
     """
     found = (results.rows if rows is None else rows).reset_index(drop=True)
-    points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
-    own = list(zip(found["study"], found["key"], strict=True))
-    stated = dict.fromkeys(name for point in points.values() for name in point.get("said", ()))
-    columns = {f"{LABEL}{name}": _filled(found, name, [points[each] for each in own]) for name in stated}
+    labels = {f"{LABEL}{name}": values for name, values in _stated(results, found)}
     at = max((i for i, name in enumerate(found) if str(name).startswith(LABEL)), default=len(found.columns) - 1) + 1
-    for name, values in columns.items():
-        if name in found:
-            found[name] = values
-        else:
-            found.insert(at, name, values)
-            at += 1
+    names = [*found.columns[:at], *(name for name in labels if name not in found), *found.columns[at:]]
+    found = pd.DataFrame({name: labels[name] if name in labels else found[name] for name in names}, found.index, copy=False)
     found = _with_speed(found.drop(columns="point", errors="ignore"))
     words = {name: tuple(said) for one in results.manifests.values() for name, said in one.get(WORDS, {}).items()}
     known = settings(results.manifests.values())
@@ -86,10 +81,18 @@ def _short(meaning: str) -> str:
     return words if len(words) <= _SHORT else ""
 
 
-def _filled(rows: pd.DataFrame, name: str, points: Iterable[Mapping[str, Any]]) -> pd.Series[Any]:
-    """The label of each row: what its point states, else what its point had without a word about it."""
-    values = [point["labels"].get(name, point.get("composed", {}).get(name)) for point in points]
-    return column_of_values(values)
+def _stated(results: Results, rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series[Any]]]:
+    """The labels that points state, by row: what its point states, else what its point had without a word about it."""
+    points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
+    names = dict.fromkeys(name for point in points.values() for name in point.get("said", ()))
+    if not names:
+        return
+    place = numbered((rows["study"], rows["key"]), len(rows))
+    _, first = np.unique(place, return_index=True)
+    own = [points[each] for each in zip(rows["study"].iloc[first], rows["key"].iloc[first], strict=True)]
+    for name in names:
+        values = [point["labels"].get(name, point.get("composed", {}).get(name)) for point in own]
+        yield name, repeated(column_of_values(values), place)
 
 
 def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from numdev.report.reading.lean import Run, texts
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -22,19 +25,21 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 _CHUNK = 4096  # values that are packed together
+_MANY = 1 << 16  # different texts of a column, from which it is not worth while to share them
 
 
 class _Growing:
-    """A column that grows. Numbers of one type are packed, eight bytes each, and equal texts are one object."""
+    """A column that grows. Values of one type are packed, equal texts are one object, and a chunk of one value is one value."""
 
     def __init__(self, absent: int) -> None:
-        self.packed: list[Any] = []
-        self.last: list[Any] = [None] * absent
+        self.packed: list[Any] = []  # runs, and lists of mixed values
+        self.last: list[Any] = []
         self.texts: dict[str, str] = {}
-        self.length = absent
+        self.length = 0
+        self.pad(absent)
 
     def append(self, value: Any) -> None:
-        self.last.append(self.texts.setdefault(value, value) if type(value) is str else value)
+        self.last.append(self.texts.setdefault(value, value) if type(value) is str and len(self.texts) < _MANY else value)
         self.length += 1
         if len(self.last) >= _CHUNK:
             self._pack()
@@ -47,22 +52,36 @@ class _Growing:
     def series(self) -> pd.Series[Any]:
         """The whole column, of the type that all of its values allow."""
         self._pack()
-        kinds = {chunk.dtype if isinstance(chunk, np.ndarray) else None for chunk in self.packed}
-        if len(kinds) == 1 and None not in kinds:
-            return pd.Series(np.concatenate(self.packed))
+        if len(self.packed) == 1 and isinstance(self.packed[0], Run):
+            whole = self.packed.pop().whole()
+            if whole.dtype == object:
+                return texts(whole)
+            return pd.Series(whole, dtype="boolean" if whole.dtype == np.bool_ else whole.dtype, copy=False)
         return column_of_values(
-            [value for chunk in self.packed for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
+            [value for part in self.packed for value in (part if isinstance(part, list) else part.whole().tolist())]
         )
 
     def _pack(self) -> None:
         kinds = set(map(type, self.last))
-        if kinds == {float}:
-            self.packed.append(np.array(self.last, dtype=np.float64))
-        elif kinds == {int} and all(-(2**63) <= value < 2**63 for value in self.last):
-            self.packed.append(np.array(self.last, dtype=np.int64))
-        elif self.last:
+        if kinds == {int} and not all(-(2**63) <= value < 2**63 for value in self.last):
+            kinds = {object}
+        dtype = next((dtype for dtype, of in _PACKED.items() if kinds <= of), None)
+        if dtype is None:
             self.packed.append(self.last)
+        elif self.last:
+            if not self.packed or isinstance(self.packed[-1], list) or self.packed[-1].dtype != dtype:
+                self.packed.append(Run(dtype))
+            self.packed[-1].add(np.array(self.last, dtype))
         self.last = []
+
+
+_PACKED: dict[np.dtype[Any], set[type]] = {
+    np.dtype(np.float64): {float},
+    np.dtype(np.int64): {int},
+    np.dtype(np.bool_): {bool},
+    np.dtype(np.object_): {str, NoneType},
+}
+"""How values of some types are packed."""
 
 
 class Growing:
@@ -84,13 +103,13 @@ class Growing:
 
     def typed(self, columns: list[str]) -> pd.DataFrame:
         """Makes the table, which is then empty. It has at least these columns, and they come first; each has one type."""
-        made = {}
+        made: dict[str, pd.Series[Any]] = {}
         for name in _ordered(list(dict.fromkeys([*columns, *self._columns]))):
             column = self._columns.pop(name, None) or _Growing(self._length)
             column.pad(self._length)
             made[name] = column.series()
         self._length = 0
-        return pd.DataFrame(made)
+        return pd.DataFrame(made, copy=False)
 
 
 def typed(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
@@ -118,4 +137,4 @@ def column_of_values(values: list[Any]) -> pd.Series[Any]:
         return pd.Series(values, dtype="Int64" if len(present) < len(values) else "int64")
     if present and all(isinstance(value, (int, float)) for value in present):
         return pd.Series(values, dtype="float64")
-    return pd.Series([None if value is None else str(value) for value in values], dtype="str")
+    return texts(np.array([None if value is None else str(value) for value in values], dtype=object))

@@ -10,17 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from numdev.errors import BadInput
+from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.nearest import one_of
 from numdev.report.reading.derived import NEEDS
 from numdev.report.reading.frames import LABEL, PRIMARY
+from numdev.report.reading.lean import part
 from numdev.report.reading.scenarios import TITLE
 
 _OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _OUTPUT = "output"
+_OF_A_MARK = (*NONFINITE, "seed", "cluster")  # of which its mean and its interval are made, beside the metric
 _OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
 PLACES, CHIEF = "places", "chief"
@@ -57,7 +62,7 @@ class Shown:
     """The rows that a view shows, with the names of their columns.
 
     Attributes:
-        rows: of the table, those of one comparison unless the view spreads it out.
+        rows: of the table, those of one comparison unless the view spreads it out, with the columns that are drawn.
         x, metric: columns.
         colour, facet: columns, which may be none.
         output: whose metric it is; empty where rows state none, or where the view spreads them out.
@@ -175,8 +180,12 @@ def _is_metric(frame: pd.DataFrame, name: str) -> bool:
     return is_number and bool(values.notna().any())
 
 
-def _values(frame: pd.DataFrame, column: str) -> list[str]:
-    return [str(value) for value in frame[column].dropna().unique()] if column in frame else []
+def _values(frame: pd.DataFrame, column: str, kept: NDArray[np.bool_] | None = None) -> list[str]:
+    """The values of a column, or of its rows that are kept; none where there is no such column."""
+    if column not in frame:
+        return []
+    values = frame[column] if kept is None else frame[column][kept]
+    return [str(value) for value in values.dropna().unique()]
 
 
 def shown(frame: pd.DataFrame, view: View) -> Shown:
@@ -191,27 +200,30 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     x = column_of(frame, view.x, "plot.x")
     colour = tuple(column_of(frame, name, "plot.colour") for name in view.colour)
     facet = tuple(column_of(frame, name, "plot.facet") for name in view.facet)
-    spread, rows, fixed = {x, *colour, *facet}, frame, dict[str, str]()
+    spread, kept, fixed = {x, *colour, *facet}, np.ones(len(frame), dtype=np.bool_), dict[str, str]()
     wanted = _OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
     for column, value in wanted.items():
-        if column in spread or not (held := _values(rows, column)):
+        if column in spread or not (held := _values(frame, column, kept)):
             continue
         if value not in held:
             field = "plot.reference" if column == "reference" else "plot"
             raise BadInput(field, value, f"the results have {', '.join(held)}")
-        rows, fixed[column] = rows[rows[column] == value], value
+        kept &= (frame[column] == value).to_numpy(dtype=bool)
+        fixed[column] = value
     if output:
-        rows = rows[rows[_OUTPUT] == output]
-    elif PRIMARY in rows and _OUTPUT not in spread and rows[PRIMARY].notna().any():
-        rows = rows[rows[PRIMARY].fillna(value=False).astype(bool)]
-    rows = rows[rows[metric].notna() | rows.get("status", pd.Series("", rows.index)).eq("nonfinite")]
+        kept &= (frame[_OUTPUT] == output).to_numpy(dtype=bool)
+    elif PRIMARY in frame and _OUTPUT not in spread and frame[PRIMARY][kept].notna().any():
+        kept &= frame[PRIMARY].fillna(value=False).to_numpy(dtype=bool)
+    kept &= (frame[metric].notna() | frame.get("status", pd.Series("", frame.index)).eq("nonfinite")).to_numpy(dtype=bool)
+    rows = part(frame, kept)
     if rows.empty:
         raise BadInput("plot.y", view.y, "no point has a figure for it; choose another metric or reference")
     one = _values(rows, _OUTPUT)
     named, against = one[0] if len(one) == 1 else "", fixed.get("reference", "")
     if metric in _OF_A_CALL or metric.startswith("counter."):  # no comparison, though one may stand in the same row
         named = against = ""
-    return Shown(rows, x, metric, colour, facet, named, against, _over(rows, {x, *colour, *facet}))
+    own = [name for name in rows if name in {*spread, metric, *_OF_A_MARK}]  # a figure sorts them, which copies
+    return Shown(rows[own], x, metric, colour, facet, named, against, _over(rows, spread))
 
 
 def _over(rows: pd.DataFrame, spread: set[str]) -> dict[str, int]:

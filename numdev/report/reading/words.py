@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from numdev.report.reading.frames import Results
+from numdev.report.reading.lean import part
 
 
 def _nothing(rows: pd.DataFrame) -> str:
@@ -56,7 +57,7 @@ PLAIN = Words()
 
 def of_variants(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that are of a variant, which are all where a measurement has no other subject."""
-    return rows[rows["subject"] == "variant"] if "subject" in rows else rows
+    return part(rows, rows["subject"] == "variant") if "subject" in rows else rows
 
 
 def generality(rows: pd.DataFrame, words: Words = PLAIN) -> str:

@@ -16,11 +16,11 @@ from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.together import Inputs, plain_stack, together
+from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
-_STACKED = 1 << 17  # scores of several replicates in one call: beyond, calls take less time than the caches cost
+_STACKED = Limits(each=1 << 16, most=1 << 19)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import Steps
-from numdev.attention.together import Inputs, plain_stack, together
+from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
-_STACKED = 1 << 19  # scores of several replicates in one call: beyond, calls take less time than the caches cost
+_STACKED, _ALONE = Limits(each=1 << 15, most=1 << 19), Limits(each=0, most=0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Naive(UnderPolicy):
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`."""
-        return together(replicates, mask, 0 if self.precision.is_random else _STACKED, plain_stack(self, scale))
+        return together(replicates, mask, _ALONE if self.precision.is_random else _STACKED, plain_stack(self, scale))
 
     def _rows(
         self, steps: Steps, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float

@@ -27,13 +27,14 @@ from numdev.attention.recurrence import Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
-from numdev.attention.together import Inputs, split, together
+from numdev.attention.together import Inputs, Limits, split, together
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
 _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
+_STACKED = 1 << 15  # scores of one replicate in a tile up to which several are computed in one call
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Tiled(UnderPolicy):
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`. Compiled passes, which gain nothing, take one replicate at a time."""
-        most = 0 if self.precision.is_random else tensor_scores()
-        return together(replicates, mask, most, partial(self._stack, scale))
+        limits = Limits(0 if self.precision.is_random else _STACKED, tensor_scores(), self.tiling.bc)
+        return together(replicates, mask, limits, partial(self._stack, scale))
 
     def _stack(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
         """The output of each of so many replicates, whose batch entries follow one another."""

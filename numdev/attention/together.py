@@ -8,6 +8,7 @@ Inf in v, from which unseen keys are taken out for all entries alike; with stoch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,13 +20,30 @@ Inputs = tuple[Tensor, ...]
 Stack = Callable[[Inputs, Mask, int], Sequence[Output]]
 
 
-def together(replicates: Sequence[Inputs], mask: Mask, most_scores: int, stack: Stack) -> list[Output]:
-    """The outputs of each replicate; `stack` computes some of them, given their q, k and v stacked, their mask and their number.
+@dataclass(frozen=True)
+class Limits:
+    """Up to where stacking is faster, as `benchmarks/together.py` measures: beyond, caches cost more than calls.
 
-    A stack has at most `most_scores` scores in all, or one replicate.
+    Attributes:
+        each: scores that an operation on one replicate has at most.
+        most: scores of a stack in all.
+        keys: of one operation; None is all.
     """
+
+    each: int
+    most: int
+    keys: int | None = None
+
+    def size(self, q: Tensor, k: Tensor) -> int:
+        """How many replicates with such q and k a stack has."""
+        rows, keys = q[..., 0].numel(), k.shape[-2]
+        return max(1, self.most // (rows * keys)) if rows * min(keys, self.keys or keys) <= self.each else 1
+
+
+def together(replicates: Sequence[Inputs], mask: Mask, limits: Limits, stack: Stack) -> list[Output]:
+    """The outputs of each replicate; `stack` computes some, given their q, k and v stacked, their mask and their number."""
     found: list[Output] = []
-    for part in _stacks(replicates, most_scores):
+    for part in _stacks(replicates, limits):
         inputs = tuple(torch.cat(tensors) for tensors in zip(*part, strict=True)) if len(part) > 1 else part[0]
         found += stack(inputs, mask.repeated(len(part)), len(part))
     return found
@@ -51,11 +69,10 @@ def split(out: Tensor, lse: Tensor, replicates: int) -> Iterator[tuple[Tensor, T
             yield part[0].clone(), part[1].clone()
 
 
-def _stacks(replicates: Sequence[Inputs], most_scores: int) -> Iterator[Sequence[Inputs]]:
-    q, k, _ = replicates[0]
-    size = most_scores // (q[..., 0].numel() * k.shape[-2])
+def _stacks(replicates: Sequence[Inputs], limits: Limits) -> Iterator[Sequence[Inputs]]:
+    size = limits.size(*replicates[0][:2])
     alike = all(x.is_cpu and x.shape == y.shape for inputs in replicates for x, y in zip(inputs, replicates[0], strict=True))
-    if size < 2 or not alike or not all(bool(v.isfinite().all()) for _, _, v in replicates):
+    if size > 1 and not (alike and all(bool(v.isfinite().all()) for _, _, v in replicates)):
         size = 1
     for first in range(0, len(replicates), size):
         yield replicates[first : first + size]

@@ -22,7 +22,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXPONENTIALS, Maximum, Normalise, OnlineSoftmax, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.together import together
+from numdev.attention.together import Limits, together
 from numdev.measurement.operation import outputs_of
 from tests.cases import draw
 
@@ -98,14 +98,14 @@ def problems(draw_from: st.DrawFn) -> tuple[tuple[int, ...], Mask, int]:
 
 @pytest.mark.parametrize("name", ["bf16", "fp32", "kernel_bf16"])
 def test_at_the_lengths_of_studies(name: str) -> None:
-    """Stacks of several sizes, the last smaller; 10 replicates of N = 256 are more than one stack of any implementation."""
+    """Replicates of N = 256 are more than one stack of tiled attention and golden, the last of them smaller."""
     tiled, naive = Tiled(Precision.parse(name)), Naive(Precision.parse(name))
     replicates = [tiled.round_inputs(*draw((1, 1, 1, 256, 256, 64), seed)) for seed in range(17)]
     for attend in (tiled, naive, Exact()):
         check(attend, replicates, Mask())
 
 
-def stacks(replicates: list[Inputs], most: int) -> list[int]:
+def stacks(replicates: list[Inputs], limits: Limits) -> list[int]:
     """How many replicates each call has."""
     found: list[int] = []
 
@@ -114,23 +114,26 @@ def stacks(replicates: list[Inputs], most: int) -> list[int]:
         assert len(inputs[0]) == count * len(replicates[0][0])
         return [Output(q, None) for q in inputs[0].chunk(count)]
 
-    outputs = together(replicates, Mask(), most, stack)
+    outputs = together(replicates, Mask(), limits, stack)
     assert all(torch.equal(output.out, inputs[0]) for output, inputs in zip(outputs, replicates, strict=True))
     return found
 
 
 def test_a_stack_has_so_many_scores() -> None:
-    replicates = replicates_of((1, 2, 1, 4, 8, 8), 5)
-    assert stacks(replicates, 2 * 4 * 8 * 2) == [2, 2, 1]
-    assert stacks(replicates, 2 * 4 * 8 * 2 - 1) == [1] * 5
-    assert stacks(replicates, 1 << 20) == [5]
+    replicates, scores = replicates_of((1, 2, 1, 4, 8, 8), 5), 2 * 4 * 8
+    assert stacks(replicates, Limits(scores, 2 * scores)) == [2, 2, 1]
+    assert stacks(replicates, Limits(scores, 2 * scores - 1)) == [1] * 5
+    assert stacks(replicates, Limits(scores, 1 << 20)) == [5]
+    assert stacks(replicates, Limits(scores - 1, 1 << 20)) == [1] * 5
+    assert stacks(replicates, Limits(scores // 2, 1 << 20, keys=4)) == [5]
+    assert stacks(replicates, Limits(scores, 0)) == [1] * 5
 
 
 def test_what_is_not_stacked() -> None:
-    replicates = replicates_of((1, 2, 1, 4, 8, 8), 3)
-    assert stacks([*replicates[:2], replicates_of((1, 2, 1, 5, 8, 8), 1)[0]], 1 << 20) == [1] * 3
+    replicates, limits = replicates_of((1, 2, 1, 4, 8, 8), 3), Limits(1 << 20, 1 << 20)
+    assert stacks([*replicates[:2], replicates_of((1, 2, 1, 5, 8, 8), 1)[0]], limits) == [1] * 3
     replicates[1][2][0, 0, 3, 1] = torch.inf
-    assert stacks(replicates, 1 << 20) == [1] * 3
+    assert stacks(replicates, limits) == [1] * 3
 
 
 def test_stochastic_rounding_draws_as_one_by_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Operation, Outputs
 from numdev.measurement.runner import Runner
+from numdev.results.record import Status
 
 _LENGTHS, _POLICIES, _REPLICATES, _RUNS = (64, 256, 1024), ("bf16", "fp32", "kernel_bf16"), 10, 5
 Attend = Exact | Naive | Tiled
@@ -27,10 +28,10 @@ class OneByOne:
     """An implementation that does not declare `together`."""
 
     of: Attend
-    formats: dict[str, Format] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "formats", self.of.formats)
+    @property
+    def formats(self) -> dict[str, Format]:
+        return self.of.formats
 
     @property
     def input_key(self) -> Hashable:
@@ -40,7 +41,7 @@ class OneByOne:
         return self.of.round_inputs(*inputs)
 
     def __call__(self, *inputs: Tensor, **arguments: Any) -> Outputs:
-        return self.of(*inputs, **arguments)
+        return self.of(*inputs, **arguments)  # type: ignore[arg-type]
 
 
 def singly(attend: Attend, replicates: Sequence[tuple[Tensor, ...]]) -> list[Outputs]:
@@ -50,7 +51,9 @@ def singly(attend: Attend, replicates: Sequence[tuple[Tensor, ...]]) -> list[Out
 def point(problem: Problem, variant: Any, baseline: Any, golden: Any) -> None:
     """A whole point, with nothing kept of another."""
     operation = Operation("attention", golden, ATTENTION.inputs, ATTENTION.outputs, counters=ATTENTION.counters)
-    Runner(Deviations(operation), "cpu").measure(problem, variant, baseline, _REPLICATES)
+    record = Runner(Deviations(operation), "cpu").measure(problem, variant, baseline, _REPLICATES)
+    if record.status is not Status.OK:
+        raise AssertionError(record.reason)
 
 
 def compare(length: int, name: str) -> list[Result]:

@@ -20,7 +20,7 @@ from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
-_STACKED = Limits(each=1 << 16, most=1 << 19)
+_STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Attention, Output
+from numdev.attention.base import Output
 from numdev.attention.mask import Mask
 
 Inputs = tuple[Tensor, ...]
@@ -49,7 +49,7 @@ def together(replicates: Sequence[Inputs], mask: Mask, limits: Limits, stack: St
     return found
 
 
-def plain_stack(attend: Attention, scale: float | None) -> Stack:
+def plain_stack(attend: Callable[..., Output], scale: float | None) -> Stack:
     """How an implementation that counts nothing computes a stack: as any batch."""
 
     def stack(inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:

@@ -98,7 +98,7 @@ def problems(draw_from: st.DrawFn) -> tuple[tuple[int, ...], Mask, int]:
 
 @pytest.mark.parametrize("name", ["bf16", "fp32", "kernel_bf16"])
 def test_at_the_lengths_of_studies(name: str) -> None:
-    """Replicates of N = 256 are more than one stack of tiled attention and golden, the last of them smaller."""
+    """17 replicates of N = 256 are two stacks of tiled attention; golden and naive attention take one at a time."""
     tiled, naive = Tiled(Precision.parse(name)), Naive(Precision.parse(name))
     replicates = [tiled.round_inputs(*draw((1, 1, 1, 256, 256, 64), seed)) for seed in range(17)]
     for attend in (tiled, naive, Exact()):

@@ -37,24 +37,28 @@ OVERFLOWING = Problem(Distribution(Kind.CONSTANT, value=1e9), Shape(queries=8, k
 class OneByOne:
     """The same without `together`."""
 
-    of: Exact | Naive | Tiled
+    of: Any
 
     @property
     def formats(self) -> dict[str, Format]:
-        return self.of.formats
+        formats: dict[str, Format] = self.of.formats
+        return formats
 
     @property
     def input_key(self) -> Hashable:
-        return self.of.input_key
+        key: Hashable = self.of.input_key
+        return key
 
     def round_inputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self.of.round_inputs(*inputs)
+        rounded: tuple[Tensor, ...] = self.of.round_inputs(*inputs)
+        return rounded
 
     def __call__(self, *inputs: Tensor, **arguments: Any) -> Outputs:
-        return self.of(*inputs, **arguments)
+        outputs: Outputs = self.of(*inputs, **arguments)
+        return outputs
 
     def replicate(self, seed: int) -> OneByOne:
-        return self if isinstance(self.of, Exact) else OneByOne(self.of.replicate(seed))  # type: ignore[arg-type]
+        return self if isinstance(self.of, Exact) else OneByOne(self.of.replicate(seed))
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Counting(OneByOne):
 
     def together(self, replicates: Sequence[tuple[Tensor, Tensor, Tensor]], **arguments: Any) -> Sequence[Outputs]:
         self.calls.append([float(q.flatten()[0]) for q, _, _ in replicates])
-        return self.of.together(replicates, **arguments)
+        outputs: Sequence[Outputs] = self.of.together(replicates, **arguments)
+        return outputs
 
 
 def with_golden(golden: Any) -> Operation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from cachetools import LRUCache
@@ -30,6 +30,14 @@ class LeastRecentlyUsed:
         if key not in self._entries:
             self._entries[key] = make()
         return self._entries[key]
+
+    def get_all(self, keys: Sequence[Hashable], make: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+        """The values of several keys; one call of `make` computes those that the cache has not, given their places in order."""
+        found = {place: self._entries[key] for place, key in enumerate(keys) if key in self._entries}
+        missing = [place for place in range(len(keys)) if place not in found]
+        for place, value in zip(missing, make(missing) if missing else (), strict=True):
+            found[place] = self._entries[keys[place]] = value
+        return [found[place] for place in range(len(keys))]
 
 
 def bytes_of(value: object) -> int:

@@ -88,3 +88,22 @@ def test_values_may_be_made_of_others() -> None:
 )
 def test_sizes(value: object, size: int) -> None:
     assert bytes_of(value) == size
+
+
+def test_several_values_are_made_in_one_call_where_the_cache_has_none() -> None:
+    kept, calls = LeastRecentlyUsed(1000), list[list[int]]()
+
+    def make(places: list[int]) -> list[str]:
+        calls.append(places)
+        return [f"made at {place}" for place in places]
+
+    kept.get("b", lambda: "kept")
+    assert kept.get_all("abc", make) == ["made at 0", "kept", "made at 2"]
+    assert kept.get_all("cab", make) == ["made at 2", "made at 0", "kept"]
+    assert kept.get_all("", make) == []
+    assert calls == [[0, 2]]
+
+
+def test_several_values_come_back_though_the_cache_cannot_hold_them() -> None:
+    kept = LeastRecentlyUsed(100)
+    assert kept.get_all(range(9), lambda places: places) == [*range(9)]

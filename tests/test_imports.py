@@ -56,6 +56,7 @@ SHARED = (
     "honours",
     "ran",
     "recurrence",
+    "together",
     "vendor.dispatch",
     "walk",
 )

@@ -13,17 +13,21 @@ from numdev.attention.softmax import OnlineSoftmax
 
 
 class Counters:
-    """Events of one run, summed over tiles on the device; only `summary` waits for it."""
+    """Events of one run, summed over tiles on the device; only `summaries` waits for it.
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast | Microscaled) -> None:
-        """`rows` is any tensor of shape [..., rows, 1] on the device."""
-        self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
+    A run over several replicates, whose batch entries follow one another, counts the events of each apart.
+    """
+
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast | Microscaled, replicates: int = 1) -> None:
+        """`rows` is any tensor of shape [batch, ..., rows, 1] on the device; each replicate has as many entries of the batch."""
+        self._replicates = replicates
+        self._events = torch.zeros(6, replicates, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
         self._largest = torch.full_like(rows, float("-inf"))
         self._maximum_lags = maximum_lags(softmax)
         self._limit = probabilities.largest
         self._can_saturate = can_saturate(softmax, self._limit)
-        self._lost = 0
+        self._lost = torch.zeros(replicates, dtype=torch.int64, device=rows.device)
 
     def scores(self, s: Tensor, m: Tensor, first: int) -> None:
         """How often the largest score so far occurs, in any split; the count starts over when it rises."""
@@ -35,46 +39,59 @@ class Counters:
         before.copy_(largest)
 
     def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
-        self._events[0] += ((alpha != 1) & begun).sum()
-        self._events[1] += torch.count_nonzero(p == 1)
+        self._events[0] += self._count((alpha != 1) & begun)
+        self._events[1] += self._count(p == 1)
 
     def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
         """One addition to running row sums, within a tile or of a tile."""
-        self._events[2] += ((after == before) & (added > 0) & (before > 0)).sum()
+        self._events[2] += self._count((after == before) & (added > 0) & (before > 0))
 
     def before_cast(self, p: Tensor, scale: float) -> None:
         if self._can_saturate:
-            self._events[3] += torch.count_nonzero(p * scale > self._limit)
+            self._events[3] += self._count(p * scale > self._limit)
 
     def after_cast(self, p: Tensor, visible: Tensor | None) -> None:
-        seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
-        self._events[4] += seen - torch.count_nonzero(p)  # an entry that is masked is 0 and not seen
+        seen: Tensor | int = p.numel() // self._replicates
+        if visible is not None:
+            seen = self._count(visible.expand(len(p), *visible.shape[1:])) * (p[0].numel() // visible[0].numel())
+        self._events[4] += seen - self._count(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
 
     def add(self, events: Tensor, ties: Tensor) -> None:
-        """The six events of a run that counted for itself, and how often the largest score of each of its rows occurs.
+        """The six events of a run over one replicate, and how often the largest score of each of its rows occurs.
 
         In the order of the methods: rescales, ones, stagnations, saturations, entries that are 0, and entries.
         """
-        self._events += events.to(self._events)
+        self._events += events.to(self._events)[:, None]
         self._ties.copy_(ties)
 
     def ended(self, lse: Tensor, sees: Tensor) -> None:
         """At the end: rows that see a key and have no sum, since every one of their scores or exponentials was lost."""
-        self._lost = int(((lse == float("-inf")).squeeze(-1) & sees).sum())
+        self._lost += self._count((lse == float("-inf")).squeeze(-1) & sees)
 
-    def summary(self) -> dict[str, float]:
-        """The columns of `numdev.attention.events.COUNTERS`."""
-        rescales, ones, stagnated, saturated, flushed, entries = self._events.tolist()
-        rows = self._ties.numel()
+    def summaries(self) -> list[dict[str, float]]:
+        """The columns of `numdev.attention.events.COUNTERS`, of each replicate."""
+        tied = (self._ties > 1).double().reshape(self._replicates, -1).mean(1)
+        counted = zip(self._events.T.tolist(), tied.tolist(), self._lost.tolist(), strict=True)
+        return [self._summary(events, tied, lost) for events, tied, lost in counted]
+
+    def _count(self, x: Tensor) -> Tensor:
+        """How many elements of each replicate are not 0."""
+        if self._replicates == 1:
+            return torch.count_nonzero(x)[None]
+        return torch.count_nonzero(x.reshape(self._replicates, -1), 1)
+
+    def _summary(self, events: list[float], tied: float, lost: int) -> dict[str, float]:
+        rescales, ones, stagnated, saturated, flushed, entries = events
+        rows = self._ties.numel() // self._replicates
         return {
             "rescales_per_row": rescales / rows,
-            "tied_rows": float((self._ties > 1).double().mean()),
+            "tied_rows": tied,
             "p_one_per_row": ones / rows,
             "p_flushed": flushed / max(entries, 1),
             "p_saturated": saturated / max(entries, 1),
             "stagnated_per_row": stagnated / rows,
-            "lost_rows": self._lost / rows,
+            "lost_rows": lost / rows,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +16,11 @@ from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
+from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
+_STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class Exact(Primary):
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
             out[..., start:stop, :] = visible_product(p, v, visible).div_(torch.where(row_sum == 0, 1.0, row_sum))
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
+
+    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
+        """See `numdev.measurement.operation.Together`."""
+        return together(replicates, mask, _STACKED, plain_stack(self, scale))
 
 
 def rounded_once(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None = None) -> Tensor:

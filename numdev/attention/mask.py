@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,6 +43,10 @@ class Mask:
         lengths = self.key_lengths
         if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
             raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
+
+    def repeated(self, times: int) -> Mask:
+        """The mask of as many replicates, whose batch entries follow one another."""
+        return self if self.key_lengths is None else replace(self, key_lengths=self.key_lengths * times)
 
     def key_range(
         self, queries: int, keys: int, rows: Int[Tensor, " rows"], length: int

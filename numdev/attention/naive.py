@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,10 +19,12 @@ from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import Steps
+from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
+_STACKED, _ALONE = Limits(each=1 << 15, most=1 << 19), Limits(each=0, most=0)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Naive(UnderPolicy):
             steps.at(0, 0, start)
             out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, k, v, visible, factor)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
+
+    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
+        """See `numdev.measurement.operation.Together`."""
+        return together(replicates, mask, _ALONE if self.precision.is_random else _STACKED, plain_stack(self, scale))
 
     def _rows(
         self, steps: Steps, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float

@@ -6,7 +6,9 @@ Rows are independent, so those of all heads and batch entries go through one KV 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -15,7 +17,7 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
-from numdev.attention.fused.rule import FUSED, obstacle
+from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -25,12 +27,14 @@ from numdev.attention.recurrence import Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
+from numdev.attention.together import Inputs, Limits, split, together
 from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
 _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
+_STACKED = 1 << 15  # scores of one replicate in a tile up to which several are computed in one call
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,16 @@ class Tiled(UnderPolicy):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""
+        return self._stack(scale, (q, k, v), mask, 1)[0]
+
+    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
+        """See `numdev.measurement.operation.Together`. Compiled passes, which gain nothing, take one replicate at a time."""
+        limits = Limits(0 if self.precision.is_random else _STACKED, tensor_scores(), self.tiling.bc)
+        return together(replicates, mask, limits, partial(self._stack, scale))
+
+    def _stack(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
+        """The output of each of so many replicates, whose batch entries follow one another."""
+        q, k, v = inputs
         check_shapes(q, k, v, mask)
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
@@ -78,14 +92,15 @@ class Tiled(UnderPolicy):
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
-        counters = Counters(q[..., :1], self.softmax, self.precision.probabilities) if self.count else None
+        counters = Counters(q[..., :1], self.softmax, self.precision.probabilities, replicates) if self.count else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
         out, lse = self._fused(run) if ran.name else self._tensors(run)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
-        counted = counters.summary() if counters is not None else {}
-        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted, ran)
+        counted = counters.summaries() if counters is not None else [{} for _ in range(replicates)]
+        parts = split(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), replicates)
+        return [Output(*part, events, ran) for part, events in zip(parts, counted, strict=True)]
 
     def _fused(self, run: Run) -> tuple[Tensor, Tensor]:
         """The same bits by compiled passes."""

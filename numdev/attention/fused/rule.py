@@ -44,6 +44,11 @@ def by(path: Path) -> Iterator[None]:
         _path.reset(token)
 
 
+def tensor_scores() -> int:
+    """How many scores a run can have and certainly goes by tensor operations."""
+    return 0 if _path.get() is Path.COMPILED else _FEWEST_SCORES - 1
+
+
 def obstacle(run: Run, tiling: Tiling) -> str | None:
     """The first reason why a run goes by tensor operations; None where compiled passes take it."""
     return next((reason for applies, reason in _OBSTACLES if applies(run, tiling)), None)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.deviation.direction import DIRECTED, Course
 from numdev.measurement.deviation.metrics import METRICS, compare
-from numdev.measurement.deviation.sample import Sample
-from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
+from numdev.measurement.deviation.replicates import Computed, References, Replicates, Samples, in_parts
+from numdev.measurement.operation import Measurable, Operation, Outputs, Reproducible
 from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.memory import available_bytes
 from numdev.results.columns import Column, Use
@@ -106,14 +105,17 @@ class DeviationPoint:
         kernels, course = dict[str, None](), Course(self.operation.directed)
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
+        computed = self._computed(context)
         for seed in context.replicates():
-            subjects = of_replicate(self.variant, seed), None if self.baseline is None else of_replicate(self.baseline, seed)
-            replicate = _Replicate(self.operation, self.problem, seed, context, course)
-            found, output = replicate.rows(*subjects)
+            found, output = _Replicate(self.operation, self.problem, next(computed), context, course).rows()
             rows += found
             kernels[output.kernel] = None
             counters.append({"seed": seed} | output.counters)
         return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows))
+
+    def _computed(self, context: Context) -> Iterator[Computed]:
+        for seeds in in_parts(range(context.seeds), self.problem):
+            yield from Replicates(self.operation, self.problem, context, seeds).computed(self.variant, self.baseline)
 
 
 def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> None:
@@ -125,39 +127,28 @@ def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> N
         raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", mend)
 
 
-def of_replicate(subject: Measurable, seed: int) -> Measurable:
-    """The implementation for one replicate: one that draws random numbers draws different ones in each."""
-    return subject.replicate(seed) if isinstance(subject, Random) else subject
-
-
 @dataclass(frozen=True)
 class _Replicate:
-    """One replicate of a problem, and what has been computed for it on this device, for any variant.
-
-    `course` has the directions of the errors in the previous replicate.
-    """
+    """The comparisons of one replicate of a problem. `course` has the directions of the errors in the previous replicate."""
 
     operation: Operation
     problem: Reproducible
-    seed: int
+    computed: Computed
     context: Context
     course: Course
 
-    def rows(self, variant: Measurable, baseline: Measurable | None) -> tuple[list[dict[str, Any]], Outputs]:
+    def rows(self) -> tuple[list[dict[str, Any]], Outputs]:
         """Every comparison, and the variant's outputs."""
-        output = variant(*self._rounded(variant), **self.problem.arguments())
-        samples, references = _samples(output), self._golden(variant)
-        rows, others = [], dict[str, Sample]()
-        if baseline is not None:
-            others = self._baseline(baseline)
+        computed = self.computed
+        samples, references, others = computed.samples, computed.golden, computed.others
+        rows: list[dict[str, Any]] = []
+        if computed.baseline is not None:
             references = references | {"baseline": others}
-            rows = self._directed(self._baseline_rows(baseline, samples), others, self._golden(baseline))
-        compared = list(self._compared("variant", samples, references, others, variant.formats))
-        return self._directed(compared, samples, references) + rows, output
+            rows = self._directed(self._baseline_rows(computed.baseline), others, computed.golden_of_baseline)
+        compared = list(self._compared("variant", samples, references, others, computed.variant.formats))
+        return self._directed(compared, samples, references) + rows, computed.output
 
-    def _directed(
-        self, rows: list[dict[str, Any]], samples: dict[str, Sample], references: dict[str, dict[str, Sample]]
-    ) -> list[dict[str, Any]]:
+    def _directed(self, rows: list[dict[str, Any]], samples: Samples, references: References) -> list[dict[str, Any]]:
         """The comparisons of one subject with rank and direction of their errors, where the operation has them."""
         if not self.course.outputs:
             return rows
@@ -168,23 +159,25 @@ class _Replicate:
             found.append(row | figures(place, samples[output], references[reference][output]))
         return found
 
-    def _baseline_rows(self, baseline: Measurable, variant: dict[str, Sample]) -> list[dict[str, Any]]:
+    def _baseline_rows(self, baseline: Measurable) -> list[dict[str, Any]]:
         """The comparisons of the baseline; they are the same for every variant with finite results, and so are kept."""
+        computed, variant = self.computed, self.computed.samples
 
         def made() -> list[dict[str, Any]]:
-            samples, references = self._baseline(baseline), self._golden(baseline)
-            return list(self._compared("baseline", samples, references, variant, baseline.formats))
+            references = computed.golden_of_baseline
+            return list(self._compared("baseline", computed.others, references, variant, baseline.formats))
 
         if all(sample.is_finite for sample in variant.values()):
-            return self._kept("baseline rows", made, baseline)
+            kept: list[dict[str, Any]] = self.context.kept.get(("baseline rows", self.problem, baseline, computed.seed), made)
+            return kept
         return made()
 
     def _compared(
         self,
         subject: str,
-        samples: dict[str, Sample],
-        references: dict[str, dict[str, Sample]],
-        others: dict[str, Sample],
+        samples: Samples,
+        references: References,
+        others: Samples,
         formats: Mapping[str, Format],
     ) -> Iterator[dict[str, Any]]:
         """Each output of a subject against each reference, in ulp and u of the output's own format.
@@ -192,7 +185,8 @@ class _Replicate:
         `others` are the outputs of the baseline if the subject is the variant, and vice versa. Elements that are not finite
         there are not compared here either, so that the figures of variant and baseline are taken over the same elements.
         """
-        place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": subject}
+        seed = self.computed.seed
+        place = {"seed": seed, "cluster": self.problem.cluster(seed), "subject": subject}
         for reference, expected in references.items():
             for output, sample in samples.items():
                 if output in expected:
@@ -201,32 +195,6 @@ class _Replicate:
                     deviation = compare(sample, expected[output], formats[output], leave_out)
                     head = {"output": output, "primary": output == self.operation.primary, "reference": reference}
                     yield place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
-
-    def _inputs(self) -> tuple[Tensor, ...]:
-        return self._kept("inputs", lambda: self.operation.draw(self.problem, self.seed, self.context.device))
-
-    def _rounded(self, variant: Measurable) -> tuple[Tensor, ...]:
-        return self._kept("rounded", lambda: variant.round_inputs(*self._inputs()), variant.input_key)
-
-    def _golden(self, variant: Measurable) -> dict[str, dict[str, Sample]]:
-        """Golden on the unrounded inputs, and on those that the variant sees."""
-
-        def run(inputs: tuple[Tensor, ...]) -> dict[str, Sample]:
-            return _samples(self.operation.exact(*inputs, **self.problem.arguments()))
-
-        unrounded = self._kept("golden", lambda: run(self._inputs()))
-        same = self._kept("golden", lambda: run(self._rounded(variant)), variant.input_key)
-        return {"golden": unrounded, "golden_same_inputs": same}
-
-    def _baseline(self, baseline: Measurable) -> dict[str, Sample]:
-        return self._kept("baseline", lambda: _samples(baseline(*self._rounded(baseline), **self.problem.arguments())), baseline)
-
-    def _kept(self, what: str, make: Any, *of: Any) -> Any:
-        return self.context.kept.get((what, self.problem, *of, self.seed), make)
-
-
-def _samples(output: Outputs) -> dict[str, Sample]:
-    return {name: Sample(tensor) for name, tensor in output.tensors().items()}
 
 
 def nonfinite(rows: list[dict[str, Any]]) -> str:

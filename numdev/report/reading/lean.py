@@ -43,7 +43,7 @@ class Run:
             self._length = end
             return
         if len(self._values) == 1:
-            self._values = np.full(max(start, 1), self._values[0], self.dtype)
+            self._values = self._values.repeat(max(start, 1))  # `full` would cut a NUL off the end of a text
         if end > len(self._values):  # grows in place: chunks that are joined at the end leave holes as large as the table
             self._values.resize(max(end, end + (end >> _ROOM)), refcheck=False)
         self._values[start:end] = values
@@ -61,10 +61,10 @@ _ROOM = 3  # an eighth
 
 
 def _are(values: NDArray[Any], first: NDArray[Any]) -> bool:
-    """Whether values are all the same as the first, bit for bit: -0.0 is not 0.0, and NaN is NaN."""
+    """Whether values are all the same as the first, bit for bit: -0.0 is not 0.0, NaN is NaN, and a text may end in NUL."""
     if values.dtype == np.float64:
         values, first = values.view(np.int64), first.view(np.int64)
-    return bool((values == first[0]).all())
+    return bool((values == first).all())
 
 
 def repeated(column: pd.Series[Any], places: NDArray[np.int64]) -> pd.Series[Any]:

@@ -87,6 +87,7 @@ class Precision(Policy):
         return Precision.uniform(fmt).with_step(exponential=wide, rescale=wide, row_sum=wide)
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def kernel(fmt: Format) -> Precision:
         """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do; see `stored`."""
         low = stored(fmt)

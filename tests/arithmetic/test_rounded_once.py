@@ -21,7 +21,7 @@ TARGETS = {
     torch.float32: [BF16, FP16, TF32, E4M3FN, E5M2, Format(8, 13), Format(8, 21)],
     torch.float64: [BF16, FP16, FP32, Format(11, 20), Format(11, 50)],
 }
-COUNT = 400
+COUNT = 200
 
 
 def numbers(fmt: Format, spread: int, seed: int, carrier: torch.dtype) -> Tensor:

@@ -94,6 +94,7 @@ class BackwardPrecision(Policy):
         return BackwardPrecision.uniform(fmt).with_step(exponential=wide, delta=wide, difference=wide)
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def kernel(fmt: Format) -> BackwardPrecision:
         """`fmt` for inputs, P, dS and outputs, FP32 for all else: what FlashAttention kernels do; see `stored`."""
         low = stored(fmt)

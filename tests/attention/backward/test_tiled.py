@@ -127,7 +127,7 @@ policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     policies,
     st.builds(Tiling, br=st.integers(3, 8), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),

@@ -68,7 +68,7 @@ def assert_bits(tensors: Output, compiled: Output) -> None:
     assert compiled.counters == tensors.counters
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.one_of(usual, anything),
     tilings,

@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Elementary functions
 # are not listed: their test starts such processes itself. Tests of expectations and of what a step changes depend on no path.
 NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/attention/test_precision.py \
-	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py \
+	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_together.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py \
 	tests/attention/backward/test_exact.py tests/attention/backward/test_naive.py tests/attention/backward/test_tiled.py
 
 .PHONY: help setup paper training test numerics lint types check bench faults kill docs docs-serve clean

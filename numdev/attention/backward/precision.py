@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -103,7 +103,7 @@ class BackwardPrecision(Policy):
     @staticmethod
     def parse(name: str) -> BackwardPrecision:
         """A preset by name: `golden`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
-        families = {
+        families: dict[str, Callable[[Format], BackwardPrecision]] = {
             "": BackwardPrecision.uniform,
             "uniform": BackwardPrecision.uniform,
             "kernel": BackwardPrecision.kernel,

@@ -18,17 +18,6 @@ from tests.cli.test_cli import Command, numdev  # noqa: F401
 EAGER = NaiveBackward.eager(BF16)
 
 
-@pytest.fixture
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), 2)
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
-
-
 def step(model: nn.Module, x: Tensor) -> Tensor:
     out: Tensor = model(x)
     out.pow(3).sum().backward()  # type: ignore[no-untyped-call]

@@ -25,17 +25,6 @@ EAGER = NaiveBackward.eager(FP32)
 PLACES = ("step", "call", "layer", "pass", "output", "head", "subject", "reference")
 
 
-@pytest.fixture
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), 2)
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
-
-
 def loss(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).pow(3).sum()  # the sum of a normalised output would have gradient 0
 

@@ -21,9 +21,8 @@ from numdev.report.statistics.bootstrap import bootstrap
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.report.statistics.excursions import FACTOR, WINDOW
 from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, Spike, Watched, lift_at, lifts, spikes, watched
-from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import GOLDEN
-from numdev.report.studies.training import claim
+from numdev.report.studies.training import chapter, claim
 
 _RUNG = f"{LABEL}rung"
 _INSIDE, _OUTSIDE = "BF16 inside", "FP32 inside"  # the entries of the study's axis that the last claim compares
@@ -168,10 +167,9 @@ def _claim(name: str, text: str, weigh: Callable[[pd.DataFrame], Evidence]) -> A
 
 
 CHAPTERS = (
-    Chapter(
+    chapter(
         place=350,
         study="spikes",
-        operation="training",
         title="Loss spikes, and what attention does at and before them",
         question="Do large logits, ties of the largest scores, or a deviation of attention precede or accompany loss spikes?",
         measured=_MEASURED,
@@ -199,7 +197,6 @@ CHAPTERS = (
                 table=WATCH,
             ),
         },
-        by_claim=True,
         table=spike_table,
     ),
 )

@@ -61,6 +61,8 @@ WORDS = Words(
 )
 claim = partial(Claim, words=WORDS)
 """A claim on training."""
+chapter = partial(Chapter, operation="training", by_claim=True, table=run_table)
+"""A chapter on training."""
 
 _SOURCE = f"{GOLDEN}, section V"
 _MEASURED = (
@@ -114,10 +116,9 @@ _OF_FIGURE_8 = (
 )
 
 CHAPTERS = (
-    Chapter(
+    chapter(
         place=300,
         study="fig7",
-        operation="training",
         title="Weights with flash and with baseline attention",
         question="Does the deviation of flash attention reach the weights, and does it grow over training? (Figure 7)",
         measured=_MEASURED,
@@ -141,13 +142,10 @@ CHAPTERS = (
                 "replicates, bands their range.",
             ),
         },
-        by_claim=True,
-        table=run_table,
     ),
-    Chapter(
+    chapter(
         place=310,
         study="fig8",
-        operation="training",
         title="Weight differences of other changes",
         question="How much does flash attention change the weights, compared with other changes of training? (Figure 8)",
         measured=_MEASURED,
@@ -178,47 +176,35 @@ CHAPTERS = (
                 files=("samples",),
             ),
         },
-        by_claim=True,
-        table=run_table,
     ),
-    Chapter(
+    chapter(
         place=320,
         study="fig7_full",
-        operation="training",
         title="Weights with flash and with baseline attention: a model of full size on a GPU",
         question="Does the difference grow with the kernels of a GPU, and over a longer training?",
         measured=_MEASURED,
         paper="The difference grows over training (section V).",
-        by_claim=True,
-        table=run_table,
     ),
-    Chapter(
+    chapter(
         place=330,
         study="fig8_full",
-        operation="training",
         title="Weight differences of other changes: a model of full size on a GPU",
         question="How large is the difference compared with other changes, with the kernels of a GPU and over a longer training?",
         measured=_MEASURED,
         paper="Flash attention is bounded by another initialisation, and moves the weights 2 to 5 times less than low precision "
         "(section V).",
-        by_claim=True,
-        table=run_table,
     ),
-    Chapter(
+    chapter(
         place=335,
         study="fig8_language",
-        operation="training",
         title="Weight differences of other changes: a language model",
         question="Does a small causal language model show what a text-to-image model shows?",
         measured=_MEASURED,
         paper="The model of section V is text-to-image; the paper trains no other.",
-        by_claim=True,
-        table=run_table,
     ),
-    Chapter(
+    chapter(
         place=340,
         study="restart",
-        operation="training",
         title="Restarts",
         question="Does stopping and resuming a run change its weights?",
         measured="Each run is stopped after half of its steps and resumed; its reference is not stopped.",
@@ -242,7 +228,5 @@ CHAPTERS = (
                 is_ours=True,
             ),
         ),
-        by_claim=True,
-        table=run_table,
     ),
 )

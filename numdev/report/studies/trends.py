@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
-from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Undecidable, by_format, left_out
+from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Region, Undecidable, by_format, left_out
 from numdev.report.figures.grid import Panel, chosen, in_u, limits, log_y, means, plain_ticks, whiskers
 from numdev.report.figures.labels import corner, paper_goes, spread
 from numdev.report.figures.plot import BELOW, Plot
@@ -35,14 +35,7 @@ _ROOM = 0.2  # share of the vertical axis above the data: a line of words
 
 def weigh_fig5a(rows: pd.DataFrame) -> Evidence:
     """The max difference grows with N."""
-
-    def judge(rows: pd.DataFrame) -> Evidence:
-        exponent, every = over_length(rows, DEVIATION), over_length(rows, EVERY)
-        sentence = f"the max difference scales as N^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
-        beside = Evidence(f"N^{every.text()}", "", (Question(every, GROWS),))
-        return Evidence(f"N^{exponent.text()}", sentence, (Question(exponent, GROWS),), beside)
-
-    return by_format(rows, judge)
+    return _weighed(rows, over_length, "N", GROWS)
 
 
 def weigh_fig5b(rows: pd.DataFrame) -> Evidence:
@@ -59,12 +52,17 @@ def weigh_fig5b(rows: pd.DataFrame) -> Evidence:
 
 def weigh_fig6c(rows: pd.DataFrame) -> Evidence:
     """Larger tiles make the difference smaller."""
+    return _weighed(rows, over_area, "area", SHRINKS)
+
+
+def _weighed(rows: pd.DataFrame, over: Callable[[pd.DataFrame, str], Interval], base: str, way: Region) -> Evidence:
+    """Judges, in each format, with which power of `base` the max difference goes."""
 
     def judge(rows: pd.DataFrame) -> Evidence:
-        exponent, every = over_area(rows, DEVIATION), over_area(rows, EVERY)
-        sentence = f"the max difference scales as area^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
-        beside = Evidence(f"area^{every.text()}", "", (Question(every, SHRINKS),))
-        return Evidence(f"area^{exponent.text()}", sentence, (Question(exponent, SHRINKS),), beside)
+        exponent, every = over(rows, DEVIATION), over(rows, EVERY)
+        sentence = f"the max difference scales as {base}^{exponent.text()}.{left_out(exponent)}{resolution(rows)}"
+        beside = Evidence(f"{base}^{every.text()}", "", (Question(every, way),))
+        return Evidence(f"{base}^{exponent.text()}", sentence, (Question(exponent, way),), beside)
 
     return by_format(rows, judge)
 

@@ -151,13 +151,18 @@ class ReportConfig:
 
 
 @dataclass
-class PointConfig(RunConfig):
-    """A run, and the nodes that every point has; the groups that an operation adds stand beside them."""
+class NodesConfig:
+    """The nodes that every point has; the groups that an operation adds stand beside them."""
 
     operation: Any = None
     problem: Any = None
     variant: Any = None
     baseline: Any = None
+
+
+@dataclass
+class PointConfig(NodesConfig, RunConfig):
+    """A run, and the nodes of its points."""
 
 
 @dataclass
@@ -166,13 +171,8 @@ class MeasureConfig(PlottedConfig, PointConfig):
 
 
 @dataclass
-class MapConfig(MappedConfig):
+class MapConfig(NodesConfig, MappedConfig):
     """`numdev map`: the nodes of a point, and no settings of a run."""
-
-    operation: Any = None
-    problem: Any = None
-    variant: Any = None
-    baseline: Any = None
 
 
 @dataclass

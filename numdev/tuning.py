@@ -13,7 +13,7 @@ from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.launch import Launch, mask_name
-from numdev.attention.kernels.runtime import generation, interpreting
+from numdev.attention.kernels.runtime import generation, held_dtype
 from numdev.attention.mask import Mask
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
@@ -106,18 +106,13 @@ def is_right(attend: Triton, launch: Launch, head_dim: int, mask: Mask, device: 
     (CUDA C++ programming guide, intrinsic functions) where torch's is within half of one or little more.
     """
     q, k, v = _inputs(attend, 2, 300, head_dim, device)
-    out, _ = portable.run(_request(attend, launch), q, k, v, mask, head_dim**-0.5, _out_dtype(attend))
+    out, _ = portable.run(_request(attend, launch), q, k, v, mask, head_dim**-0.5, held_dtype(attend.format))
     golden = Exact()(q, k, v, mask).out
     emulated = Tiled(attend.precision, Tiling(launch.br, launch.bc), attend.softmax, count=False)(q, k, v, mask).out
     return bool((out.double() - golden).norm() <= 4 * (emulated.double() - golden).norm())
 
 
-def _out_dtype(attend: Triton) -> torch.dtype:
-    native = attend.format.dtype
-    return torch.float32 if native is None or interpreting() else native
-
-
 def _seconds(attend: Triton, launch: Launch, head_dim: int, mask: Mask, n: int, device: torch.device) -> float:
     q, k, v = _inputs(attend, _WIDTH // head_dim * max(1, _TOKENS // n), n, head_dim, device)
-    request, out = _request(attend, launch), _out_dtype(attend)
+    request, out = _request(attend, launch), held_dtype(attend.format)
     return timed(lambda: portable.run(request, q, k, v, mask, head_dim**-0.5, out), device, _BUDGET).latency

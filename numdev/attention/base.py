@@ -118,11 +118,24 @@ class Timed(Modelled, Held, Protocol):
         ...
 
 
-class Primary:
+class AsRounded:
+    """The defaults of `Held`: a call takes what `round_inputs` returns, and multiplies FP32 in FP32."""
+
+    @property
+    def storage(self) -> torch.dtype | None:
+        """See `Held`."""
+        return None
+
+    @property
+    def is_tf32(self) -> bool:
+        """See `Held`."""
+        return False
+
+
+class Primary(AsRounded):
     """The defaults of an implementation.
 
-    It has the format of its primary output, no cost model and an unknown walk; it takes what `round_inputs` returns, multiplies
-    FP32 in FP32, and its whole call is timed.
+    It has the format of its primary output, no cost model and an unknown walk, and its whole call is timed.
     """
 
     @property
@@ -142,16 +155,6 @@ class Primary:
     def walk(self, shape: Shape, mask: Mask) -> Walk:
         """See `Emulated`."""
         return Walk(Precision.kernel(self.format))
-
-    @property
-    def storage(self) -> torch.dtype | None:
-        """See `Held`."""
-        return None
-
-    @property
-    def is_tf32(self) -> bool:
-        """See `Held`."""
-        return False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """See `Attention`."""

@@ -15,7 +15,7 @@ from numdev.attention.base import Output, Primary, check_shapes, kernel_formats,
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernels.launch import Device, Kernel, Launch, choose, hopper_bc
-from numdev.attention.kernels.runtime import check_scale, generation, interpreting, multiprocessors, require, shared_memory
+from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, multiprocessors, require, shared_memory
 from numdev.attention.kernels.splits import ROWS, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -132,9 +132,7 @@ class Triton(Primary):
     @property
     def storage(self) -> torch.dtype:
         """What the inputs are held in, so that a call converts nothing."""
-        dtype = torch.float32 if interpreting() else self.fmt.dtype
-        assert dtype is not None, "each of the formats has a dtype"
-        return dtype
+        return held_dtype(self.fmt)
 
     @property
     def input_key(self) -> Hashable:
@@ -211,7 +209,7 @@ class Triton(Primary):
         request = portable.Request(self.precision, tiling, self.softmax, tf32, warps=launch.warps, stages=launch.stages)
         native = self.format.dtype
         assert native is not None
-        out, lse = portable.run(request, q, k, v, mask, scale, torch.float32 if interpreting() else native)
+        out, lse = portable.run(request, q, k, v, mask, scale, held_dtype(self.format))
         if out.dtype != native:
             out = self.precision.output.apply_(out).to(native)
         ran = Ran("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)

@@ -160,6 +160,17 @@ class UnderBackwardPolicy:
         return self.precision.round_inputs(q, k, v, do)
 
 
+class UnderKernelPolicy(UnderBackwardPolicy):
+    """What follows from the format of an implementation that has no other policy than `kernel(fmt)`."""
+
+    fmt: Format
+
+    @property
+    def precision(self) -> BackwardPrecision:  # type: ignore[override]
+        """The policy that it has."""
+        return BackwardPrecision.kernel(self.fmt)
+
+
 def gradient_formats(fmt: Format, delta: Format | None = None) -> dict[str, Format]:
     """The formats of all outputs if gradients are in `fmt`: a kernel's delta is in FP32, or in FP64 if it computes in FP64."""
     return {"dq": fmt, "dk": fmt, "dv": fmt, "delta": delta or (FP64 if fmt == FP64 else FP32)}

@@ -12,9 +12,8 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP32, FP64, Format
 from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.base import Gradients, Saved, UnderKernelPolicy, check_backward_shapes, gradient_formats
 from numdev.attention.backward.function import BySaved
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta
 from numdev.attention.backward.timed import TimedFromSaved
 from numdev.attention.backward.walk import BackwardWalk
@@ -31,8 +30,25 @@ from numdev.attention.vendor.dispatch import IN_TORCH
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once, as in the exact forward pass
 
 
+class _OfExact(BySaved, TimedFromSaved):
+    """What follows where the backward pass takes O and LSE of exact attention."""
+
+    @property
+    def forward_pass(self) -> Exact:
+        """See `numdev.attention.backward.timed.TimedBackward`."""
+        return Exact()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def reads(self) -> OutputForDelta:
+        return OutputForDelta.UNROUNDED
+
+
 @dataclass(frozen=True)
-class ExactBackward(BySaved, TimedFromSaved):
+class ExactBackward(_OfExact):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
 
     Its own error is bounded in tests/attention/backward/bounds.py, and the tests compare it with mpmath.
@@ -49,22 +65,9 @@ class ExactBackward(BySaved, TimedFromSaved):
         return FP64
 
     @property
-    def forward_pass(self) -> Exact:
-        """See `numdev.attention.backward.timed.TimedBackward`."""
-        return Exact()
-
-    @property
     def primal(self) -> Exact:
         """See `numdev.attention.backward.base.Differentiable`."""
         return Exact()
-
-    @property
-    def idle(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def reads(self) -> OutputForDelta:
-        return OutputForDelta.UNROUNDED
 
     @property
     def input_key(self) -> Hashable:
@@ -73,15 +76,10 @@ class ExactBackward(BySaved, TimedFromSaved):
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return q.double(), k.double(), v.double(), do.double()
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Any floating dtype in, FP64 out. Shapes as in `Gradients`."""
-        check_backward_shapes(q, k, v, do, mask)
-        return self.backward(q, k, v, do, saved_by(self.forward_pass, self.reads, (q, k, v), mask, scale), mask, scale)
-
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, with `delta = rowsum(dO * O)` of the saved O."""
+        """The backward pass alone, with `delta = rowsum(dO * O)` of the saved O. Any floating dtype in, FP64 out."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
@@ -110,7 +108,7 @@ class ExactBackward(BySaved, TimedFromSaved):
 
 
 @dataclass(frozen=True)
-class RoundedBackward(BySaved, TimedFromSaved):
+class RoundedBackward(_OfExact, UnderKernelPolicy):
     """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
 
     Attributes:
@@ -122,31 +120,6 @@ class RoundedBackward(BySaved, TimedFromSaved):
     fmt: Format = BF16
 
     @property
-    def precision(self) -> BackwardPrecision:
-        """The policy whose input and output roundings it applies."""
-        return BackwardPrecision.kernel(self.fmt)
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return gradient_formats(self.fmt)
-
-    @property
-    def format(self) -> Format:
-        return self.fmt
-
-    @property
-    def idle(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def reads(self) -> OutputForDelta:
-        return OutputForDelta.UNROUNDED
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.precision.inputs, torch.float32
-
-    @property
     def forward(self) -> Tiled:  # type: ignore[override]
         """The forward pass that its emulation uses: the exact O, rounded once."""
         return Tiled(Precision.golden().with_step(output=self.fmt))
@@ -156,18 +129,9 @@ class RoundedBackward(BySaved, TimedFromSaved):
         """Exact O of inputs in the format, rounded once; see `numdev.attention.backward.base.Differentiable`."""
         return Tiled(Precision.golden().with_step(inputs=self.fmt, output=self.fmt))
 
-    @property
-    def forward_pass(self) -> Exact:
-        """See `numdev.attention.backward.timed.TimedBackward`."""
-        return Exact()
-
     def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
         """See `numdev.attention.backward.emulation.EmulatedBackward`."""
         return BackwardWalk(self.precision, why="it has no tiles")
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The inputs in the format, in FP32."""
-        return self.precision.round_inputs(q, k, v, do)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Takes rounded inputs; returns FP64 tensors whose numbers are in the format. Shapes as in `Gradients`."""

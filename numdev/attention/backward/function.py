@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.base import Backward, FromSaved, Gradients, Saved, saved_by
+from numdev.attention.backward.base import Backward, FromSaved, Gradients, Saved, check_backward_shapes, saved_by, saved_of
 from numdev.attention.backward.recompute import OutputForDelta
 from numdev.attention.base import Attention, Held
 from numdev.attention.mask import Mask
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 
@@ -78,6 +78,12 @@ class BySaved:
         assert isinstance(self, FromSaved)
         return _BySaved(self.primal, self)
 
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """The forward pass, then `backward` on what it saved. Takes rounded inputs; shapes as in `Gradients`."""
+        assert isinstance(self, FromSaved)
+        check_backward_shapes(q, k, v, do, mask)
+        return self.backward(q, k, v, do, saved_by(self.primal, self.reads, (q, k, v), mask, scale), mask, scale)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `Differentiable`."""
         return applied(q, k, v, self.pair, mask, scale)
@@ -120,10 +126,8 @@ class _BySaved:
         if self.backward.reads is OutputForDelta.UNROUNDED:
             q, k, v = inputs
             saved = saved_by(self.forward, self.backward.reads, (q, k, v), mask, scale)
-        elif output.lse is None:
-            raise Unsupported("forward", f"{type(self.forward).__name__} returns no LSE, from which P is recomputed")
         else:
-            saved = Saved(output.out, output.lse)
+            saved = saved_of(output, self.forward)
         return output.out, (saved.out, saved.lse)
 
     def gradients(

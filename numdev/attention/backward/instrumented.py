@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
-from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes, saved_by
+from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import TILED, idle_recompute
@@ -82,20 +82,15 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         """See `numdev.attention.backward.emulation.EmulatedBackward`."""
         return BackwardWalk(self.precision, self.recompute, self.tiling)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Takes rounded inputs and returns FP32. Shapes as in `Gradients`.
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone. Takes rounded inputs and returns FP32. Shapes as in `Gradients`.
 
         Raises:
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask)
-        return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
-
-    def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
-    ) -> Gradients:
-        """The backward pass alone; see `__call__`."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         require(q.device)

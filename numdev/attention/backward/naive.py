@@ -18,7 +18,7 @@ from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.steps import END, TILES, BackwardSteps
 from numdev.attention.backward.timed import Passes, bare_call
 from numdev.attention.backward.walk import BackwardWalk
-from numdev.attention.base import group_heads, softmax_scale
+from numdev.attention.base import AsRounded, group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import Honours
@@ -33,7 +33,7 @@ _STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that compu
 
 
 @dataclass(frozen=True)
-class NaiveBackward(UnderBackwardPolicy):
+class NaiveBackward(AsRounded, UnderBackwardPolicy):
     """`P = softmax(scale Q K^T)` as the forward pass stores it, then the gradient of each of its operations in turn.
 
     `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
@@ -80,16 +80,6 @@ class NaiveBackward(UnderBackwardPolicy):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `numdev.attention.backward.base.Differentiable`."""
         return applied(q, k, v, self.pair, mask, scale)
-
-    @property
-    def storage(self) -> None:
-        """See `numdev.attention.base.Held`."""
-        return None
-
-    @property
-    def is_tf32(self) -> bool:
-        """See `numdev.attention.base.Held`."""
-        return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel:
         """The cost model of the operations that it emulates."""

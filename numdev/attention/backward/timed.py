@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from numdev.attention.backward.base import Backward, FromSaved, Gradients, Saved, leaving, saved_of
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.recompute import OutputForDelta
-from numdev.attention.base import Attention, Held, Output, Timed
+from numdev.attention.base import AsRounded, Attention, Held, Output, Timed
 from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
 
@@ -50,7 +49,7 @@ class TimedBackward(Backward, Held, Protocol):
         ...
 
 
-class TimedFromSaved:
+class TimedFromSaved(AsRounded):
     """Implements `TimedBackward` where the backward pass takes the O and the LSE of the field `forward`."""
 
     forward: Attention
@@ -64,16 +63,6 @@ class TimedFromSaved:
     def forward_pass(self) -> Attention:
         """See `TimedBackward`."""
         return leaving(self.forward, self.reads)
-
-    @property
-    def storage(self) -> torch.dtype | None:
-        """See `numdev.attention.base.Held`."""
-        return None
-
-    @property
-    def is_tf32(self) -> bool:
-        """See `numdev.attention.base.Held`."""
-        return False
 
     def cost_model(self, ran: Ran) -> BackwardCostModel | None:
         """See `TimedBackward`; None unless an implementation overrides it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.backward.base import Gradients, Saved, check_backward_shapes, gradient_formats, saved_by
+from numdev.attention.backward.base import Gradients, Saved, UnderKernelPolicy, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import RECOMPUTED
 from numdev.attention.backward.meetings import Turns
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.timed import TimedFromSaved
 from numdev.attention.backward.walk import BackwardWalk
@@ -37,7 +35,7 @@ from numdev.attention.kernels.hopper_backward_launch import (
 )
 from numdev.attention.kernels.hopper_backward_order import TILE, group_of
 from numdev.attention.kernels.launch import Device, Kernel
-from numdev.attention.kernels.runtime import check_scale, generation, interpreting, require, shared_memory
+from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
@@ -51,7 +49,7 @@ _OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 
 
 @dataclass(frozen=True)
-class TritonBackward(BySaved, TimedFromSaved):
+class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
@@ -91,19 +89,6 @@ class TritonBackward(BySaved, TimedFromSaved):
             raise BadInput("backward.design", self.design.value, "only Hopper kernels have designs; give backward.kernel=hopper")
 
     @property
-    def precision(self) -> BackwardPrecision:
-        """The policy under which it computes."""
-        return BackwardPrecision.kernel(self.fmt)
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return gradient_formats(self.fmt)
-
-    @property
-    def format(self) -> Format:
-        return self.fmt
-
-    @property
     def idle(self) -> dict[str, str]:
         unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
         return unread if self.fmt == FP32 else {_FIELD: "precision=fp32"} | unread
@@ -114,15 +99,9 @@ class TritonBackward(BySaved, TimedFromSaved):
         return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
 
     @property
-    def input_key(self) -> Hashable:
-        return self.precision.inputs, torch.float32
-
-    @property
     def storage(self) -> torch.dtype:
         """The dtype in which the inputs are stored, so that a call converts nothing."""
-        dtype = torch.float32 if interpreting() else self.fmt.dtype
-        assert dtype is not None, "each of the formats has a dtype"
-        return dtype
+        return held_dtype(self.fmt)
 
     @property
     def is_tf32(self) -> bool:
@@ -167,24 +146,15 @@ class TritonBackward(BySaved, TimedFromSaved):
         bc = queries_shape(shape.head_dim, queries).bc
         return Tiling(SPLIT[shape.head_dim].br, bc, Order.REVERSE), Turns(together, shared=False)
 
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The inputs in the format, in FP32."""
-        return self.precision.round_inputs(q, k, v, do)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """Takes rounded inputs of any dtype; returns the gradients in the format's dtype, delta in FP32.
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone. Takes rounded inputs of any dtype; returns the gradients in the format's dtype, delta in FP32.
 
         Raises:
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask)
-        return self.backward(q, k, v, do, saved_by(self.forward, self.reads, (q, k, v), mask, scale), mask, scale)
-
-    def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
-    ) -> Gradients:
-        """The backward pass alone; see `__call__`."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         require(q.device)

@@ -10,12 +10,20 @@ from typing import Any
 
 import torch
 
+from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput, Unsupported
 
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs the kernels, in NumPy on the CPU (`TRITON_INTERPRET=1`)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def held_dtype(fmt: Format) -> torch.dtype:
+    """The dtype in which the fast kernels take and return tensors in a format of torch; FP32 where they are interpreted."""
+    dtype = torch.float32 if interpreting() else fmt.dtype
+    assert dtype is not None, "each of the formats has a dtype"
+    return dtype
 
 
 @lru_cache(maxsize=1)

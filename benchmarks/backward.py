@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels import environment
+from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
 from numdev.attention.backward.base import Saved
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.kernels import backward_host
@@ -35,7 +35,6 @@ from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
 
-TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
 LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
 RUNS = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
 HOPPER = replace(RUNS, kernel=Kernel.HOPPER)
@@ -44,7 +43,6 @@ TILES = {
     "keys": [(br, bc, w, s) for br, bc, w in ((64, 128, 8), (32, 128, 8), (64, 64, 4)) for s in (1, 2, 3)],
     "rows": [(br, bc, w, s) for br, bc, w in ((128, 64, 8), (128, 128, 8), (64, 64, 4)) for s in (2, 3)],
 }
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -102,19 +100,6 @@ class Problem:
         }
 
 
-def graphed(run: Call) -> Call:
-    """CALLS launches as one CUDA graph, so that the host's share is not timed."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(CALLS):
-                run()
-    return graph.replay
-
-
 def repeated(run: Call) -> Call:
     """CALLS calls."""
 
@@ -125,27 +110,12 @@ def repeated(run: Call) -> Call:
     return calls
 
 
-def seconds(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median time of one call of each; each of `runs` makes CALLS."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            run()
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run()
-            stop.record()
-            stop.synchronize()
-            times[name].append(start.elapsed_time(stop) / 1e3 / CALLS)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def row(problem: Problem, label: str) -> dict[str, float]:
     """One line of the table; TFLOP/s by name."""
     flash, cudnn = problem.sdpa(SDPBackend.FLASH_ATTENTION), problem.sdpa(SDPBackend.CUDNN_ATTENTION)
     ours = {name: partial(problem.ours, runs) for name, runs in OURS.items() if name == "portable" or is_hopper()}
     runs = {"cudnn": repeated(cudnn), "flash": repeated(flash)} | {name: graphed(run) for name, run in ours.items()}
-    rates = {name: problem.operations / value / 1e12 for name, value in seconds(runs).items()}
+    rates = {name: problem.operations / value / 1e12 for name, value in seconds_of_calls(runs).items()}
     errors = {name: max(problem.errors(run())) for name, run in ({"cudnn": cudnn, "flash": flash} | ours).items()}
     wrong = "".join(f"  {name} is WRONG" for name in ours if errors[name] > LIMIT)
     table = "  ".join(f"{name} {rate:4.0f} ({rate / rates['cudnn']:.3f})" for name, rate in rates.items())
@@ -159,7 +129,7 @@ def is_hopper() -> bool:
 
 def show_parts(problem: Problem, label: str) -> None:
     launches = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
-    found = seconds({name: graphed(run) for name, run in problem.parts(launches).items()})
+    found = seconds_of_calls({name: graphed(run) for name, run in problem.parts(launches).items()})
     share = {"prepare": 0.0, "dk_dv": 0.8, "dq": 0.6}  # of the counted operations: four products of five, three of five
     rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in found.items()}
     print(label, "  ".join(f"{name} {text}" for name, text in rates.items()), flush=True)
@@ -172,7 +142,7 @@ def try_tiles(problem: Problem, label: str) -> None:
         for sides in TILES[which]:
             launches = replace(chosen, **{which: Launch(*sides)})
             try:
-                found[sides] = seconds({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
+                found[sides] = seconds_of_calls({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
             except (Unsupported, RuntimeError):  # it does not fit into shared memory, or does not compile
                 continue
         best = sorted(found, key=found.__getitem__)[:4]

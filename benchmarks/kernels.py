@@ -22,13 +22,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Kernel, Triton
 
-TOKENS, WIDTH, ROUNDS, LAUNCHES = 16384, 2048, 12, 4
+TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
+Call = Callable[[], object]
 
 
-def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> dict[str, Callable[[], object]]:
+def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> dict[str, Call]:
     mask = Mask(causal=causal)
 
-    def sdpa(backend: SDPBackend) -> Callable[[], object]:
+    def sdpa(backend: SDPBackend) -> Call:
         def run() -> object:
             with sdpa_kernel([backend]):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -49,28 +50,36 @@ def environment() -> str:
     return f"{torch.cuda.get_device_name()} {versions}"
 
 
-def seconds(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median time of one launch of each."""
-    graphs, times = {}, {name: [] for name in runs}
-    for name, run in runs.items():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+def graphed(run: Call) -> Call:
+    """CALLS launches as one CUDA graph, so that the host's share is not timed."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(CALLS):
+                run()
+    return graph.replay
+
+
+def seconds(runs: dict[str, Call]) -> dict[str, float]:
+    """Median time of one launch of each, all captured before the first is timed."""
+    return seconds_of_calls({name: graphed(run) for name, run in runs.items()})
+
+
+def seconds_of_calls(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median time of one call of each; each of `runs` makes CALLS."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
             run()
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                for _ in range(LAUNCHES):
-                    run()
-        graphs[name] = graph
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            graph.replay()
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            graph.replay()
+            run()
             stop.record()
             stop.synchronize()
-            times[name].append(start.elapsed_time(stop) / 1e3 / LAUNCHES)
+            times[name].append(start.elapsed_time(stop) / 1e3 / CALLS)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -130,3 +131,8 @@ MASKS = {
     "lengths": Mask(key_lengths=(31, 0)),
     "all": Mask(causal=True, window=17, key_lengths=(50, 20)),
 }
+
+
+def fitted(mask: Mask, keys: int) -> Mask:
+    """One of `MASKS` with no batch entry longer than there are keys."""
+    return mask if mask.key_lengths is None else replace(mask, key_lengths=tuple(min(n, keys) for n in mask.key_lengths))

@@ -130,8 +130,8 @@ def hopper(count: int) -> list[dict[str, Any]]:
     return found
 
 
-def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
-    """Bytes of stack, which hold what registers do not, and what the assembler warns of: C75xx says that products wait."""
+def log_of_assembler(kernel: Any, capability: int) -> str:
+    """What the assembler says of a compiled kernel: registers, bytes of stack and of spills, warnings."""
     from triton import knobs
 
     target = "sm_90a" if capability == 90 else f"sm_{capability}"
@@ -139,7 +139,12 @@ def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
         file = Path(folder) / "kernel.ptx"
         file.write_text(kernel.asm["ptx"])
         command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file), "-o", str(file.with_suffix(".cubin"))]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
+    """Bytes of stack, which hold what registers do not, and what the assembler warns of: C75xx says that products wait."""
+    log = log_of_assembler(kernel, capability)
     stack = max(int(size) for size in re.findall(r"(\d+) bytes stack frame", log))
     return stack, re.findall(r"C75\d\d", log)
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from tests.compiled import SHARED, compile_for
+from tests.compiled import SHARED, compile_for, log_of_assembler
 
 # Format, head_dim, mask, policy, compute capability
 CHOSEN = (
@@ -40,15 +37,7 @@ def masks() -> dict[str, Any]:
 
 def assembled(kernel: Any, capability: int) -> dict[str, Any]:
     """Registers, bytes of stack and of spills, and what the assembler warns of: C75xx says that products wait."""
-    from triton import knobs
-
-    target = "sm_90a" if capability == 90 else f"sm_{capability}"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(kernel.asm["ptx"])
-        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file), "-o", str(file.with_suffix(".cubin"))]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-
+    log = log_of_assembler(kernel, capability)
     if os.environ.get("SHOW"):
         print(log, file=sys.stderr)
 

@@ -18,8 +18,7 @@ from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoft
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
-from tests.attention.test_triton import fitted
-from tests.cases import MASKS, POLICIES, Sizes, draw, lse_of, mixed, on
+from tests.cases import MASKS, POLICIES, Sizes, draw, fitted, lse_of, mixed, on
 
 SIZES: Sizes = (2, 2, 1, 37, 53, 24)
 NARROW = [

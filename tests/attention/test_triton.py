@@ -22,7 +22,7 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton
 from numdev.errors import BadInput, Unsupported
 from tests.budget import kernel_budget
-from tests.cases import MASKS, Sizes, draw, lse_of, on
+from tests.cases import MASKS, Sizes, draw, fitted, lse_of, on
 
 RAGGED: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL = Triton(br=16, bc=16)
@@ -59,10 +59,6 @@ def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: s
         assert float((lse_of(got).double() - lse_of(golden))[~empty].abs().max()) <= lse
     assert got.kernel.startswith("numdev "), got.kernel
     return got.out
-
-
-def fitted(mask: Mask, keys: int) -> Mask:
-    return mask if mask.key_lengths is None else replace(mask, key_lengths=tuple(min(n, keys) for n in mask.key_lengths))
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 from tests.attention.backward.cases import Inputs, draw_all
-from tests.cases import MASKS, Sizes
+from tests.cases import MASKS, Sizes, fitted
 
 SIZES: Sizes = (2, 2, 1, 20, 37, 8)
 FORWARD = Tiled(Precision.parse("kernel_fp16"), count=False)
@@ -66,10 +65,6 @@ def binary_lse(whole: int) -> float:
             return float(near)
         near = torch.nextafter(near, torch.tensor(float("inf")))
     raise AssertionError("there is one for every power of two")
-
-
-def fitted(mask: Mask, keys: int) -> Mask:
-    return mask if mask.key_lengths is None else replace(mask, key_lengths=tuple(min(n, keys) for n in mask.key_lengths))
 
 
 def same(got: Gradients, expected: Gradients) -> list[str]:

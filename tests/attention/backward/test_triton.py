@@ -24,7 +24,7 @@ from numdev.errors import BadInput, Unsupported
 from tests.attention.backward import checked
 from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.backward.checked import poison, rounded, saved_of, stored
-from tests.cases import MASKS, Sizes
+from tests.cases import MASKS, Sizes, fitted
 
 RAGGED: Sizes = (2, 2, 1, 21, 37, 24)
 SMALL = TritonBackward(Triton(br=16, bc=16), br=16, bc=16)
@@ -41,10 +41,6 @@ def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, 
     got = checked.check(backward, inputs, mask, device, product=product)
     assert got.kernel.startswith("numdev portable backward "), got.kernel
     return got
-
-
-def fitted(mask: Mask, keys: int) -> Mask:
-    return mask if mask.key_lengths is None else replace(mask, key_lengths=tuple(min(n, keys) for n in mask.key_lengths))
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.report.reading import typed as typing_of_tables
-from numdev.report.reading.typed import Growing, flatten, typed
+from numdev.report.reading.typed import Growing, column_of_values, flatten, typed
 
 CELLS = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.floats(), st.sampled_from("ab"), st.lists(st.integers(0, 9)))
 ALIKE = st.lists(st.fixed_dictionaries({"a": CELLS, "b": st.floats()}), max_size=9)
@@ -37,17 +37,19 @@ def test_columns_stand_by_kind_and_those_asked_for_are_there() -> None:
 
 
 @given(st.lists(st.one_of(ALIKE, UNLIKE), max_size=4), st.integers(1, 5))
-def test_rows_together_are_the_rows_one_by_one(groups: list[list[dict[str, Any]]], chunk: int) -> None:
-    together, single = Growing(), Growing()
+def test_rows_together_are_their_values_by_column(groups: list[list[dict[str, Any]]], chunk: int) -> None:
+    table, plain = Growing(), list[dict[str, Any]]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typing_of_tables, "_CHUNK", chunk)
         for number, rows in enumerate(groups):
-            together.extend(rows, point=number)
+            table.extend(rows, point=number)
             for row in rows:
-                plain = {name: " ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in row.items()}
-                single.add({"point": number} | plain)
-        found, expected = (table.typed(["point"]) for table in (together, single))
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+                texts = {name: " ".join(map(str, cell)) for name, cell in row.items() if isinstance(cell, list)}
+                plain.append({"point": number} | row | texts)
+        found = table.typed(["point"])
+    names = dict.fromkeys(["point", *(name for row in plain for name in row)])
+    expected = {name: column_of_values([row.get(name) for row in plain]) for name in names}
+    pd.testing.assert_frame_equal(found, pd.DataFrame(expected), check_exact=True)
 
 
 def test_a_label_that_is_a_list_stands_as_it_is_written() -> None:

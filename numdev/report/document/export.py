@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from numdev.report.claims.verdicts import ClaimResult
+from numdev.report.document.parquet import parquet_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
-from numdev.report.reading.frames import LABEL, PLACE, Results, distinct, is_broken, is_repeated
+from numdev.report.reading.frames import LABEL, PLACE, Results, is_broken, is_repeated
 from numdev.report.reading.lean import numbered, repeated
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.reading.words import Words
@@ -44,12 +44,11 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
         "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
         "claims.csv": claim_table(claims),
     }
-    packed = to_parquet(distinct(rows)) if parquet else None
     write_atomically(out / "results.csv", csv_of(rows, once))
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
-    if packed is not None:
-        write_atomically(out / "results.parquet", packed)
+    if parquet:
+        write_atomically(out / "results.parquet", parquet_of(rows, once))
     columns = {"results.csv": rows.columns} | {name: table.columns for name, table in tables.items()}
     said = dictionary(columns, results.columns | settings(results.manifests.values()))
     write_atomically(out / "columns.md", said.encode())
@@ -67,14 +66,17 @@ def csv_of(table: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> Iter
     places = np.arange(count) if chosen is None else np.flatnonzero(chosen)
     for start in range(0, max(1, count), _PART):
         own = table.iloc[places[start : start + _PART]]
-        yield own.to_csv(index=False, header=start == 0, float_format="%.9g", lineterminator="\n").encode()
+        own = pd.DataFrame({name: _digits(column) for name, column in own.items()}, own.index, table.columns, copy=False)
+        yield own.to_csv(index=False, header=start == 0, lineterminator="\n").encode()
 
 
-def to_parquet(table: pd.DataFrame) -> bytes:
-    """The table in Parquet, numbers in full."""
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False)
-    return buffer.getvalue()
+def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Numbers as the texts of `to_csv`: pandas' `float_format` asks of each number by itself whether it is missing."""
+    if column.dtype != np.float64:
+        return column
+    texts = np.array(list(map("%.9g".__mod__, column.tolist())), dtype=object)
+    texts[column.isna().to_numpy()] = ""
+    return pd.Series(texts, column.index, dtype=object, copy=False)
 
 
 def summarise(rows: pd.DataFrame, points: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, to_parquet
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by
+from numdev.report.document.parquet import parquet_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, load
@@ -51,7 +52,7 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, par
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
     if parquet:
-        write_atomically(out / "results.parquet", to_parquet(results.rows))
+        write_atomically(out / "results.parquet", parquet_of(results.rows))
     declared = results.columns | settings(results.manifests.values())
     said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())

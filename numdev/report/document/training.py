@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, to_parquet
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by
+from numdev.report.document.parquet import parquet_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results
@@ -46,7 +47,7 @@ def write_training_tables(results: Results, claims: list[ClaimResult], out: Path
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
     if parquet:
-        write_atomically(out / "weights.parquet", to_parquet(weights))
+        write_atomically(out / "weights.parquet", parquet_of(weights))
     declared = {name: _of_weights(column) for name, column in results.columns.items()} | settings(results.manifests.values())
     said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,6 +30,7 @@ from numdev.report.figures.grid import (
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BASELINE, PAGE, SERIES, TILED
 from numdev.report.reading.frames import COMPARISON, LABEL, PRIMARY
+from numdev.report.reading.lean import numbered, part
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 
 METRIC, TEXT = "rmse", "RMSE from golden, absolute"
@@ -37,6 +39,7 @@ _SHADES = SERIES
 _MARKERS = "os^vD<>"
 _MOST = 40  # points of a panel, a line each
 _ROW = 0.2  # inches of such a line
+_POINT = "point"  # a column of rows: the number of their point, then whether it has a line
 
 
 def draw_points(rows: pd.DataFrame) -> Figure:
@@ -107,10 +110,13 @@ def _over(rows: pd.DataFrame, axis: str) -> Figure:
 
 def _listed(rows: pd.DataFrame) -> Figure:
     """A panel per scenario, a line for each point; a bar is its baseline's."""
-    panels = [panel for row in by_scenario(rows) for panel in row]
     names = labels(rows)
-    every = [name for name, _ in _series(chosen(rows, reference="golden"), names)]
-    shown = every[:_MOST]
+    point = numbered((rows[name] for name in names), len(rows))
+    rows = rows.assign(**{_POINT: point})
+    every = chosen(rows, reference="golden")[_POINT].unique()
+    rows = rows.assign(**{_POINT: np.isin(point, every[:_MOST])})  # of the others no line is made
+    panels = [panel for row in by_scenario(rows) for panel in row]
+    shown = [name for name, _ in _series(_kept(chosen(rows, reference="golden")), names)]
     figure = Figure(figsize=(PAGE, 1.0 + _ROW * len(shown)), layout="constrained")
     grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axes, panel in zip(grid[0], panels, strict=True):
@@ -118,8 +124,8 @@ def _listed(rows: pd.DataFrame) -> Figure:
         axes.set_xscale("log")
         name_steps(axes.xaxis)
         for subject, shade, marker in (("baseline", BASELINE, "|"), ("variant", TILED, "o")):
-            for name, own in _series(chosen(panel.rows, subject, "golden"), names):
-                interval = replicates(own, METRIC) if name in shown else None
+            for name, own in _series(_kept(chosen(panel.rows, subject, "golden")), names):
+                interval = replicates(own, METRIC)
                 if interval is not None and lowest(interval) > 0:
                     axes.errorbar(interval.estimate, shown.index(name), xerr=whiskers([interval]), color=shade, marker=marker)
         axes.margins(x=0.15)
@@ -130,6 +136,11 @@ def _listed(rows: pd.DataFrame) -> Figure:
     left = f"; the first {_MOST} of {len(every)} points" if len(every) > _MOST else ""
     figure.supxlabel(f"{TEXT}{left}", fontsize=8)
     return figure
+
+
+def _kept(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the points that have a line."""
+    return part(rows, rows[_POINT])
 
 
 POINTS = Plot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,12 +129,10 @@ def load(
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
             count += 1
             points.add(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
-            for row in record.rows:
-                rows.add({"point": place["point"]} | _row(row))
+            rows.extend(record.rows, point=place["point"])
             for table in tables:
                 further[table].columns |= {column.name: column for column in record.columns.get(table, ())}
-                for row in record.table(table):
-                    further[table].rows.add({"point": place["point"]} | _row(row))
+                further[table].rows.extend(record.table(table), point=place["point"])
     everywhere = frozenset.intersection(*(_lacking(manifest) for manifest in manifests.values()))
     made = points.typed(["point", *PLACE, *(name for name in _ALWAYS if name not in everywhere)])
     return Results(
@@ -196,7 +195,8 @@ def _on_which(manifests: Iterable[Mapping[str, Any]]) -> str:
 
 def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The points of a manifest, each once, however often a grid meets it."""
-    return list({json.dumps(point, sort_keys=True): point for point in manifest["points"]}.values())
+    whole = ((json.dumps(point, sort_keys=True).encode(), point) for point in manifest["points"])
+    return list({hashlib.sha256(text).digest(): point for text, point in whole}.values())  # the texts take more than the points
 
 
 def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int]) -> Iterator[str]:
@@ -221,11 +221,6 @@ def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     """The mean over seeds of everything that the variant's runs counted."""
     names = [name for name in counters[0] if name != "seed"] if counters else []
     return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
-
-
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a table of plain cells: a list is its items."""
-    return {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _rows(rows: Growing, points: pd.DataFrame, columns: list[str], axes: tuple[str, ...] | None) -> pd.DataFrame:

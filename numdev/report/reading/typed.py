@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -25,7 +25,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 _CHUNK = 4096  # values that are packed together
-_MANY = 1 << 16  # different texts of a column, from which it is not worth while to share them
+_MANY = 1 << 16  # different texts of a column that rows share; of more the dictionary would take more than it saves
 
 
 class _Growing:
@@ -38,16 +38,25 @@ class _Growing:
         self.length = 0
         self.pad(absent)
 
-    def append(self, value: Any) -> None:
-        self.last.append(self.texts.setdefault(value, value) if type(value) is str and len(self.texts) < _MANY else value)
-        self.length += 1
-        if len(self.last) >= _CHUNK:
-            self._pack()
+    def extend(self, values: Sequence[Any]) -> None:
+        """Append values."""
+        for start in range(0, len(values), _CHUNK):
+            own = values[start : start + _CHUNK]
+            self.last += map(self._shared, own) if str in set(map(type, own)) else own
+            if len(self.last) >= _CHUNK:
+                self._pack()
+        self.length += len(values)
 
     def pad(self, length: int) -> None:
         """Append None up to this length."""
-        while self.length < length:
-            self.append(None)
+        if length > self.length:
+            self.extend([None] * (length - self.length))
+
+    def _shared(self, value: Any) -> Any:
+        """A value, as the text that rows share where it is one."""
+        if type(value) is not str:
+            return value
+        return self.texts.setdefault(value, value) if len(self.texts) < _MANY else self.texts.get(value, value)
 
     def series(self) -> pd.Series[Any]:
         """The whole column, of the type that all of its values allow."""
@@ -93,13 +102,25 @@ class Growing:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row; a column that it lacks is empty there."""
-        for name, value in row.items():
+        self._add({name: [value] for name, value in row.items()}, 1)
+
+    def extend(self, rows: Sequence[Mapping[str, Any]], **head: Any) -> None:
+        """Append rows with `head` in front of each. A list in a cell becomes the text of its items."""
+        alike = rows if all(row.keys() == rows[0].keys() for row in rows) else rows[:1]
+        if alike:
+            columns = {name: [value] * len(alike) for name, value in head.items()}
+            self._add(columns | {name: _plain([row[name] for row in alike]) for name in alike[0]}, len(alike))
+        for row in rows[len(alike) :]:
+            self.extend([row], **head)
+
+    def _add(self, columns: Mapping[str, list[Any]], count: int) -> None:
+        for name, values in columns.items():
             column = self._columns.get(name)
             if column is None:
                 column = self._columns[name] = _Growing(self._length)
             column.pad(self._length)
-            column.append(value)
-        self._length += 1
+            column.extend(values)
+        self._length += count
 
     def typed(self, columns: list[str]) -> pd.DataFrame:
         """Makes the table, which is then empty. It has at least these columns, and they come first; each has one type."""
@@ -110,6 +131,12 @@ class Growing:
             made[name] = column.series()
         self._length = 0
         return pd.DataFrame(made, copy=False)
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    if list not in set(map(type, values)):
+        return values
+    return [" ".join(map(str, value)) if type(value) is list else value for value in values]
 
 
 def typed(records: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, to_parquet, write_tables
+from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, write_tables
 from numdev.report.reading import typed as typing_of_tables
 from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
 from numdev.results.columns import Column
@@ -252,14 +252,6 @@ def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) 
 def test_csv_numbers_have_nine_digits() -> None:
     table = pd.DataFrame({"a": [1 / 3, math.inf, math.nan], "b": [1, 2, 3]})
     assert to_csv(table) == b"a,b\n0.333333333,1\ninf,2\n,3\n"
-
-
-def test_parquet_keeps_what_the_csv_has(results: Results) -> None:
-    import io
-
-    table = results.study("sign")
-    found = pd.read_parquet(io.BytesIO(to_parquet(table)))
-    pd.testing.assert_frame_equal(found, table.reset_index(drop=True), check_dtype=False)
 
 
 def test_no_claims_make_an_empty_table() -> None:

@@ -12,7 +12,7 @@ from numdev.report.document import export
 from numdev.report.reading.lean import TEXT, Run, numbered, part, repeated
 from numdev.report.reading.typed import typed
 
-NUMBERS = (0.0, -0.0, 1.5, math.nan, math.inf)
+NUMBERS = (0.0, -0.0, 1.5, 1 / 3, 1e-310, math.nan, math.inf, -math.inf)
 CELLS: dict[str, st.SearchStrategy[Any]] = {
     "text": st.sampled_from(["", "a", "b", None]),
     "one text": st.just("a"),

@@ -158,4 +158,3 @@ def _decay(x: Near, m: Near, cast: Cast, *, binary: bool) -> Near:
     difference = Near(difference.x.masked_fill(never, 0.0), difference.e.masked_fill(never, 0.0)).rounded(cast)
     found = difference.exponential(binary=binary).rounded(cast)
     return Near(found.x.masked_fill(never, 0.0), found.e.masked_fill(never, 0.0))
-

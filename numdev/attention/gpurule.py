@@ -26,7 +26,8 @@ from numdev.attention.path import Path, chosen, differentiates, multiplies_unsee
 
 BR = 64
 """Rows of the kernel's tile, whatever `tiling.br` is: Br changes no bit of tiled attention, and so must not choose a launch."""
-_FEWEST_SCORES = 1 << 28  # below, compiling a kernel for a policy takes longer than the tensor operations of a point
+# Below, compiling a kernel for a policy takes longer than the tensor operations of ten replicates: see `benchmarks/choice.py`.
+_FEWEST_SCORES = 1 << 28
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
-from numdev.attention.fused.rule import Path, by
+from numdev.attention.path import Path, by
 
 _SCALE, _RUNS = 0.125, 3
 _POLICIES = {name: Precision.parse(name) for name in ("bf16", "fp16", "kernel_bf16", "e4m3fn")}

@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
-from numdev.attention.fused.rule import Path, by
+from numdev.attention.path import Path, by
 
 
 def double_loop(q: Tensor, k: Tensor, v: Tensor, scale: float, tiling: Tiling, step: Precision) -> Tensor:

@@ -18,7 +18,10 @@ from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
+from numdev.attention.gpurule import BR, Asked
+from numdev.attention.gpurule import obstacle as obstacle_to_kernel
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
@@ -29,6 +32,7 @@ from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 from numdev.attention.together import Inputs, Limits, split, together
 from numdev.attention.walk import Walk
+from numdev.errors import Unsupported
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
@@ -49,7 +53,8 @@ class Tiled(UnderPolicy):
         precision: the format of each step.
         tiling: which tiles, in which order.
         softmax: the recurrence.
-        count: whether to fill `Output.counters`; counting reads every P twice more and changes no result.
+        count: whether to fill `Output.counters`; counting reads every P twice more. None counts too, but lets the instrumented
+            kernel, which counts nothing, take a run on a GPU (`numdev.attention.gpurule`); with the others no kernel takes it.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE | {"attention.count"})
@@ -57,7 +62,11 @@ class Tiled(UnderPolicy):
     precision: Precision
     tiling: Tiling = Tiling()
     softmax: OnlineSoftmax = OnlineSoftmax()
-    count: bool = setting(True, "whether the run counts its events, which are the columns `counter.*`; it changes no result")
+    count: bool | None = setting(
+        None,
+        "whether the run counts its events, which are the columns `counter.*`; null counts them, except in a long run on a GPU, "
+        "which goes by the instrumented kernel and counts nothing; with true and false a GPU goes by tensor operations",
+    )
 
     @property
     def idle(self) -> dict[str, str]:
@@ -86,13 +95,33 @@ class Tiled(UnderPolicy):
         """The output of each of so many replicates, whose batch entries follow one another."""
         q, k, v = inputs
         check_shapes(q, k, v, mask)
+        if (found := self._by_kernel(q, k, v, mask, scale)) is not None:
+            assert found.lse is not None, "the kernel has one"
+            return [Output(*part, ran=found.ran) for part in split(found.out, found.lse, replicates)]
+        return self._by_rows(scale, inputs, mask, replicates)
+
+    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
+        """The run by the instrumented kernel, where it takes it."""
+        kernel = KernelRun(self.precision, replace(self.tiling, br=BR), self.softmax)
+        if obstacle_to_kernel(Asked(kernel, q, k, v, mask, scale, q.device, self.count)) is not None:
+            return None
+        try:
+            return kernel(q, k, v, mask, scale)
+        except Unsupported:  # a tile that does not fit into this GPU, which only compiling shows
+            return None
+
+    def _by_rows(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
+        """By the recurrence itself: tensor operations, or compiled passes."""
+        q, k, v = inputs
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
         k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
-        counters = Counters(q[..., :1], self.softmax, self.precision.probabilities, replicates) if self.count else None
+        counters = (
+            Counters(q[..., :1], self.softmax, self.precision.probabilities, replicates) if self.count is not False else None
+        )
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
         out, lse = self._fused(run) if ran.name else self._tensors(run)

@@ -203,7 +203,7 @@ def converted(where: str, hint: Any, value: Any, text: str = "") -> Any:
     if value is None and type(None) in arms:
         return None
     errors = []
-    for arm in arms:
+    for arm in (arm for arm in arms if arm is not type(None)):
         try:
             return _as(where, arm, value)
         except BadInput as error:

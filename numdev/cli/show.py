@@ -18,6 +18,7 @@ from numdev.cli.headline import compared, sentences
 from numdev.cli.sweeptable import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.results.columns import Column, Use
+from numdev.results.compiled import compiled
 from numdev.results.record import Record, Status, summary
 from numdev.results.replaced import Replaced
 from numdev.results.store import Store
@@ -86,10 +87,11 @@ def cells(found: Record) -> tuple[str, ...]:
 
 
 def outcome(name: str, done: Outcome) -> Text:
-    """What a run of a study did, in one line."""
+    """What a run of a study did, in one line; of compiled code of numdev it names how many points it ran."""
     parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
     if done.skipped:
         parts.append(f"{done.skipped} already there")
+    parts += [f"{count} by {kernel}" for kernel, count in compiled(done.kernels).items()]
     ended = Counter(status for _, status, _ in done.failures)
     parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
     count = done.measured + done.skipped

@@ -137,12 +137,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class PointEnded:
-    """How a point ended, and how long that took now: not at all if its record `was_there`."""
+    """How a point ended, by which kernel, and how long that took now: not at all if its record `was_there`."""
 
     status: Status
     reason: str
     seconds: float = 0.0
     was_there: bool = True
+    kernel: str = ""
 
 
 @dataclass
@@ -153,12 +154,14 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
+    kernels: list[str] = field(default_factory=list)  # of each point, as its record has it
 
     def add(self, point: StudyPoint, ended: PointEnded) -> None:
         """Count one more point."""
         self.skipped += ended.was_there
         self.measured += not ended.was_there
         self.seconds += ended.seconds
+        self.kernels.append(ended.kernel)
         if ended.status is not Status.OK:
             self.failures.append((point.text(), ended.status, ended.reason))
 
@@ -238,7 +241,7 @@ def begin(
 def stored(store: Store, key: str) -> PointEnded | None:
     """How a point of the store ended; None for one that is to be measured."""
     record = store.get(key)
-    return PointEnded(record.status, record.reason) if _is_done(record) else None
+    return PointEnded(record.status, record.reason, kernel=record.kernel) if _is_done(record) else None
 
 
 def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
@@ -246,7 +249,7 @@ def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: 
     record = _measure(bench, point, {**where, "folder": store.work(key), "shared": store.shared})
     store.put(record)
     shutil.rmtree(store.work(key), ignore_errors=True)
-    return PointEnded(record.status, record.reason, record.seconds, was_there=False)
+    return PointEnded(record.status, record.reason, record.seconds, was_there=False, kernel=record.kernel)
 
 
 def _is_done(record: Record | None) -> TypeGuard[Record]:

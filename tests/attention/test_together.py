@@ -15,9 +15,9 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
 from numdev.attention.exact import Exact
 from numdev.attention.fused import rule
-from numdev.attention.fused.rule import Path, by
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXPONENTIALS, Maximum, Normalise, OnlineSoftmax, SumOver
 from numdev.attention.tiled import Tiled

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain
@@ -15,6 +12,7 @@ import torch
 
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
 from numdev.attention.recurrence import Run
 from numdev.attention.tiling import Tiling
 
@@ -23,30 +21,9 @@ _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass: see `numdev.
 _FEWEST_SCORES = 1 << 20  # below, loading compiled code takes longer than all that it saves
 
 
-class Path(Enum):
-    """By which of two ways to the same bits tiled attention goes on a CPU."""
-
-    FASTEST = "fastest"  # the compiled passes where they pay
-    TENSORS = "tensors"  # tensor operations, which are the specification
-    COMPILED = "compiled"  # the compiled passes also of a run so short that they do not pay
-
-
-_path: ContextVar[Path] = ContextVar("path", default=Path.FASTEST)
-
-
-@contextmanager
-def by(path: Path) -> Iterator[None]:
-    """Go by a path within this context, to compare both; what cannot be compiled goes by tensor operations in any."""
-    token = _path.set(path)
-    try:
-        yield
-    finally:
-        _path.reset(token)
-
-
 def tensor_scores() -> int:
     """How many scores a run can have and certainly goes by tensor operations."""
-    return 0 if _path.get() is Path.COMPILED else _FEWEST_SCORES - 1
+    return 0 if chosen() is Path.COMPILED else _FEWEST_SCORES - 1
 
 
 def obstacle(run: Run, tiling: Tiling) -> str | None:
@@ -56,26 +33,18 @@ def obstacle(run: Run, tiling: Tiling) -> str | None:
 
 def _is_short(run: Run, tiling: Tiling) -> bool:
     scores = run.q[..., 0].numel() * run.k.shape[-2]
-    return _path.get() is Path.FASTEST and scores < _FEWEST_SCORES
+    return chosen() is Path.FASTEST and scores < _FEWEST_SCORES
 
 
 def _gains_nothing(run: Run, tiling: Tiling) -> bool:
     """torch computes FP32 exponentials in either path, and little else is left to save."""
     wide = run.steps.precision.exponential.to == FP32
-    return _path.get() is Path.FASTEST and wide and run.counters is None
+    return chosen() is Path.FASTEST and wide and run.counters is None
 
 
 def _has_list(run: Run, tiling: Tiling) -> bool:
     inner = replace(run.steps.precision, inputs=run.steps.precision.output)
     return any(cast.to.listing is not None for cast in inner.casts())
-
-
-def _differentiates(run: Run, tiling: Tiling) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in (run.q, run.k, run.v))
-
-
-def _multiplies_unseen(run: Run, tiling: Tiling) -> bool:
-    return not run.mask.is_none and not bool(run.v.isfinite().all())
 
 
 def _sums(run: Run, tiling: Tiling) -> set[int]:
@@ -103,7 +72,7 @@ def _is_order_of_torch(length: int) -> bool:
 
 
 _OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
-    (lambda run, tiling: _path.get() is Path.TENSORS, "tensor operations were asked for"),
+    (lambda run, tiling: chosen() is Path.TENSORS, "tensor operations were asked for"),
     (lambda run, tiling: not run.q.is_cpu, "it is not on a CPU"),
     (_is_short, "it is too short to pay for loading compiled code"),
     (_gains_nothing, "nothing is counted and the exponential is in FP32, so that tensor operations are as fast"),
@@ -112,8 +81,8 @@ _OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
     (lambda run, tiling: run.steps.noise is not None, "a step rounds stochastically"),
     (lambda run, tiling: not isinstance(run.steps.precision.probabilities, Cast), "P is microscaled"),
     (_has_list, "a step has a format that is a list of numbers"),
-    (_differentiates, "torch is to differentiate it"),
-    (_multiplies_unseen, "a key that is not seen may hold a value that is not finite"),
+    (lambda run, tiling: differentiates(run.q, run.k, run.v), "torch is to differentiate it"),
+    (lambda run, tiling: multiplies_unseen(run.v, run.mask), "a key that is not seen may hold a value that is not finite"),
     (lambda run, tiling: max(_sums(run, tiling)) > _LONGEST_SUM, "more numbers of a row are added than torch adds in one pass"),
     (_adds_otherwise, "torch adds up a row in another order on this processor"),
 )

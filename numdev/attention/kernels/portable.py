@@ -162,6 +162,15 @@ def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     return _TABLES.get(values, device, lambda: torch.tensor(values, dtype=torch.int32))
 
 
+def check_dims(q: Tensor, v: Tensor) -> None:
+    """Raise Unsupported for a head_dim that the kernel does not have."""
+    dim = q.shape[-1]
+    if dim > _MOST_DIM:
+        raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
+    if v.shape[-1] != dim:
+        raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
+
+
 def run(
     request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
@@ -170,11 +179,8 @@ def run(
     Raises:
         Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
     """
+    check_dims(q, v)
     dim = q.shape[-1]
-    if dim > _MOST_DIM:
-        raise Unsupported("problem.head_dim", f"{dim} does not fit into registers; give at most {_MOST_DIM}")
-    if v.shape[-1] != dim:
-        raise Unsupported("problem.head_dim", f"the kernel has one for q, k and v, and v has {v.shape[-1]}, q {dim}")
     splits = request.tiling.splits
     out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else out_dtype, device=q.device)
     lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)

@@ -15,6 +15,7 @@ from numdev.report.reading.kinds import is_own
 from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
+from numdev.results.compiled import compiled
 
 _MOST_FINDINGS = 3
 _MOST_FAILURES = 40  # rows; the rest are in points.csv
@@ -75,6 +76,16 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     seen = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
     rest = f"{same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
     return f"{head} {seen} {rest}"
+
+
+def compiled_code(wholes: Sequence[Results]) -> str:
+    """How many points ran by compiled code of numdev, as plain text; empty where none did."""
+    known = [whole.points.drop_duplicates("key") for whole in wholes if "kernel" in whole.points]
+    counted = compiled(kernel for points in known for kernel in points["kernel"].fillna(""))
+    if not counted:
+        return ""
+    ran = _listed([f"{count} ran by {kernel}" for kernel, count in counted.items()])
+    return f"Of {_points(wholes)} points {ran}, as the column kernel of the tables says."
 
 
 def reading(claims: Sequence[ClaimResult]) -> str:

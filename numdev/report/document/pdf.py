@@ -87,6 +87,7 @@ def contents(parts: Sequence[Part]) -> dict[str, Any]:
         "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
+        "compiled": overview.compiled_code(every),
         "methods": [one.methods for one in own if one.methods],
         "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for one in own for rule in one.rules)))],
         "compares": bool(shipped),

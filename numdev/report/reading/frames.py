@@ -218,8 +218,8 @@ def _facts(record: Record, labels: Mapping[str, Any], environment: int, lacking:
 
 
 def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
-    """The mean over seeds of everything that the variant's runs counted."""
-    names = [name for name in counters[0] if name != "seed"] if counters else []
+    """The mean over seeds of everything that the variant's run counted on every one of them; a kernel counts nothing."""
+    names = [name for name in counters[0] if name != "seed" and all(name in seed for seed in counters)] if counters else []
     return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
-from numdev.attention.fused.rule import FUSED, Path, by
+from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax

@@ -9,8 +9,9 @@ import torch
 
 import numdev as nd
 from numdev.attention.fused import rule
-from numdev.attention.fused.rule import FUSED, Path, by, obstacle
+from numdev.attention.fused.rule import FUSED, obstacle
 from numdev.attention.mask import Mask
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.recurrence import Run
 from numdev.attention.softmax import OnlineSoftmax

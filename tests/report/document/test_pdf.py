@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
 from numdev.measurement.speed.timing import Budget
 from numdev.report.claims.verdicts import judge
+from numdev.report.document.overview import compiled_code
 from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
 from numdev.report.document.pdf import WIDEST, command, contents, write_pdf, write_root
@@ -116,6 +118,15 @@ def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]
     assert {found["title"] for found in own["findings"]} >= {title_of("uniform_end")}
 
 
+def test_the_methods_count_what_ran_by_compiled_code(results: Results) -> None:
+    points = results.points.copy()
+    points["kernel"] = ["numdev fused", "numdev instrumented br=64 bc=16", *[""] * (len(points) - 2)]
+    told = compiled_code([replace(results, points=points)])
+    ran = "1 ran by numdev fused and 1 ran by numdev instrumented"
+    assert told == f"Of {points['key'].nunique()} points {ran}, as the column kernel of the tables says."
+    assert compiled_code([replace(results, points=points.assign(kernel=""))]) == ""
+
+
 def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     problem = Problem(Distribution(), Shape(queries=32, keys=32, head_dim=16))
     precisions = ("fp32", "bf16")
@@ -124,7 +135,9 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), pdf=True)
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     loaded = load(Store(tmp_path / "results"))
-    (section,) = contents([Part(loaded, [], tmp_path)])["sections"]
+    whole = contents([Part(loaded, [], tmp_path)])
+    assert whole["compiled"] == ""
+    (section,) = whole["sections"]
     (table,) = section["tables"]
     assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
     assert [row[3] for row in table["rows"]] == ["", ""]  # it has no baseline

@@ -103,6 +103,12 @@ def test_points_have_counters_as_means(tmp_path: Path) -> None:
     assert found.points["counter.tied_rows"].tolist() == [0.5]
 
 
+@pytest.mark.parametrize("counters", [[{"seed": 0}, {"seed": 1}], [{"seed": 0, "tied_rows": 0.25}, {"seed": 1}]])
+def test_what_not_every_replicate_counted_is_absent(counters: list[dict[str, float]], tmp_path: Path) -> None:
+    found = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters})))
+    assert "counter.tied_rows" not in found.points
+
+
 def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> None:
     rows = distinct(results.rows)
     baseline = rows[rows["subject"] == "baseline"]

@@ -1,0 +1,157 @@
+"""Which tiled runs the instrumented kernel takes, and what a record says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import numdev as nd
+from numdev.attention import gpurule
+from numdev.attention.emulation import emulation_of
+from numdev.attention.gpurule import Asked, obstacle
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernelrun import INSTRUMENTED, KernelRun
+from numdev.attention.mask import Mask
+from numdev.attention.path import Path, by
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
+from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.triton import Triton
+from numdev.errors import Unsupported
+from tests.cases import draw
+
+BF16 = Precision.parse("bf16")
+PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
+
+
+def asked(
+    precision: Precision = BF16,
+    tiling: Tiling = PLAIN_TILES,
+    softmax: OnlineSoftmax = PLAIN,
+    mask: Mask | None = None,
+    count: bool | None = None,
+    scale: float | None = None,
+) -> Asked:
+    """A short run, said to be on a GPU."""
+    q, k, v = precision.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
+    return Asked(KernelRun(precision, tiling, softmax), q, k, v, mask or Mask(), scale, torch.device("cuda"), count)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("counted", {"count": True}),
+    ("emulation", {"count": False}),
+    ("FP64", {"precision": Precision.parse("fp64")}),
+    ("FP64", {"precision": BF16.with_step(row_sum="e8m13")}),
+    ("stochastically", {"precision": BF16.with_step(values="bf16:stochastic")}),
+    ("stochastically", {"precision": BF16.with_step(output="bf16:stochastic")}),
+    ("microscaled", {"precision": BF16.with_step(probabilities="mxfp8_e4m3")}),
+    ("posit8", {"precision": BF16.with_step(probabilities="posit8")}),
+    ("nearest_even", {"precision": BF16.with_step(accumulator="bf16:up")}),
+    ("tiling.order", {"tiling": Tiling(order=Order.RANDOM)}),
+    ("tiling.bc", {"tiling": Tiling(bc=300)}),
+    ("softmax.exp", {"softmax": OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"])}),
+    ("softmax.tie_shift", {"softmax": OnlineSoftmax(tie_shift=2.0)}),
+    ("problem.scale", {"scale": -1.0}),
+]
+
+
+@pytest.mark.parametrize(("reason", "changed"), REFUSED)
+def test_what_it_does_not_take(reason: str, changed: dict[str, Any]) -> None:
+    with by(Path.COMPILED):
+        assert obstacle(asked()) is None
+        assert reason in str(obstacle(asked(**changed)))
+
+
+def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    wild, differentiated = asked(mask=Mask(causal=True)), asked()
+    wild.v[..., 3, 2] = torch.inf
+    differentiated.k.requires_grad_()
+    with by(Path.COMPILED):
+        assert "finite" in str(obstacle(wild))
+        assert obstacle(replace(wild, mask=Mask())) is None
+        assert "differentiate" in str(obstacle(differentiated))
+        with torch.no_grad():
+            assert obstacle(differentiated) is None
+        wide = replace(asked(), q=torch.zeros(1, 1, 20, 300), v=torch.zeros(1, 1, 40, 300))
+        assert "problem.head_dim" in str(obstacle(wide))
+        assert "not on a GPU" in str(obstacle(replace(asked(), device=torch.device("cpu"))))
+    with by(Path.TENSORS):
+        assert "asked for" in str(obstacle(asked()))
+    assert "short" in str(obstacle(asked()))
+    monkeypatch.setattr(gpurule, "_FEWEST_SCORES", 20 * 40)
+    assert obstacle(asked()) is None
+    monkeypatch.setattr(gpurule, "triton_version", lambda: "none")
+    assert "not installed" in str(obstacle(asked()))
+
+
+def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
+    emulated = emulation_of(Triton(nd.Format.parse("fp16"), br=64, bc=64, kernel=nd.Kernel.PORTABLE), Shape(queries=20))
+    assert emulated.count is False
+
+
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter stands in for a GPU, and no run is too short."""
+    monkeypatch.setattr(gpurule, "_OBSTACLES", gpurule._OBSTACLES[1:])
+    monkeypatch.setattr(gpurule, "_FEWEST_SCORES", 1)
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str) -> None:
+    policy = Precision.parse("fp16")
+    q, k, v = (x.to(device) for x in policy.round_inputs(*draw((1, 2, 1, 20, 20, 8))))
+    expected = Instrumented(policy, Tiling(64, 16))(q, k, v, Mask(causal=True), 0.3)
+    for br in (1, 500):
+        found = Tiled(policy, Tiling(br, 16))(q, k, v, Mask(causal=True), 0.3)
+        assert torch.equal(found.out, expected.out)
+        assert found.lse is not None
+        assert expected.lse is not None
+        assert torch.equal(found.lse, expected.lse)
+        assert (found.ran, found.counters) == (expected.ran, {})
+    counted = Tiled(policy, Tiling(16, 16), count=True)(q, k, v, Mask(causal=True), 0.3)
+    assert counted.counters
+    assert not counted.kernel.startswith(INSTRUMENTED)
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_a_tile_that_does_not_fit_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*arguments: object) -> None:
+        raise Unsupported("tiling", "it needs more shared memory than the GPU has")
+
+    from numdev.attention.kernels import portable
+
+    monkeypatch.setattr(portable, "run", too_large)
+    q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
+    found = Tiled(BF16)(q, k, v, Mask())
+    assert found.kernel == ""
+    assert found.counters
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_a_record_names_the_kernel_and_has_no_counters() -> None:
+    problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
+    record = nd.measure(problem, Tiled(Precision.parse("fp16"), Tiling(16, 16)), seeds=2)
+    assert record.kernel.startswith(f"{INSTRUMENTED} br=64 bc=16")
+    assert record.table("counters") == [{"seed": 0}, {"seed": 1}]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
+    policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
+    side = 1 << 14
+    q, k, v = (torch.rand(1, gpurule._FEWEST_SCORES // side // 1024 or 1, n, 64, device="cuda") for n in (1024, side, side))
+    inputs = policy.round_inputs(q, k, v)
+    assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith(INSTRUMENTED)
+    q, k, v = (x[:, :1, :64] for x in inputs)
+    assert Tiled(policy, tiling)(q, k, v, Mask()).kernel == ""
+    assert Tiled(policy, tiling, count=False)(*inputs, Mask()).kernel == ""
+    with by(Path.TENSORS):
+        found = Tiled(policy, tiling)(*inputs, Mask())
+    assert found.counters
+    assert found.kernel == ""

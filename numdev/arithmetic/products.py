@@ -40,8 +40,14 @@ def product(
     right = torch.nn.functional.pad(b, (0, extra)) if (extra := -columns % COLUMNS) else b
     right = right.reshape(matrices, inner, columns + extra).contiguous()
     total = left.new_empty(matrices, height + missing, columns + extra)
-    for one, other, out in zip(left.unbind(0), right.unbind(0), total.unbind(0), strict=True):
-        _blocks(one, other, out)
+    blocks = (height + missing) // ROWS
+    if matrices <= blocks or a.dtype is not torch.float32:
+        for one, other, out in zip(left.unbind(0), right.unbind(0), total.unbind(0), strict=True):
+            _blocks(one, other, out)
+    else:  # the same calls of BLAS, a block of every matrix at a time
+        for start in range(0, height + missing, ROWS):
+            rows = slice(start, start + ROWS)
+            total[:, rows] = _of_each(left[:, rows], right)
     return total[:, :height, :columns].reshape(*a.shape[:-1], columns)
 
 
@@ -53,6 +59,15 @@ def _blocks(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], o
             _fixed(a[:, cut], b[cut], out)
         else:
             out += _fixed(a[:, cut], b[cut], torch.empty_like(out))
+
+
+def _of_each(a: Float[Tensor, "matrices rows inner"], b: Float[Tensor, "matrices inner columns"]) -> Tensor:
+    """`a b` of one block of ROWS rows of each matrix, in FP32."""
+    cuts = [slice(start, start + INNER) for start in range(0, a.shape[2], INNER)]
+    total = torch.bmm(a[..., cuts[0]].contiguous(), b[:, cuts[0]])
+    for cut in cuts[1:]:
+        total += torch.bmm(a[..., cut].contiguous(), b[:, cut])
+    return total
 
 
 def _fixed(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class Counters:
         return counts.view(x.shape[:-1])
 
     def _like(self, x: Tensor) -> Tensor:
-        """Memory for a comparison's 0 and 1 as numbers of the carrier, which torch writes several times as fast as truth values."""
+        """Memory for a comparison's 0 and 1 as numbers of the carrier, which torch writes several times as fast as booleans."""
         if self._scratch.numel() < x.numel():
             self._scratch = x.new_empty(x.numel())
         return self._scratch[: x.numel()].view(x.shape)
@@ -146,8 +146,8 @@ class Counters:
 def reach_of_one(precision: Precision, softmax: OnlineSoftmax) -> float | None:
     """How far below the maximum a score can lie whose P is 1, or further; None where rounding does not say.
 
-    Casts that are not random are monotone, and so are exponentials down to where P falls below 1. Bisection finds this distance in
-    FP64; twice the distance covers an exponential in another carrier and the rounding of `m` less the distance.
+    Casts that are not random are monotone, and so are exponentials down to where P falls below 1. Bisection finds this distance
+    in FP64; twice the distance covers an exponential in another carrier and the rounding of `m` less the distance.
     """
     lags, patterned = maximum_lags(softmax), softmax.exp.share not in (0, 1)
     if precision.is_random or lags or patterned or softmax.maximum is Maximum.LOCAL:

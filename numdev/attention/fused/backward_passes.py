@@ -49,7 +49,7 @@ def recompute(s, planes, ranges, place, ops, settings, table):
 
 
 @compiled
-def differ(p, dp, planes, ranges, events, place, ops, settings):  # noqa: PLR0913
+def differ(p, dp, planes, ranges, events, place, ops, settings):
     """`P` as it enters `P^T dO`, and `dP <- dS = P (dP - delta)` as it enters its products, from exponentials not rounded yet."""
     heads, height, columns = p.shape
     step = max(1, CHUNK // columns)

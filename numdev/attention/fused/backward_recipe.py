@@ -1,4 +1,4 @@
-"""A backward run as the arrays that compiled code takes: its casts and operations, its settings, and a table of its exponential."""
+"""A backward run as the arrays that compiled code takes: casts, operations, settings, and a table of its exponential."""
 
 from __future__ import annotations
 

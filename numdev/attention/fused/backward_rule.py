@@ -1,4 +1,4 @@
-"""Which backward runs the compiled passes take: all whose bits they reproduce, and that are long enough to pay for loading them."""
+"""Which backward runs the compiled passes take; `rule` has the reasons."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class _Tiles:
 
     def products(self, dot: Dot, p: Tensor, x: Tensor) -> np.ndarray:
         """`P^T X` of each tile, not rounded yet unless it is within the tile, `[heads * tiles, columns, dim]`."""
-        heads, rows = p.shape[0], self._whole * self._height
+        rows = self._whole * self._height
         left, right = (t[:, :rows].unflatten(1, (self._whole, self._height)) for t in (p, x))
         found = _product(dot, left.mT, right)
         if self._whole < self._count:

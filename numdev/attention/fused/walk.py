@@ -76,11 +76,12 @@ def _blocks(run: Run, columns: int) -> list[Block]:
     """Rows of one matrix where they fill the workspace, of several matrices where a matrix has too few."""
     matrices, group, queries = run.q.shape[1:4]
     threads = torch.get_num_threads()
-    rows = max(ROWS, _WORKSPACE // (columns * group) // ROWS * ROWS)
+    unit = ROWS[run.q.dtype]
+    rows = max(unit, _WORKSPACE // (columns * group) // unit * unit)
     together = max(1, min(_WORKSPACE // (columns * group * min(rows, queries)), math.ceil(matrices / threads)))
     parts = math.ceil(matrices / together)
     if parts < threads:  # a matrix alone, or few: both threads get rows of it
-        rows = min(rows, max(ROWS, math.ceil(queries / (2 * threads) / ROWS) * ROWS))
+        rows = min(rows, max(unit, math.ceil(queries / (2 * threads) / unit) * unit))
     return [
         Block(slice(m, min(m + together, matrices)), slice(first, min(first + rows, queries)))
         for m in range(0, matrices, together)

@@ -1,4 +1,4 @@
-"""`Tiled` by compiled passes against itself by tensor operations, against the double loop, and against its two products alone."""
+"""Tiled attention, forward and backward, by compiled passes against tensor operations, and against the double loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.tiled import double_loop
-from benchmarks.timing import Result, median_seconds, paired
+from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
-from numdev.arithmetic.products import product
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.base import Gradients, saved_by
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.base import Output
 from numdev.attention.path import Path, by
 
-_SCALE, _RUNS = 0.125, 3
+_SCALE, _RUNS, _COUNTED = 0.125, 3, 11
 _POLICIES = {name: Precision.parse(name) for name in ("bf16", "fp16", "kernel_bf16", "e4m3fn")}
 _POLICIES["e4m3fn:saturate"] = Precision.throughout(Cast.parse("e4m3fn:saturate"))
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -29,16 +31,6 @@ def attend(path: Path, tiled: Tiled, inputs: Inputs) -> Output:
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal, NaN too: every sum of 2048 numbers is beyond the largest of E4M3."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def products(tiling: Tiling, inputs: Inputs) -> Tensor:
-    """The two products of every tile, and nothing else; P is what the first one gave."""
-    q, k, v = inputs
-    o = torch.zeros_like(q)
-    for first in range(0, k.shape[2], tiling.bc):
-        keys = slice(first, first + tiling.bc)
-        o = product(product(q, k[:, :, keys].mT), v[:, :, keys])
-    return o
 
 
 def results() -> list[Result]:
@@ -59,13 +51,30 @@ def results() -> list[Result]:
             theirs = partial(attend, Path.TENSORS, quiet, inputs)
             counted = partial(attend, Path.COMPILED, counting, inputs)
             found.append(paired(f"compiled passes against tensor operations, {case}", ours, theirs, at_least=1.0, runs=_RUNS))
-            found.append(paired(f"counting in compiled passes, {case}", counted, ours, at_most=1.1, runs=_RUNS))
+            found.append(paired(f"counting in compiled passes, {case}", counted, ours, at_most=1.1, runs=_COUNTED))
             if name == "bf16":
                 loop = partial(double_loop, *inputs, _SCALE, tiling, step)
                 title = f"compiled passes against the double loop, {case}, bit-equal"
                 found.append(paired(title, ours, loop, at_least=against_loop, runs=_RUNS))
-                alone = median_seconds(partial(products, tiling, inputs), runs=_RUNS)
-                taken = median_seconds(ours, runs=_RUNS)
-                limit = f"compiled passes against their two products alone, {case}"
-                found.append(Result(limit, taken, alone, taken / alone, "the products are the limit", True))
-    return found
+    return found + [gradients(name, side) for side in (64, 16) for name in ("bf16", "fp16", "kernel_bf16", "e4m3fn")]
+
+
+def gradients(name: str, side: int) -> Result:
+    """The backward pass by compiled passes against itself by tensor operations: 4 heads, N = 1024, d = 64, counting."""
+    generator = torch.Generator().manual_seed(0)
+    step = BackwardPrecision.parse(name)
+    drawn = (torch.rand(1, 4, 1024, 64, generator=generator, dtype=torch.float64) for _ in range(4))
+    inputs = step.round_inputs(*drawn)
+    variant = TiledBackward(Tiled(Precision.parse(name)), step, Tiling(side, side))
+    saved = saved_by(variant.forward, variant.reads, inputs[:3], Mask(), _SCALE)
+
+    def run(path: Path) -> Gradients:
+        with by(path):
+            return variant.backward(*inputs, saved, Mask(), _SCALE)
+
+    compiled, tensors = run(Path.COMPILED), run(Path.TENSORS)
+    equal = all(same(x, tensors.tensors()[output]) for output, x in compiled.tensors().items())
+    if not equal or compiled.counters != tensors.counters:
+        raise AssertionError(f"compiled passes and tensor operations differ: backward, {name}, Br = Bc = {side}")
+    title = f"backward by compiled passes against tensor operations, {name}, Br = Bc = {side}"
+    return paired(title, partial(run, Path.COMPILED), partial(run, Path.TENSORS), at_least=1.0, runs=_RUNS)

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cast, distance, fused, interception, overhead, tiled, together, training_task
+from benchmarks import cast, distance, fused, interception, overhead, roofline, tiled, together, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
 from numdev.results.store import write_atomically
@@ -28,6 +28,7 @@ from numdev.results.store import write_atomically
 SECTIONS = {
     "tiled": tiled,
     "fused": fused,
+    "roofline": roofline,
     "together": together,
     "cast": cast,
     "wasserstein": distance,

@@ -30,7 +30,8 @@ def checked(folder: Path, package: str) -> list[str]:
 NO_TENSORS = ("numdev.results", "numdev.report", "numdev.cli")
 
 COMPILED = ("numdev.attention.kernels", "numdev.attention.fused")
-COMPILED_FUSED = [f"numdev.attention.fused.{name}" for name in ("rounding", "passes", "entry")]
+NUMBA = ("rounding", "passes", "entry", "backward_passes", "backward_entry")
+COMPILED_FUSED = [f"numdev.attention.fused.{name}" for name in NUMBA]
 install_import_hook(
     [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__", *NO_TENSORS)]
     + [name for name in checked(ROOT / "attention", "numdev.attention") if name not in COMPILED]

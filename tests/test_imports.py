@@ -238,11 +238,14 @@ def test_triton_nowhere_but_in_kernels() -> None:
     assert not found([name for name in MODULES if name not in KERNELS], "triton")
 
 
+NUMBA = ("rounding", "passes", "entry", "backward_passes", "backward_entry")
+
+
 def test_numba_nowhere_but_in_what_it_compiles() -> None:
-    compiled = of(*(f"attention.fused.{name}" for name in ("rounding", "passes", "entry")))
-    assert len(compiled) == 3
+    compiled = of(*(f"attention.fused.{name}" for name in NUMBA))
+    assert len(compiled) == len(NUMBA)
     assert not found([name for name in MODULES if name not in compiled], "numba")
-    loading = [*compiled, *of(*(f"attention.fused.{name}" for name in ("rows", "walk")))]
+    loading = [*compiled, *of(*(f"attention.fused.{name}" for name in ("rows", "walk", "backward_walk")))]
     assert not found([name for name in MODULES if name not in loading], *loading, late_too=False)
 
 

@@ -21,7 +21,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-ROWS, INNER, COLUMNS = 32, 64, 16
+# Rows of a block: so few that no thread of MKL gets a part of it, and a number whose rows all have the same order of summation.
+# By AVX2, MKL works on 6 rows at a time; it adds up 2 that are left, as of 32, in another order, and 4, as of 16, in the same.
+ROWS = {torch.float32: 16, torch.float64: 48}
+INNER, COLUMNS = 64, 16
 _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass, whatever the number of rows
 
 
@@ -34,35 +37,57 @@ def product(
     columns, inner = b.shape[-1], a.shape[-1]
     matrices = math.prod(b.shape[:-2])  # each for as many consecutive matrices of a, whose rows it multiplies together
     left = a.reshape(matrices, -1, inner)
-    height = left.shape[1]
-    if missing := -height % ROWS:
-        left = torch.nn.functional.pad(left, (0, 0, 0, missing))
     right = torch.nn.functional.pad(b, (0, extra)) if (extra := -columns % COLUMNS) else b
     right = right.reshape(matrices, inner, columns + extra).contiguous()
-    total = left.new_empty(matrices, height + missing, columns + extra)
-    for one, other, out in zip(left.unbind(0), right.unbind(0), total.unbind(0), strict=True):
-        _blocks(one, other, out)
-    return total[:, :height, :columns].reshape(*a.shape[:-1], columns)
+    height, rows = left.shape[1], ROWS[a.dtype]
+    whole = height - height % rows
+    total = left.new_empty(matrices, height, columns + extra)
+    if whole:
+        _multiply(left[:, :whole], right, total[:, :whole])
+    if whole < height:
+        last = torch.nn.functional.pad(left[:, whole:], (0, 0, 0, whole + rows - height))
+        found = last.new_empty(matrices, rows, columns + extra)
+        _multiply(last, right, found)
+        total[:, whole:] = found[:, : height - whole]
+    return total[..., :columns].reshape(*a.shape[:-1], columns)
 
 
-def _blocks(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], out: Float[Tensor, "rows columns"]) -> None:
-    """`out = a b` by blocks; rows and columns are multiples of the fixed shape."""
-    for start in range(0, a.shape[1], INNER):
+def _multiply(
+    a: Float[Tensor, "matrices rows inner"],
+    b: Float[Tensor, "matrices inner columns"],
+    out: Float[Tensor, "matrices rows columns"],
+) -> None:
+    """`out = a b` in whole blocks of rows: all of one matrix in a call, or one of every matrix, whichever takes fewer calls."""
+    rows, (inner, columns) = ROWS[a.dtype], b.shape[1:]
+    blocks = a.shape[1] // rows
+    if a.dtype is not torch.float32 or len(a) <= blocks:
+        for one, other, result in zip(a.unbind(0), b.unbind(0), out.unbind(0), strict=True):
+            _add_up(one.reshape(-1, rows, inner), other.expand(blocks, -1, -1), result.view(-1, rows, columns))
+        return
+    for start in range(0, a.shape[1], rows):
+        block = slice(start, start + rows)
+        _add_up(a[:, block], b, out[:, block])
+
+
+def _add_up(
+    a: Float[Tensor, "blocks rows inner"], b: Float[Tensor, "blocks inner columns"], out: Float[Tensor, "blocks rows columns"]
+) -> None:
+    """`out = a b` in sums of at most INNER products."""
+    for start in range(0, a.shape[2], INNER):
         cut = slice(start, start + INNER)
         if start == 0:
-            _fixed(a[:, cut], b[cut], out)
+            _fixed(a[..., cut], b[:, cut], out)
         else:
-            out += _fixed(a[:, cut], b[cut], torch.empty_like(out))
+            out += _fixed(a[..., cut], b[:, cut], torch.empty_like(out, memory_format=torch.contiguous_format))
 
 
 def _fixed(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Sums of at most INNER products. FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block."""
-    blocks, results = a.contiguous().view(-1, ROWS, a.shape[1]), out.view(-1, ROWS, out.shape[1])
     if a.dtype is torch.float32:
-        torch.bmm(blocks, b.expand(blocks.shape[0], *b.shape), out=results)
+        torch.bmm(a.contiguous(), b, out=out)
     else:
-        for block, result in zip(blocks.unbind(0), results.unbind(0), strict=True):
-            torch.mm(block, b, out=result)
+        for block, right, result in zip(a.contiguous().unbind(0), b.unbind(0), out.unbind(0), strict=True):
+            torch.mm(block, right, out=result)
     return out
 
 

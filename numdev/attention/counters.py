@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.microscale import Microscaled
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.softmax import OnlineSoftmax
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import Maximum, OnlineSoftmax
+
+_EXACTLY = 1 << 24  # ones that FP32 can add up without rounding
 
 
 class Counters:
@@ -18,29 +20,36 @@ class Counters:
     A run over several replicates, whose batch entries follow one another, counts the events of each apart.
     """
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, probabilities: Cast | Microscaled, replicates: int = 1) -> None:
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, precision: Precision, replicates: int = 1) -> None:
         """`rows` is any tensor of shape [batch, ..., rows, 1] on the device; each replicate has as many entries of the batch."""
         self._replicates = replicates
         self._events = torch.zeros(6, replicates, dtype=torch.float64, device=rows.device)
-        self._ties = torch.zeros(rows.shape[:-1], dtype=torch.int64, device=rows.device)
+        self._ties = torch.zeros(rows.shape[:-1], dtype=rows.dtype, device=rows.device)
         self._largest = torch.full_like(rows, float("-inf"))
         self._maximum_lags = maximum_lags(softmax)
-        self._limit = probabilities.largest
+        self._limit = precision.probabilities.largest
         self._can_saturate = can_saturate(softmax, self._limit)
         self._lost = torch.zeros(replicates, dtype=torch.int64, device=rows.device)
+        self._scratch = rows.new_empty(0)
+        self._reach = reach_of_one(precision, softmax)
+        self._near: Tensor | None = None
 
-    def scores(self, s: Tensor, m: Tensor, first: int) -> None:
-        """How often the largest score so far occurs, in any split; the count starts over when it rises."""
+    def scores(self, s: Tensor, top: Tensor, m: Tensor, first: int) -> None:
+        """How often the largest score so far occurs, in any split; the count starts over when it rises.
+
+        `top` is the largest score of each row of the tile, or what stands for it, and `m` the new running maximum.
+        """
+        self._near = self._rows_near(top, m)
         rows = slice(first, first + s.shape[-2])
         ties, before = self._ties[..., rows], self._largest[..., rows, :]
         largest = torch.maximum(before, s.amax(-1, keepdim=True) if self._maximum_lags else m)
-        equal = (s == largest).sum(-1).masked_fill_((largest == float("-inf")).squeeze(-1), 0)
+        equal = self._equal(s, largest).masked_fill_((largest == float("-inf")).squeeze(-1), 0)
         ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
         before.copy_(largest)
 
     def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
         self._events[0] += self._count((alpha != 1) & begun)
-        self._events[1] += self._count(p == 1)
+        self._events[1] += self._sum(self._equal(p, 1.0))
 
     def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
         """One addition to running row sums, within a tile or of a tile."""
@@ -48,13 +57,13 @@ class Counters:
 
     def before_cast(self, p: Tensor, scale: float) -> None:
         if self._can_saturate:
-            self._events[3] += self._count(p * scale > self._limit)
+            self._events[3] += self._sum(torch.mul(p, scale, out=self._like(p)).gt_(self._limit))
 
     def after_cast(self, p: Tensor, visible: Tensor | None) -> None:
         seen: Tensor | int = p.numel() // self._replicates
         if visible is not None:
             seen = self._count(visible.expand(len(p), *visible.shape[1:])) * (p[0].numel() // visible[0].numel())
-        self._events[4] += seen - self._count(p)  # an entry that is masked is 0 and not seen
+        self._events[4] += seen - self._nonzero(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
 
     def add(self, events: Tensor, ties: Tensor) -> None:
@@ -81,6 +90,44 @@ class Counters:
             return torch.count_nonzero(x)[None]
         return torch.count_nonzero(x.reshape(self._replicates, -1), 1)
 
+    def _nonzero(self, p: Tensor) -> Tensor | int:
+        """The same of a tile, whose smallest number is cheaper to find than its zeros are to count, but for the wait on a GPU."""
+        if p.is_cpu and bool(p.amin() > 0):
+            return p.numel() // self._replicates
+        return self._sum(torch.ne(p, 0.0, out=self._like(p)))
+
+    def _rows_near(self, top: Tensor, m: Tensor) -> Tensor | None:
+        """The rows of a tile in which a score may equal the maximum, or an entry of P be 1; None for all.
+
+        On a CPU, where they are soon few: most maxima were met in earlier tiles.
+        """
+        if self._reach is None or not m.is_cpu:
+            return None
+        rows = (top >= m - self._reach).flatten().nonzero().flatten()
+        return rows if 2 * len(rows) < m.numel() else None
+
+    def _equal(self, x: Tensor, value: Tensor | float) -> Tensor:
+        """How many numbers of each row of a tile equal a number, or that of the row."""
+        near, columns = self._near, x.shape[-1]
+        if near is None:
+            return torch.eq(x, value, out=self._like(x)) @ x.new_ones(columns)
+        rows = x.reshape(-1, columns).index_select(0, near)
+        value = value.reshape(-1, 1).index_select(0, near) if isinstance(value, Tensor) else value
+        counts = x.new_zeros(x[..., 0].numel())
+        counts[near] = rows.eq_(value) @ x.new_ones(columns)
+        return counts.view(x.shape[:-1])
+
+    def _like(self, x: Tensor) -> Tensor:
+        """Memory for a comparison's 0 and 1 as numbers of the carrier, which torch writes several times as fast as booleans."""
+        if self._scratch.numel() < x.numel():
+            self._scratch = x.new_empty(x.numel())
+        return self._scratch[: x.numel()].view(x.shape)
+
+    def _sum(self, found: Tensor) -> Tensor:
+        """How many comparisons of each replicate hold."""
+        each = found.view(self._replicates, -1)
+        return each.sum(1) if each.shape[1] <= _EXACTLY else each.sum(1, dtype=torch.float64)
+
     def _summary(self, events: list[float], tied: float, lost: int) -> dict[str, float]:
         rescales, ones, stagnated, saturated, flushed, entries = events
         rows = self._ties.numel() // self._replicates
@@ -93,6 +140,29 @@ class Counters:
             "stagnated_per_row": stagnated / rows,
             "lost_rows": lost / rows,
         }
+
+
+@lru_cache(maxsize=64)
+def reach_of_one(precision: Precision, softmax: OnlineSoftmax) -> float | None:
+    """How far below the maximum a score can lie whose P is 1, or further; None where rounding does not say.
+
+    Casts that are not random are monotone, and so are exponentials down to where P falls below 1. Bisection finds this distance
+    in FP64; twice the distance covers an exponential in another carrier and the rounding of `m` less the distance.
+    """
+    lags, patterned = maximum_lags(softmax), softmax.exp.share not in (0, 1)
+    if precision.is_random or lags or patterned or softmax.maximum is Maximum.LOCAL:
+        return None
+    cast, near, far = precision.exponential, 0.0, 64.0
+
+    def reaches_one(distance: float) -> bool:
+        return float(cast(softmax.exp(cast(torch.tensor([[-distance]], dtype=torch.float64))))) >= 1.0
+
+    if reaches_one(far):
+        return None
+    for _ in range(100):
+        middle = (near + far) / 2
+        near, far = (middle, far) if reaches_one(middle) else (near, middle)
+    return 2 * far
 
 
 def maximum_lags(softmax: OnlineSoftmax) -> bool:

@@ -119,9 +119,8 @@ class Tiled(UnderPolicy):
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
-        counters = (
-            Counters(q[..., :1], self.softmax, self.precision.probabilities, replicates) if self.count is not False else None
-        )
+        counts = self.count is not False
+        counters = Counters(q[..., :1], self.softmax, self.precision, replicates) if counts else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
         out, lse = self._fused(run) if ran.name else self._tensors(run)

@@ -23,6 +23,11 @@ class BackwardCounters:
         self._events[1] += seen - torch.count_nonzero(entering)
         self._events[2] += seen - torch.count_nonzero(ds)
 
+    def add(self, events: Tensor, entries: float) -> None:
+        """The three events of a run, entries that are 0 for the latter two, and how many entries are visible."""
+        self._events += events.to(self._events)
+        self._entries += entries
+
     def summary(self) -> dict[str, float]:
         """The columns of `numdev.attention.backward.events.BACKWARD_COUNTERS`."""
         entries = max(self._entries.item(), 1.0)

@@ -26,6 +26,8 @@ from numdev.attention.backward.walk import BackwardWalk
 from numdev.attention.base import Attention, UnderPolicy, group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.fused.backward_rule import backward_obstacle
+from numdev.attention.fused.rule import FUSED
 from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
@@ -127,12 +129,19 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         delta = steps.delta_of_output(do, out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
-        dq, dk, dv = run.gradients(delta, counters)
+        ran = Ran(FUSED) if backward_obstacle(run) is None else Ran()
+        dq, dk, dv = self._fused(run, delta, counters) if ran.name else run.gradients(delta, counters)
         steps.at(END, 0, 0)
         dq, dk = steps.scale_dq(dq, run.factor), steps.scale_dk(dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
-        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted)
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted, ran)
+
+    def _fused(self, run: Run, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same bits by compiled passes."""
+        from numdev.attention.fused.backward_walk import gradients  # here, since numba takes as long to import as all of numdev
+
+        return gradients(run, delta, counters)
 
     def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
         """Of query tiles and KV tiles of grouped heads, in their order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from numba import njit
@@ -35,12 +36,15 @@ def is_cached() -> bool:
     return any(map(is_writable, cache_folders()))
 
 
-def stamp() -> str:
-    """What identifies the sources of the compiled modules."""
+def stamp(*modules: ModuleType) -> str:
+    """What identifies the sources of compiled modules."""
     found = hashlib.sha256()
-    for module in (layout, rounding, passes):
+    for module in modules:
         found.update(Path(str(module.__file__)).read_bytes())
     return found.hexdigest()
+
+
+MODULES = (layout, rounding, passes)
 
 
 def _entries(sources: str, *, cached: bool) -> tuple[Any, Any, Any, Any]:
@@ -69,4 +73,4 @@ def _entries(sources: str, *, cached: bool) -> tuple[Any, Any, Any, Any]:
     return begin, finish, add, sums
 
 
-begin, finish, add, sums = _entries(stamp(), cached=is_cached())
+begin, finish, add, sums = _entries(stamp(*MODULES), cached=is_cached())

@@ -57,16 +57,16 @@ def note_ties(row, largest, planes, g, i):
 
 
 @compiled
-def mask_rows(x, planes, ranges, g, i, tile):
-    """Minus infinity for what a row does not see, and how many keys it sees; `i` is the first row."""
+def mask_rows(x, ranges, tile, hidden, seen):
+    """The number `hidden` for what a row does not see, and how many keys it `seen`; `ranges` are those of these rows."""
     columns = x.shape[1]
     for r in range(x.shape[0]):
-        low, high = max(ranges[0, g, i + r] - tile, 0), min(ranges[1, g, i + r] - tile, columns)
-        planes[at.SEEN, g, i + r] = max(high - low, 0)
+        low, high = max(ranges[0, r] - tile, 0), min(ranges[1, r] - tile, columns)
+        seen[r] = max(high - low, 0)
         if low > 0:
-            x[r, : min(low, columns)] = NEVER
+            x[r, : min(low, columns)] = hidden
         if high < columns:
-            x[r, max(high, 0) :] = NEVER
+            x[r, max(high, 0) :] = hidden
 
 
 @compiled
@@ -113,13 +113,13 @@ def begin(s, planes, ranges, place, ops, settings, table):
     for g in range(matrices):
         for start in range(0, height, step):
             rows = s[g, start : min(start + step, height)]
-            flat = rows.reshape(-1)
+            flat, first, last = rows.reshape(-1), here + start, here + start + rows.shape[0]
             cast(flat, ops[at.ROUND_S])
             if settings[at.FACTOR] != 1.0:
                 times(rows.reshape(1, -1), factor, ops[at.SCALE_S])
-            mask_rows(rows, planes, ranges, g, here + start, tile)
+            mask_rows(rows, ranges[:, g, first:last], tile, NEVER, planes[at.SEEN, g, first:last])
             largest_of(rows, largest)
-            move_maxima(rows, largest, planes, g, here + start, ops, settings)
+            move_maxima(rows, largest, planes, g, first, ops, settings)
             before[: flat.size] = flat[: before.size]
             minus(rows, largest, ops[at.SHIFT_S])
             for i in range(before[: flat.size].size):

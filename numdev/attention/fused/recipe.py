@@ -157,7 +157,7 @@ def _operations(precision: Precision, softmax: OnlineSoftmax, factor: float, *, 
         same = precision.probabilities == precision.exponential
         rows[at.SCALE_P] = 0 if same else encode(precision.probabilities)
     scores, row_sum, values = precision.scores, precision.row_sum, precision.values
-    rows[at.ROUND_S], rows[at.ROUND_V] = _of_product(scores), _of_product(values)
+    rows[at.ROUND_S], rows[at.ROUND_V] = of_product(scores), of_product(values)
     rows[at.ROUND_E] = 0 if has_table else encode(precision.exponential)
     rows[at.ROUND_A], rows[at.ROUND_L] = encode(precision.rescale), encode(row_sum.accumulate)
     piece = RoundedOnce(Operation.ADD, row_sum.accumulate, FP32, row_sum.accumulate.to, torch.float32)
@@ -165,8 +165,8 @@ def _operations(precision: Precision, softmax: OnlineSoftmax, factor: float, *, 
     return rows
 
 
-def _of_product(dot: Dot) -> np.ndarray:
-    """A product that is rounded within a tile comes rounded."""
+def of_product(dot: Dot) -> np.ndarray:
+    """The cast of a product; none where it is rounded within a tile, and so comes rounded."""
     return encode(dot.accumulate) if dot.every is None else np.zeros(at.FIELDS, np.int32)
 
 

@@ -137,19 +137,37 @@ def settled(s, e, finite):
 
 
 @compiled
+def careful_product(x, y):
+    """`x y`, settled: of two FP32 numbers it is exact in FP64."""
+    wide = np.float64(x) * np.float64(y)
+    s = F32(wide)
+    return settled(s, wide - np.float64(s), np.isfinite(x) & np.isfinite(y))
+
+
+@compiled
 def times(x, y, op):
     """`x <- cast(x y)`, rows with one `y` each."""
     for r in range(x.shape[0]):
         row, factor = x[r], y[r]
         if op[CAREFUL]:
             for i in range(row.size):
-                wide = np.float64(row[i]) * np.float64(factor)
-                s = F32(wide)
-                row[i] = settled(s, wide - np.float64(s), np.isfinite(row[i]) & np.isfinite(factor))
+                row[i] = careful_product(row[i], factor)
         else:
             for i in range(row.size):
                 row[i] *= factor
     cast(x.reshape(-1), op)
+
+
+@compiled
+def weigh(x, y, op):
+    """`x <- cast(x y)`, number by number."""
+    if op[CAREFUL]:
+        for i in range(x.size):
+            x[i] = careful_product(x[i], y[i])
+    else:
+        for i in range(x.size):
+            x[i] *= y[i]
+    cast(x, op)
 
 
 @compiled

@@ -9,10 +9,13 @@ from importlib.util import find_spec
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
+from numdev.attention.precision import Precision
 from numdev.attention.recurrence import Run
 from numdev.attention.tiling import Tiling
 
@@ -31,9 +34,9 @@ def obstacle(run: Run, tiling: Tiling) -> str | None:
     return next((reason for applies, reason in _OBSTACLES if applies(run, tiling)), None)
 
 
-def _is_short(run: Run, tiling: Tiling) -> bool:
-    scores = run.q[..., 0].numel() * run.k.shape[-2]
-    return chosen() is Path.FASTEST and scores < _FEWEST_SCORES
+def is_short(q: Tensor, k: Tensor) -> bool:
+    """Whether a run has too few scores; `q` and `k` as a run has them."""
+    return chosen() is Path.FASTEST and q[..., 0].numel() * k.shape[-2] < _FEWEST_SCORES
 
 
 def _gains_nothing(run: Run, tiling: Tiling) -> bool:
@@ -42,8 +45,9 @@ def _gains_nothing(run: Run, tiling: Tiling) -> bool:
     return chosen() is Path.FASTEST and wide and run.counters is None
 
 
-def _has_list(run: Run, tiling: Tiling) -> bool:
-    inner = replace(run.steps.precision, inputs=run.steps.precision.output)
+def has_list(precision: Precision | BackwardPrecision) -> bool:
+    """Whether a step behind the inputs has a format that is a list of numbers; torch rounds the inputs."""
+    inner = replace(precision, inputs=precision.output)
     return any(cast.to.listing is not None for cast in inner.casts())
 
 
@@ -74,13 +78,13 @@ def _is_order_of_torch(length: int) -> bool:
 _OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
     (lambda run, tiling: chosen() is Path.TENSORS, "tensor operations were asked for"),
     (lambda run, tiling: not run.q.is_cpu, "it is not on a CPU"),
-    (_is_short, "it is too short to pay for loading compiled code"),
+    (lambda run, tiling: is_short(run.q, run.k), "it is too short to pay for loading compiled code"),
     (_gains_nothing, "nothing is counted and the exponential is in FP32, so that tensor operations are as fast"),
     (lambda run, tiling: find_spec("numba") is None, "numba is not installed"),
     (lambda run, tiling: run.q.dtype is not torch.float32, "a step needs FP64"),
     (lambda run, tiling: run.steps.noise is not None, "a step rounds stochastically"),
     (lambda run, tiling: not isinstance(run.steps.precision.probabilities, Cast), "P is microscaled"),
-    (_has_list, "a step has a format that is a list of numbers"),
+    (lambda run, tiling: has_list(run.steps.precision), "a step has a format that is a list of numbers"),
     (lambda run, tiling: differentiates(run.q, run.k, run.v), "torch is to differentiate it"),
     (lambda run, tiling: multiplies_unseen(run.v, run.mask), "a key that is not seen may hold a value that is not finite"),
     (lambda run, tiling: max(_sums(run, tiling)) > _LONGEST_SUM, "more numbers of a row are added than torch adds in one pass"),

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,6 +14,8 @@ from numdev.attention.fused import entry
 from numdev.attention.fused import layout as at
 from numdev.attention.fused.recipe import recipe
 from numdev.attention.fused.rows import FusedRows, Planes
+from numdev.attention.fused.threads import in_threads
+from numdev.attention.mask import Mask
 from numdev.attention.recurrence import Run, through
 from numdev.attention.tiling import Tiling
 
@@ -36,7 +34,7 @@ def attend(run: Run, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """Output and LSE of every row, shaped as q; what is counted goes to the counters of the run."""
     flat = replace(run, **{name: getattr(run, name).flatten(0, 1)[None] for name in "qkv"}, counters=None)
     made = recipe(run.steps.precision, run.softmax, run.factor, count=run.counters is not None)
-    ranges = _ranges(run)
+    ranges = key_ranges(run.mask, (*run.k.shape[:2], run.q.shape[-2], run.k.shape[-2]))
     out, lse = run.q.new_empty(*flat.q.shape[1:-1], run.v.shape[-1]), run.q.new_empty(*flat.q.shape[1:-1], 1)
     ties, events = torch.zeros(out.shape[:-1]), torch.zeros(6, dtype=torch.float64)
     splits = tiling.key_tiles(run.k.shape[-2])
@@ -50,7 +48,7 @@ def attend(run: Run, tiling: Tiling) -> tuple[Tensor, Tensor]:
         ties[block.matrices, :, block.rows] = planes.of_rows[at.TIES].view(-1, out.shape[1], last - first)
         return planes.events
 
-    for found in _in_threads(work, _blocks(flat, min(tiling.bc, run.k.shape[-2]))):
+    for found in in_threads(work, _blocks(flat, min(tiling.bc, run.k.shape[-2]))):
         events += torch.from_numpy(_as_counted(found))
     if run.counters is not None:
         run.counters.add(events, ties.view(run.q.shape[:-1]))
@@ -63,12 +61,14 @@ def _as_counted(events: np.ndarray) -> np.ndarray:
     return np.array([*events[[at.RESCALED, at.ONES, at.STAGNATED, at.SATURATED]], zeros, events[at.VISIBLE]], float)
 
 
-def _ranges(run: Run) -> Tensor:
-    """The half-open range of keys of each row of each matrix, `[2, matrices, rows]`."""
-    batch, heads, queries, keys = run.k.shape[0], run.k.shape[1], run.q.shape[-2], run.k.shape[-2]
+def key_ranges(mask: Mask, sizes: tuple[int, int, int, int]) -> Tensor:
+    """The half-open range of keys that each row of each KV head sees, `[2, batch * kv_heads, queries]`.
+
+    `sizes` are batch entries, KV heads, queries and keys.
+    """
+    batch, heads, queries, keys = sizes
     rows = torch.arange(queries)
-    lengths = run.mask.lengths(batch, keys)
-    found = torch.stack([torch.stack(run.mask.key_range(queries, keys, rows, length)) for length in lengths], 1)
+    found = torch.stack([torch.stack(mask.key_range(queries, keys, rows, length)) for length in mask.lengths(batch, keys)], 1)
     return found.repeat_interleave(heads, 1)
 
 
@@ -76,40 +76,17 @@ def _blocks(run: Run, columns: int) -> list[Block]:
     """Rows of one matrix where they fill the workspace, of several matrices where a matrix has too few."""
     matrices, group, queries = run.q.shape[1:4]
     threads = torch.get_num_threads()
-    rows = max(ROWS, _WORKSPACE // (columns * group) // ROWS * ROWS)
+    unit = ROWS[run.q.dtype]
+    rows = max(unit, _WORKSPACE // (columns * group) // unit * unit)
     together = max(1, min(_WORKSPACE // (columns * group * min(rows, queries)), math.ceil(matrices / threads)))
     parts = math.ceil(matrices / together)
     if parts < threads:  # a matrix alone, or few: both threads get rows of it
-        rows = min(rows, max(ROWS, math.ceil(queries / (2 * threads) / ROWS) * ROWS))
+        rows = min(rows, max(unit, math.ceil(queries / (2 * threads) / unit) * unit))
     return [
         Block(slice(m, min(m + together, matrices)), slice(first, min(first + rows, queries)))
         for m in range(0, matrices, together)
         for first in range(0, queries, rows)
     ]
-
-
-def _in_threads(work: Callable[[Block], np.ndarray], blocks: list[Block]) -> Iterator[np.ndarray]:
-    threads = min(torch.get_num_threads(), len(blocks))
-    if threads == 1:
-        return map(work, blocks)
-    return _pool(torch.get_num_threads()).map(work, blocks)
-
-
-@lru_cache(maxsize=4)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch has one thread: the work of a block is not shared out again."""
-    started = threading.Barrier(threads + 1)
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        started.wait()
-
-    pool = ThreadPoolExecutor(threads, "numdev-fused")
-    for _ in range(threads):
-        pool.submit(begin)
-    started.wait()
-    torch.set_num_threads(threads)  # for threads that begin later: the last call counts for them
-    return pool
 
 
 def sums_as_torch(length: int) -> bool:

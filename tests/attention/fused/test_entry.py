@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 pytest.importorskip("numba")
 
-from numdev.attention.fused import entry, layout, passes, rounding
+from numdev.attention.fused import backward_entry, entry, layout, passes, rounding
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
 
@@ -51,14 +52,18 @@ def test_nothing_writable_means_no_cache(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not entry.is_cached()
 
 
-def test_the_stamp_follows_every_compiled_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = entry.stamp()
-    for module in (layout, rounding, passes):
+@pytest.mark.parametrize("modules", [entry.MODULES, backward_entry.MODULES], ids=["forward", "backward"])
+def test_the_stamp_follows_every_compiled_source(
+    modules: tuple[ModuleType, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {layout, rounding, passes} <= set(modules)
+    before = entry.stamp(*modules)
+    for module in modules:
         copy = tmp_path / "copy.py"
         shutil.copy(str(module.__file__), copy)
         with copy.open("a") as file:
             file.write("# changed\n")
         with monkeypatch.context() as patch:
             patch.setattr(module, "__file__", str(copy))
-            assert entry.stamp() != before
-    assert entry.stamp() == before
+            assert entry.stamp(*modules) != before
+    assert entry.stamp(*modules) == before

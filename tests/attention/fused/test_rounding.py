@@ -91,9 +91,12 @@ OPERATIONS: dict[Operation, Callable[..., None]] = {
 }
 
 
-@pytest.mark.parametrize("operation", Operation)
+WAYS = [*OPERATIONS.items(), (Operation.MULTIPLY, rounding.weigh)]
+
+
+@pytest.mark.parametrize(("operation", "way"), WAYS)
 @pytest.mark.parametrize("text", ["fp32", "bf16", "fp16:toward_zero", "e4m3fn:saturate", "e5m2:odd", "tf32", "bf16:up:flush"])
-def test_operations_round_once_as_the_specification(operation: Operation, text: str) -> None:
+def test_operations_round_once_as_the_specification(operation: Operation, way: Callable[..., None], text: str) -> None:
     """Any FP32 operands, near each other too, where TwoSum and the rest of a product decide."""
     cast = Cast.parse(text)
     x, y = patterns(), patterns()
@@ -101,7 +104,7 @@ def test_operations_round_once_as_the_specification(operation: Operation, text: 
     x, y = torch.cat([x, near, near]), torch.cat([y, torch.randn(4096) * 2.0**-12, near * (1 + 2.0**-9)])
     specified = RoundedOnce(operation, cast, FP32, FP32, torch.float32)
     got = x.numpy().copy()
-    OPERATIONS[operation](got, y.numpy(), encode(cast, careful=not specified.is_harmless))
+    way(got, y.numpy(), encode(cast, careful=not specified.is_harmless))
     assert_same(got, specified(x.clone(), y.clone()), x, f"{operation} to {cast}")
 
 

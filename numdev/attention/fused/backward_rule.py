@@ -1,0 +1,34 @@
+"""Which backward runs the compiled passes take; `rule` has the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from numdev.attention.backward.recurrence import Run
+from numdev.attention.fused.rule import has_list, is_short
+from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
+
+
+def backward_obstacle(run: Run) -> str | None:
+    """The first reason why a run goes by tensor operations; None where compiled passes take it."""
+    return next((reason for applies, reason in _OBSTACLES if applies(run)), None)
+
+
+def _multiplies_unseen(run: Run) -> bool:
+    return any(multiplies_unseen(x, run.mask) for x in (run.q, run.k, run.do))
+
+
+_OBSTACLES: tuple[tuple[Callable[[Run], bool], str], ...] = (
+    (lambda run: chosen() is Path.TENSORS, "tensor operations were asked for"),
+    (lambda run: not run.q.is_cpu, "it is not on a CPU"),
+    (lambda run: is_short(run.q, run.k), "it is too short to pay for loading compiled code"),
+    (lambda run: find_spec("numba") is None, "numba is not installed"),
+    (lambda run: run.q.dtype is not torch.float32, "a step needs FP64"),
+    (lambda run: run.steps.noise is not None, "a step rounds stochastically"),
+    (lambda run: has_list(run.steps.precision), "a step has a format that is a list of numbers"),
+    (lambda run: differentiates(run.q, run.k, run.v, run.do), "torch is to differentiate it"),
+    (_multiplies_unseen, "a row or key that is not seen may hold a value that is not finite"),
+)

@@ -13,6 +13,7 @@ does not ask for it: a figure below |v| would be no better ground than one above
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,8 +27,9 @@ from numdev.attention.path import Path, chosen, differentiates, multiplies_unsee
 
 BR = 64
 """Rows of the kernel's tile, whatever `tiling.br` is: Br changes no bit of tiled attention, and so must not choose a launch."""
-# Below, compiling a kernel for a policy takes longer than the tensor operations of ten replicates: see `benchmarks/choice.py`.
-_FEWEST_SCORES = 1 << 28
+# Tensor operations take about a millisecond to launch for each tile of keys. With fewer tiles, ten replicates do not repay the
+# seconds in which a kernel is compiled for a policy (`benchmarks/choice.py`), unless a tile has so many scores that they decide.
+_FEWEST_TILES, _MOST_SCORES = 128, 1 << 31
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def _when(applies: Callable[[Asked], bool], reason: str) -> Callable[[Asked], st
 
 
 def _is_short(asked: Asked) -> bool:
-    return chosen() is Path.FASTEST and asked.q[..., 0].numel() * asked.k.shape[-2] < _FEWEST_SCORES
+    keys = asked.k.shape[-2]
+    few = math.ceil(keys / asked.kernel.tiling.bc) < _FEWEST_TILES
+    return chosen() is Path.FASTEST and few and asked.q[..., 0].numel() * keys < _MOST_SCORES
 
 
 _OBSTACLES: tuple[Callable[[Asked], str | None], ...] = (

@@ -83,8 +83,13 @@ def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     with by(Path.TENSORS):
         assert "asked for" in str(obstacle(asked()))
     assert "short" in str(obstacle(asked()))
-    monkeypatch.setattr(gpurule, "_FEWEST_SCORES", 20 * 40)
-    assert obstacle(asked()) is None
+    for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):  # of 16 keys
+        with monkeypatch.context() as patch:
+            patch.setattr(gpurule, name, least + 1)
+            assert "short" in str(obstacle(asked()))
+            patch.setattr(gpurule, name, least)
+            assert obstacle(asked()) is None
+    monkeypatch.setattr(gpurule, "_FEWEST_TILES", 1)
     monkeypatch.setattr(gpurule, "triton_version", lambda: "none")
     assert "not installed" in str(obstacle(asked()))
 
@@ -98,7 +103,7 @@ def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
 def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter stands in for a GPU, and no run is too short."""
     monkeypatch.setattr(gpurule, "_OBSTACLES", gpurule._OBSTACLES[1:])
-    monkeypatch.setattr(gpurule, "_FEWEST_SCORES", 1)
+    monkeypatch.setattr(gpurule, "_FEWEST_TILES", 1)
 
 
 @pytest.mark.usefixtures("on_any_device")
@@ -144,8 +149,8 @@ def test_a_record_names_the_kernel_and_has_no_counters() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
     policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
-    side = 1 << 14
-    q, k, v = (torch.rand(1, gpurule._FEWEST_SCORES // side // 1024 or 1, n, 64, device="cuda") for n in (1024, side, side))
+    keys = gpurule._FEWEST_TILES * tiling.bc
+    q, k, v = (torch.rand(1, 1, n, 64, device="cuda") for n in (1024, keys, keys))
     inputs = policy.round_inputs(q, k, v)
     assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith(INSTRUMENTED)
     q, k, v = (x[:, :1, :64] for x in inputs)

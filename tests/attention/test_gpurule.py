@@ -83,12 +83,13 @@ def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     with by(Path.TENSORS):
         assert "asked for" in str(obstacle(asked()))
     assert "short" in str(obstacle(asked()))
-    for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):  # of 16 keys
+    tiles_of_16 = asked(tiling=Tiling(16, 16))
+    for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(gpurule, name, least + 1)
-            assert "short" in str(obstacle(asked()))
+            assert "short" in str(obstacle(tiles_of_16))
             patch.setattr(gpurule, name, least)
-            assert obstacle(asked()) is None
+            assert obstacle(tiles_of_16) is None
     monkeypatch.setattr(gpurule, "_FEWEST_TILES", 1)
     monkeypatch.setattr(gpurule, "triton_version", lambda: "none")
     assert "not installed" in str(obstacle(asked()))

@@ -44,12 +44,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for benchmarks.csv and environment.json")
     options = parser.parse_args()
     found: list[Result] = []
+    missing = []
     for name in options.sections or SECTIONS:
-        found += SECTIONS[name].results()
+        try:
+            found += SECTIONS[name].results()
+        except ModuleNotFoundError as error:  # a peer that is measured beside numdev, and is no dependency of it
+            missing.append(f"{name} needs {error.name}: pip install {error.name}")
     show(found)
-    if options.out:
+    if options.out and found:
         write(found, options.out)
-    return 0 if all(result.met for result in found) else 1
+    print(*missing, sep="\n", file=sys.stderr)
+    return 0 if not missing and all(result.met for result in found) else 1
 
 
 def show(found: list[Result]) -> None:

@@ -20,6 +20,7 @@ BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     measured.instrumented_speed,
     measured.kernel_speed,
     measured.paper,
+    measured.roofline,
     tables.assumed,
     tables.changelog,
     tables.columns,

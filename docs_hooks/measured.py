@@ -58,10 +58,31 @@ def instrumented_speed() -> Iterator[str]:
         yield f"| `{policy}` | {time} | {plain} times | {tiled} times as long |"
 
 
+def _benchmarks(*, limits: bool) -> list[dict[str, str]]:
+    """What `benchmarks/run.py` wrote: of paths beside their limit, or all else."""
+    with (REFERENCE / "cpu" / "benchmarks" / "benchmarks.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["name"].startswith(("forward, ", "backward, ")) == limits]
+
+
+def roofline() -> Iterator[str]:
+    """How far each path of tiled attention is from its products and one pass over the scores: `benchmarks/roofline.py`."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for row in _benchmarks(limits=True):
+        case, _, path = row["name"].partition(": ")
+        found.setdefault(case, {})[path] = row
+    yield "| what | products alone, s | with the passes, s | compiled passes, s | times the limit | tensor operations, s | times the limit |"
+    yield "|---" * 7 + "|"
+    for case, paths in found.items():
+        alone = paths["products alone"]
+        figures = [alone["seconds"], alone["other"]]
+        for path in ("compiled passes", "tensor operations"):
+            figures += [paths[path]["seconds"], paths[path]["ratio"]]
+        yield f"| {cell(case)} | {' | '.join(f'{float(figure):.3g}' for figure in figures)} |"
+
+
 def instrument_speed() -> Iterator[str]:
     """What `benchmarks/run.py` wrote: seconds and ratios beside their targets."""
-    with (REFERENCE / "cpu" / "benchmarks" / "benchmarks.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _benchmarks(limits=False)
     yield from ("| what | seconds | the other, or the limit, in seconds | ratio | target | met |", "|---|---|---|---|---|---|")
     for row in rows:
         figures = (f"{float(row[name]):.3g}" for name in ("seconds", "other", "ratio"))

@@ -41,7 +41,7 @@ def gradients(run: Run, delta: Tensor, counters: BackwardCounters | None) -> tup
     heads = list(in_threads(work, range(batch * kv_heads)))
     if counters is not None:
         above, p, ds, visible = np.stack([head.events for head in heads]).sum(0).tolist()
-        counters.add(torch.tensor([above, visible - p, visible - ds], dtype=torch.float64), visible)
+        counters.add(torch.tensor([above, visible - p, visible - ds], dtype=torch.float64), float(visible))
     sums = zip(*((head.dq, head.dk, head.dv) for head in heads), strict=True)
     dq, dk, dv = (torch.stack(each).unflatten(0, (batch, kv_heads)) for each in sums)
     return dq, dk, dv

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +110,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(product(a[..., first:last, :], b), whole[..., first:last, :])
     assert torch.equal(product(a[-1:], b[-1:]), whole[-1:])
     assert torch.equal(product(a[0, -1], b[0, 0]), whole[0, -1])
+
+
+@pytest.mark.parametrize("kernels", ["AVX2", "COMPATIBLE"])
+def test_nor_by_other_kernels_of_mkl(kernels: str) -> None:
+    """In a process of its own with two threads: MKL chooses when it is loaded.
+
+    By AVX2 the last two of 32 rows have other bits than the same rows elsewhere.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--threads", "2"]
+    command += [str(Path(__file__)), "-k", "rows_beside"]
+    environment = {**os.environ, "MKL_CBWR": kernels, "OMP_WAIT_POLICY": "passive"}
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root)
+    assert ran.returncode == 0, ran.stdout[-2000:]
 
 
 @pytest.mark.parametrize("every", [None, 3])

@@ -53,7 +53,8 @@ def main() -> int:
     show(found)
     if options.out and found:
         write(found, options.out)
-    print(*missing, sep="\n", file=sys.stderr)
+    for line in missing:
+        print(line, file=sys.stderr)
     return 0 if not missing and all(result.met for result in found) else 1
 
 

@@ -22,12 +22,11 @@ from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.backward.test_tiled import masks, orders, recomputations, tilings
-from tests.attention.fused.test_fused import CASTS, DOTS
+from tests.attention.fused.test_fused import CASTS, DOTS, assert_bits, exponentials
 from tests.cases import MASKS
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
@@ -40,7 +39,6 @@ anything = st.fixed_dictionaries({name: DOTS if name in _DOTS else CASTS for nam
     lambda steps: BackwardPrecision(**steps)  # type: ignore[arg-type]
 )
 usual = st.builds(BackwardPrecision.parse, st.sampled_from(["bf16", "fp16", "e4m3fn", "e5m2", "kernel_bf16", "eager_fp16"]))
-exponentials = st.sampled_from([Exponential.EXP, Exponential.EXP2, EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"]])
 FORWARD = Tiled(Precision.parse("kernel_bf16"))
 
 
@@ -51,15 +49,6 @@ def both(variant: TiledBackward, inputs: Inputs, mask: Mask, scale: float = 0.3)
         tensors = variant.backward(*inputs, saved, mask, scale)
     with by(Path.COMPILED):
         return tensors, variant.backward(*inputs, saved, mask, scale)
-
-
-def assert_bits(tensors: Gradients, compiled: Gradients) -> None:
-    assert (tensors.kernel, compiled.kernel) == ("", FUSED)
-    for name, a in tensors.tensors().items():
-        b = compiled.tensors()[name]
-        same = (a.view(torch.int32) == b.view(torch.int32)) | (a.isnan() & b.isnan())
-        assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} of {name} differ"
-    assert compiled.counters == tensors.counters
 
 
 @settings(max_examples=60)

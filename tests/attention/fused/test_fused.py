@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.base import Gradients
 from numdev.attention.base import Output
 from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
@@ -21,7 +22,7 @@ from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from tests.attention.test_tiled import LOOPS, SHIPPED_LOOPS, masks, recurrences, tilings
-from tests.cases import MASKS, POLICIES, draw, lse_of
+from tests.cases import MASKS, POLICIES, draw
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
 
@@ -61,11 +62,12 @@ def both(variant: Tiled, inputs: Inputs, mask: Mask, scale: float = 0.3) -> tupl
         return tensors, variant(*inputs, mask, scale)
 
 
-def assert_bits(tensors: Output, compiled: Output) -> None:
+def assert_bits(tensors: Output | Gradients, compiled: Output | Gradients) -> None:
     assert (tensors.kernel, compiled.kernel) == ("", FUSED)
-    for a, b in ((tensors.out, compiled.out), (lse_of(tensors), lse_of(compiled))):
+    for name, a in tensors.tensors().items():
+        b = compiled.tensors()[name]
         same = (a.view(torch.int32) == b.view(torch.int32)) | (a.isnan() & b.isnan())
-        assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} differ"
+        assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} of {name} differ"
     assert compiled.counters == tensors.counters
 
 

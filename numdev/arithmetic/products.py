@@ -57,38 +57,39 @@ def _multiply(
     b: Float[Tensor, "matrices inner columns"],
     out: Float[Tensor, "matrices rows columns"],
 ) -> None:
-    """`out = a b` in whole blocks of rows: all of one matrix in a call, or one of every matrix, whichever takes fewer calls."""
+    """`out = a b` in whole blocks of rows.
+
+    FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block. In FP32 all of one matrix go in one call,
+    or one of every matrix, whichever takes fewer calls.
+    """
     rows, (inner, columns) = ROWS[a.dtype], b.shape[1:]
     blocks = a.shape[1] // rows
-    if a.dtype is not torch.float32 or len(a) <= blocks:
-        for one, other, result in zip(a.unbind(0), b.unbind(0), out.unbind(0), strict=True):
-            _add_up(one.reshape(-1, rows, inner), other.expand(blocks, -1, -1), result.view(-1, rows, columns))
+    if a.dtype is torch.float32 and len(a) > blocks:
+        for left, result in zip(a.split(rows, 1), out.split(rows, 1), strict=True):
+            _add_up(left, b, result)
         return
-    for start in range(0, a.shape[1], rows):
-        block = slice(start, start + rows)
-        _add_up(a[:, block], b, out[:, block])
+    for one, right, sums in zip(a.unbind(0), b.unbind(0), out.unbind(0), strict=True):
+        if a.dtype is torch.float32:
+            _add_up(one.reshape(-1, rows, inner), right.expand(blocks, -1, -1), sums.view(-1, rows, columns))
+            continue
+        for left, result in zip(one.split(rows), sums.split(rows), strict=True):
+            _add_up(left, right, result)
 
 
-def _add_up(
-    a: Float[Tensor, "blocks rows inner"], b: Float[Tensor, "blocks inner columns"], out: Float[Tensor, "blocks rows columns"]
-) -> None:
-    """`out = a b` in sums of at most INNER products."""
-    for start in range(0, a.shape[2], INNER):
-        cut = slice(start, start + INNER)
+def _add_up(a: Float[Tensor, "*blocks rows inner"], b: Float[Tensor, "*blocks inner columns"], out: Tensor) -> None:
+    """`out = a b` in sums of at most INNER products, each added to those before it: one block, or several of as many right operands."""
+    multiply, add = (torch.mm, Tensor.addmm_) if a.ndim == 2 else (torch.bmm, Tensor.baddbmm_)
+    for start in range(0, a.shape[-1], INNER):
+        left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]
         if start == 0:
-            _fixed(a[..., cut], b[:, cut], out)
+            multiply(left, right, out=out)
         else:
-            out += _fixed(a[..., cut], b[:, cut], torch.empty_like(out, memory_format=torch.contiguous_format))
+            add(out, left, right)
 
 
-def _fixed(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Sums of at most INNER products. FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block."""
-    if a.dtype is torch.float32:
-        torch.bmm(a.contiguous(), b, out=out)
-    else:
-        for block, right, result in zip(a.contiguous().unbind(0), b.unbind(0), out.unbind(0), strict=True):
-            torch.mm(block, right, out=result)
-    return out
+def whole_blocks(rows: int, carrier: torch.dtype) -> int:
+    """About so many rows, at least one block, that fill their blocks and so need no padding."""
+    return max(rows // ROWS[carrier], 1) * ROWS[carrier]
 
 
 def row_sums(a: Float[Tensor, "*batch rows inner"]) -> Float[Tensor, "*batch rows 1"]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP64, Format
-from numdev.arithmetic.products import product, row_sums, visible_product
+from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
 from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
 from numdev.attention.honours import Honours
 from numdev.attention.mask import Mask
@@ -19,7 +19,7 @@ from numdev.attention.problem import Shape
 from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.walk import Walk
 
-_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}  # scores held at once: 16 MB, in the last-level cache; 1 GB on a GPU
+_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}  # scores held at once: 8 MB, in the last-level cache; 1 GB on a GPU
 _STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
@@ -65,12 +65,13 @@ class Exact(Primary):
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         grouped, k, v = group_heads(q, kv_heads), k[:, :, None], v[:, :, None]
+        transposed = k.mT.contiguous()
         out = q.new_empty(*grouped.shape[:-1], v.shape[-1])
         lse = q.new_empty(grouped.shape[:-1])
-        step = max(1, _WORKSPACE[q.device.type] // (batch * heads * keys))
+        step = whole_blocks(_WORKSPACE[q.device.type] // (batch * heads * keys), torch.float64)
         for start in range(0, queries, step):
             stop = min(start + step, queries)
-            scores = product(grouped[..., start:stop, :], k.mT).mul_(factor)
+            scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
             visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
             if visible is not None:
                 visible = visible[:, :, None]

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.products import whole_blocks
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.commonsteps import NEVER
 from numdev.attention.cost import Algorithm, CostModel, Width
@@ -71,16 +72,17 @@ class Naive(UnderPolicy):
         q, k, v = q.to(carrier), mask.without_padding(k.to(carrier)), mask.without_padding(v.to(carrier))
         queries, (kv_heads, keys) = q.shape[2], k.shape[1:3]
         grouped, k, v = group_heads(q, kv_heads), k[:, :, None], v[:, :, None]
+        transposed = k.mT.contiguous()
         out = q.new_empty(*grouped.shape[:-1], v.shape[-1])
         lse = q.new_empty(grouped.shape[:-1])
         steps = Steps.of(self.precision, queries)
-        step = max(16, _WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys))
+        step = whole_blocks(_WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys), carrier)
         for start in range(0, queries, step):
             rows = (start, min(start + step, queries))
             visible = mask.visible(queries, keys, rows, (0, keys), q.device)
             block = grouped[..., slice(*rows), :]
             steps.at(0, 0, start)
-            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, k, v, visible, factor)
+            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, visible, factor)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
@@ -88,9 +90,9 @@ class Naive(UnderPolicy):
         return together(replicates, mask, _ALONE if self.precision.is_random else _STACKED, plain_stack(self, scale))
 
     def _rows(
-        self, steps: Steps, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, factor: float
+        self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, visible: Tensor | None, factor: float
     ) -> tuple[Tensor, Tensor]:
-        s = steps.scores(q, k.mT, factor)
+        s = steps.scores(q, transposed, factor)
         if visible is not None:
             visible = visible[:, :, None]
             s.masked_fill_(~visible, NEVER)

@@ -6,12 +6,16 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from numdev.report.figures.values import with_values
+
+Canvas = TypeVar("Canvas", FigureCanvasAgg, FigureCanvasSVG)
 
 # Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
@@ -102,18 +106,30 @@ def freeze(figure: Figure) -> Figure:
 
 def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    with styled():
-        figure.savefig(buffer, format="png", metadata={"Software": None})
+    with styled(), _canvas(figure, FigureCanvasAgg) as canvas:
+        canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     """The figure as SVG, its title and its description for those who cannot see it inside, and the value of each point."""
     buffer = io.BytesIO()
-    with styled():
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "numdev", "Title": title})
+    with styled(), _canvas(figure, FigureCanvasSVG) as canvas:
+        canvas.print_svg(buffer, metadata={"Date": None, "Creator": "numdev", "Title": title})
     named = f"<title>{escape(title, quote=False)}</title>"
     text = buffer.getvalue().decode()
     if named not in text:
         raise AssertionError("matplotlib writes the title of an SVG differently now")
     return with_values(text.replace(named, f"{named}\n <desc>{escape(alt, quote=False)}</desc>", 1), figure).encode()
+
+
+@contextmanager
+def _canvas(figure: Figure, kind: type[Canvas]) -> Iterator[Canvas]:
+    """The figure on a canvas of its own, at the resolution of files; `Figure.savefig` would draw it once more, for its layout."""
+    dpi, shown = figure.dpi, figure.canvas
+    figure.set_dpi(mpl.rcParams["savefig.dpi"])
+    try:
+        yield kind(figure)
+    finally:
+        figure.set_canvas(shown)
+        figure.set_dpi(dpi)

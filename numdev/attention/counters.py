@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import Maximum, OnlineSoftmax
+from numdev.attention.reach import maximum_lags, reach_of_one
+from numdev.attention.softmax import OnlineSoftmax
 
 _EXACTLY = 1 << 24  # ones that FP32 can add up without rounding
 
@@ -20,8 +20,13 @@ class Counters:
     A run over several replicates, whose batch entries follow one another, counts the events of each apart.
     """
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, precision: Precision, replicates: int = 1) -> None:
-        """`rows` is any tensor of shape [batch, ..., rows, 1] on the device; each replicate has as many entries of the batch."""
+    def __init__(
+        self, rows: Tensor, softmax: OnlineSoftmax, precision: Precision, replicates: int = 1, *, keeps_every: bool = False
+    ) -> None:
+        """`rows` is any tensor of shape [batch, ..., rows, 1] on the device; each replicate has as many entries of the batch.
+
+        `keeps_every` says that no entry of P that a row sees can be 0, so that none is looked for.
+        """
         self._replicates = replicates
         self._events = torch.zeros(6, replicates, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=rows.dtype, device=rows.device)
@@ -33,6 +38,7 @@ class Counters:
         self._scratch = rows.new_empty(0)
         self._reach = reach_of_one(precision, softmax)
         self._near: Tensor | None = None
+        self._keeps_every = keeps_every
 
     def scores(self, s: Tensor, top: Tensor, m: Tensor, first: int) -> None:
         """How often the largest score so far occurs, in any split; the count starts over when it rises.
@@ -40,6 +46,9 @@ class Counters:
         `top` is the largest score of each row of the tile, or what stands for it, and `m` the new running maximum.
         """
         self._near = self._rows_near(top, m)
+        if self._near is not None:
+            self._ties_of(self._near, s, m, first)
+            return
         rows = slice(first, first + s.shape[-2])
         ties, before = self._ties[..., rows], self._largest[..., rows, :]
         largest = torch.maximum(before, s.amax(-1, keepdim=True) if self._maximum_lags else m)
@@ -47,9 +56,29 @@ class Counters:
         ties.masked_fill_((largest > before).squeeze(-1), 0).add_(equal)
         before.copy_(largest)
 
+    def _ties_of(self, near: Tensor, s: Tensor, m: Tensor, first: int) -> None:
+        """The same where only some rows of the tile can have the maximum; in all others neither it nor its count changes."""
+        height, total = s.shape[-2], self._ties.shape[-1]
+        place = near if height == total else near // height * total + near % height + first
+        ties, before = self._ties.view(-1), self._largest.view(-1)
+        met = before[place]
+        largest = torch.maximum(met, m.reshape(-1).index_select(0, near))  # that of another split can be larger
+        kept = ties[place].masked_fill_(largest > met, 0)
+        equal = _rows(s, near).eq_(largest[:, None]).sum(-1).masked_fill_(largest == float("-inf"), 0)
+        ties[place] = kept.add_(equal)
+        before[place] = largest
+
     def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
-        self._events[0] += self._count((alpha != 1) & begun)
-        self._events[1] += self._sum(self._equal(p, 1.0))
+        if self._near is None:
+            self._events[0] += self._count((alpha != 1) & begun)
+            self._events[1] += self._sum(self._equal(p, 1.0))
+            return
+        near = self._near  # where the maximum rose, among others
+        replicate = near // (begun.numel() // self._replicates)
+        rescaled = (_rows(alpha, near) != 1) & _rows(begun, near)
+        ones = _rows(p, near).eq_(1.0).sum(-1, dtype=torch.float64)
+        self._events[0].index_add_(0, replicate, rescaled.double().squeeze(-1))
+        self._events[1].index_add_(0, replicate, ones)
 
     def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
         """One addition to running row sums, within a tile or of a tile."""
@@ -63,7 +92,8 @@ class Counters:
         seen: Tensor | int = p.numel() // self._replicates
         if visible is not None:
             seen = self._count(visible.expand(len(p), *visible.shape[1:])) * (p[0].numel() // visible[0].numel())
-        self._events[4] += seen - self._nonzero(p)  # an entry that is masked is 0 and not seen
+        if not self._keeps_every:
+            self._events[4] += seen - self._nonzero(p)  # an entry that is masked is 0 and not seen
         self._events[5] += seen
 
     def add(self, events: Tensor, ties: Tensor) -> None:
@@ -108,14 +138,7 @@ class Counters:
 
     def _equal(self, x: Tensor, value: Tensor | float) -> Tensor:
         """How many numbers of each row of a tile equal a number, or that of the row."""
-        near, columns = self._near, x.shape[-1]
-        if near is None:
-            return torch.eq(x, value, out=self._like(x)) @ x.new_ones(columns)
-        rows = x.reshape(-1, columns).index_select(0, near)
-        value = value.reshape(-1, 1).index_select(0, near) if isinstance(value, Tensor) else value
-        counts = x.new_zeros(x[..., 0].numel())
-        counts[near] = rows.eq_(value) @ x.new_ones(columns)
-        return counts.view(x.shape[:-1])
+        return torch.eq(x, value, out=self._like(x)) @ x.new_ones(x.shape[-1])
 
     def _like(self, x: Tensor) -> Tensor:
         """Memory for a comparison's 0 and 1 as numbers of the carrier, which torch writes several times as fast as booleans."""
@@ -142,34 +165,11 @@ class Counters:
         }
 
 
-@lru_cache(maxsize=64)
-def reach_of_one(precision: Precision, softmax: OnlineSoftmax) -> float | None:
-    """How far below the maximum a score can lie whose P is 1, or further; None where rounding does not say.
-
-    Casts that are not random are monotone, and so are exponentials down to where P falls below 1. Bisection finds this distance
-    in FP64; twice the distance covers an exponential in another carrier and the rounding of `m` less the distance.
-    """
-    lags, patterned = maximum_lags(softmax), softmax.exp.share not in (0, 1)
-    if precision.is_random or lags or patterned or softmax.maximum is Maximum.LOCAL:
-        return None
-    cast, near, far = precision.exponential, 0.0, 64.0
-
-    def reaches_one(distance: float) -> bool:
-        return float(cast(softmax.exp(cast(torch.tensor([[-distance]], dtype=torch.float64))))) >= 1.0
-
-    if reaches_one(far):
-        return None
-    for _ in range(100):
-        middle = (near + far) / 2
-        near, far = (middle, far) if reaches_one(middle) else (near, middle)
-    return 2 * far
-
-
-def maximum_lags(softmax: OnlineSoftmax) -> bool:
-    """Whether the maximum that exponentials are taken from can be another number than the largest score."""
-    return softmax.rescale_threshold > 0 or softmax.tie_shift is not None
-
-
 def can_saturate(softmax: OnlineSoftmax, limit: float) -> bool:
     """Whether an entry of P, scaled, can be beyond the largest number of its format."""
     return softmax.p_scale * math.exp2(softmax.rescale_threshold) > limit
+
+
+def _rows(x: Tensor, near: Tensor) -> Tensor:
+    """Some rows of a tile, in memory of their own."""
+    return x.reshape(-1, x.shape[-1]).index_select(0, near)

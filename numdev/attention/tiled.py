@@ -26,6 +26,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
+from numdev.attention.reach import keeps_every
 from numdev.attention.recurrence import Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.steps import Steps
@@ -119,8 +120,7 @@ class Tiled(UnderPolicy):
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self._scale_queries(q * factor), 1.0
-        counts = self.count is not False
-        counters = Counters(q[..., :1], self.softmax, self.precision, replicates) if counts else None
+        counters = self._counters(q, k, factor, replicates) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
         out, lse = self._fused(run) if ran.name else self._tensors(run)
@@ -129,6 +129,10 @@ class Tiled(UnderPolicy):
         counted = counters.summaries() if counters is not None else [{} for _ in range(replicates)]
         parts = split(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), replicates)
         return [Output(*part, events, ran) for part, events in zip(parts, counted, strict=True)]
+
+    def _counters(self, q: Tensor, k: Tensor, factor: float, replicates: int) -> Counters:
+        keeps = keeps_every(self.precision, self.softmax, q, k, factor)
+        return Counters(q[..., :1], self.softmax, self.precision, replicates, keeps_every=keeps)
 
     def _fused(self, run: Run) -> tuple[Tensor, Tensor]:
         """The same bits by compiled passes."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from numdev.cli.parsed import parsed
 
 
 class Templates:
@@ -26,7 +27,6 @@ class Templates:
 
     def __init__(self, loader: ConfigLoader) -> None:
         self.loader = loader
-        self._parsed: dict[str, Override] = {}
         self._groups: dict[str, bool] = {}
         self._composed: dict[tuple[str, ...], bytes] = {}  # pickled: a copy by pickle takes a seventh of the time of a deep one
 
@@ -36,20 +36,15 @@ class Templates:
         Raises:
             HydraException: for overrides that cannot be composed.
         """
-        parsed = [self._parse(text) for text in overrides]
-        choices = [one for one in parsed if self._chooses(master, one)]
-        values = [one for one in parsed if one not in choices]
-        if all(map(_sets_a_scalar, values)) and not any(one.is_hydra_override() for one in parsed):
+        read = parsed(overrides)
+        choices = [one for one in read if self._chooses(master, one)]
+        values = [one for one in read if one not in choices]
+        if all(map(_sets_a_scalar, values)) and not any(one.is_hydra_override() for one in read):
             try:
                 return self._with(master, tuple(str(one.input_line) for one in choices), values, overrides)
             except OmegaConfBaseException:  # Hydra says what is wrong, naming the override
                 pass
         return self.loader.load_sweep_config(master, list(overrides))
-
-    def _parse(self, text: str) -> Override:
-        if text not in self._parsed:
-            (self._parsed[text],) = OverridesParser.create().parse_overrides([text])
-        return self._parsed[text]
 
     def _chooses(self, master: DictConfig, override: Override) -> bool:
         """Whether an override chooses an option of a group."""
@@ -69,7 +64,7 @@ class Templates:
         for one in values:
             OmegaConf.update(found, one.key_or_group, one.value(), merge=True)
         found.hydra.overrides.task = list(overrides)
-        found.hydra.job.override_dirname = _folder(found.hydra.job.config.override_dirname, map(self._parse, overrides))
+        found.hydra.job.override_dirname = _folder(found.hydra.job.config.override_dirname, parsed(overrides))
         return found
 
 
@@ -78,7 +73,7 @@ def _sets_a_scalar(override: Override) -> bool:
     return is_scalar and override.type is OverrideType.CHANGE and override.package is None
 
 
-def _folder(manner: Any, overrides: Any) -> str:
+def _folder(manner: Any, overrides: Sequence[Override]) -> str:
     """The overrides as a part of a path, written in the manner that the user set: `hydra.job.override_dirname`."""
     named = sorted(str(one.input_line) for one in overrides if one.key_or_group not in manner.exclude_keys)
     return str(manner.item_sep).join(named).replace("=", str(manner.kv_sep))

@@ -19,7 +19,6 @@ from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
 from numdev.results.record import student_quantile, summary
 
@@ -50,6 +49,8 @@ class Share:
         """
         if self.error == 0 or math.isinf(bound):
             return 0.0
+        from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
+
         return 1.0 if math.isinf(self.error) else min(1.0, 2 * float(stdtr(self.freedom, -abs(self.mean - bound) / self.error)))
 
 

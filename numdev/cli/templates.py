@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from numdev.cli.parsed import parsed
 
 
 class Templates:
-    """Composes jobs as Hydra does, in about a fiftieth of the time where jobs differ in values alone.
+    """Composes jobs as Hydra does, in about a tenth of the time where jobs differ in values alone.
 
     Hydra chooses files by the options of groups, composes them, and then sets the values that overrides state, one after the
     other. So jobs with the same options differ in these values alone, and in what Hydra notes of the overrides. What adds to the
@@ -28,7 +28,7 @@ class Templates:
     def __init__(self, loader: ConfigLoader) -> None:
         self.loader = loader
         self._groups: dict[str, bool] = {}
-        self._composed: dict[tuple[str, ...], bytes] = {}  # pickled: a copy by pickle takes a seventh of the time of a deep one
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def job(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
         """The configuration of a job of the sweep that `master` configures.
@@ -59,8 +59,8 @@ class Templates:
     ) -> DictConfig:
         """What Hydra composes of the options that are chosen, with the values set in their order."""
         if choices not in self._composed:
-            self._composed[choices] = pickle.dumps(self.loader.load_sweep_config(master, list(choices)))
-        found: DictConfig = pickle.loads(self._composed[choices])
+            self._composed[choices] = self.loader.load_sweep_config(master, list(choices))
+        found = copy.deepcopy(self._composed[choices])
         for one in values:
             OmegaConf.update(found, one.key_or_group, one.value(), merge=True)
         found.hydra.overrides.task = list(overrides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 
@@ -11,6 +10,8 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what the allocator caches is free
         return int(torch.cuda.mem_get_info(device)[0]) + held
+    import psutil  # late: numdev is imported to do many things, and this is asked when a point is measured
+
     return psutil.virtual_memory().available
 
 

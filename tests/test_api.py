@@ -46,6 +46,11 @@ def test_star_import_in_a_fresh_process() -> None:
     assert python("from numdev import *; print(measure.__name__, Tiled.__name__, Kind.UNIFORM.value)") == "measure Tiled uniform"
 
 
+def test_star_import_waits_for_nothing_that_few_names_need() -> None:
+    late = ("pandas", "matplotlib", "scipy", "hydra", "triton", "psutil", "pyarrow", "safetensors")
+    assert python(f"import sys; from numdev import *; print([m for m in {late} if m in sys.modules])") == "[]"
+
+
 def test_every_public_name_is_there() -> None:
     assert sorted(OFFERED) == OFFERED
     assert len(set(OFFERED)) == len(OFFERED)

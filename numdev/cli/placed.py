@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import flags, schema
 from numdev.cli.library import OPERATION
+from numdev.cli.parsed import parsed
 from numdev.cli.schema import PlotConfig
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _swept() -> tuple[str, ...]:
     if hydra.mode is not RunMode.MULTIRUN:
         return ()
     texts = flags.split("measure", list(_ARGUMENTS.get()))[0]
-    names = [one.key_or_group for one in OverridesParser.create().parse_overrides(texts) if one.is_sweep_override()]
+    names = [one.key_or_group for one in parsed(texts) if one.is_sweep_override()]
     return tuple(dict.fromkeys([*names, *params_of(hydra)]))
 
 

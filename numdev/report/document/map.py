@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.document.export import to_csv
-from numdev.report.figures.explore import error_histogram, error_map
+from numdev.report.figures.explore import histogram_of, map_of
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.elements import COLUMN, ROW
 from numdev.report.statistics.estimates import significant
@@ -29,8 +29,8 @@ def write_figures(elements: pd.DataFrame, title: str, out: Path, suffix: str = "
         StoreError: if a file cannot be written.
     """
     drawn = {
-        "error_map": (error_map(elements, title, reference), _MAP.format(reference=reference)),
-        "error_histogram": (error_histogram(elements, title), _HISTOGRAM),
+        "error_map": (map_of(elements, title, reference), _MAP.format(reference=reference)),
+        "error_histogram": (histogram_of(elements, title), _HISTOGRAM),
     }
     paths = []
     for name, (figure, alt) in drawn.items():

@@ -49,12 +49,8 @@ def _laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 @_laid_out
-def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
-    """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
-
-    The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
-    policy in words, is written above; `reference` is what r is called.
-    """
+def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
+    """See `numdev.report.offered.error_map`."""
     error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
     end = end_of(error)
     shown = np.ma.masked_invalid(error)
@@ -73,12 +69,8 @@ def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden"
 
 
 @_laid_out
-def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
-    """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
-
-    A grey band marks +- 1/2 ulp, within which golden rounded once to nearest lies. The axis ends at the 98th percentile.
-    `title`, such as the policy in words, is written above.
-    """
+def histogram_of(elements: pd.DataFrame, title: str) -> Figure:
+    """See `numdev.report.offered.error_histogram`."""
     error = elements["error_ulp"].to_numpy()
     finite = error[np.isfinite(error)]
     end = max(1.0, end_of(error))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import cycle, islice
 from typing import Any
 
@@ -49,35 +49,6 @@ def plot_of(frame: pd.DataFrame, given: Mapping[str, Any], usual_y: str = "") ->
     found, words = shown(frame, view), wording_of(frame)
     _refuse_too_many(found, view)
     return Plot(lambda rows: _draw(shown(rows, view), words), alt(found, words), title=title(found, words))
-
-
-def plot(
-    frame: pd.DataFrame,
-    x: str | None = None,
-    y: str | None = None,
-    colour: str | Sequence[str] | None = None,
-    facet: str | Sequence[str] | None = None,
-    reference: str | None = None,
-) -> Figure:
-    """A metric of results over one column, a line for each value of another, a panel for each value of a third.
-
-    Means over seeds, geometric where all values are positive, with their 95 % confidence intervals. Numbers on x are joined by
-    lines, anything else is dots. What is left out is chosen by what differs in the table. A name is that of the command line,
-    such as `problem.n` or `precision`, or a column of the table, such as `variant.tiling.bc`, `subject` or `reference`.
-
-    Args:
-        frame: of `numdev.load`, or part of it.
-        x: what the metric is drawn over.
-        y: the metric: `rmse` of the primary output, `lse.rmse` of the output `lse`, `latency` of speed.
-        colour: what the lines differ in; a list of names is their combinations.
-        facet: what the panels differ in, likewise.
-        reference: what the metric is taken against: `golden` unless given, `golden_same_inputs` or `baseline`.
-
-    Raises:
-        BadInput: for a name that the table does not have, with similar ones, and for more lines or panels than can be told apart.
-    """
-    given = {"x": x, "y": y, "colour": colour, "facet": facet, "reference": reference}
-    return plot_of(frame, given)(frame)
 
 
 def _refuse_too_many(found: Shown, view: View) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROW, COLUMN = "row", "column"
 
@@ -22,6 +26,8 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
     Raises:
         BadInput: if the shapes differ or are empty.
     """
+    import pandas as pd  # late: it takes longer to import than numdev, which offers this function
+
     if x.shape != reference.shape or x.numel() == 0:
         raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, not empty")
     x, reference = x.double().cpu(), reference.double().cpu()

@@ -13,8 +13,7 @@ import pandas as pd
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.configuration import settings
-from numdev.report.reading.frames import LABEL, Results
-from numdev.report.reading.frames import load as load_results
+from numdev.report.reading.frames import LABEL, Results, load
 from numdev.report.reading.kinds import figures_of, is_own, places_of
 from numdev.report.reading.lean import numbered, repeated
 from numdev.report.reading.typed import column_of_values
@@ -27,24 +26,9 @@ _SPEED = "speed"
 _SHORT = 40  # characters
 
 
-def load(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
-    """Everything that a folder of results holds, as one tidy table: studies, sweeps and single points.
-
-    A row is one replicate of one comparison: of a deviation the subject (`variant` or `baseline`), the output and the reference
-    (`golden`, `golden_same_inputs` or `baseline`), with every metric; of speed one timed replicate. Beside the metrics stand the
-    columns of its point: `study`, `scenario`, every setting with its dotted name, such as `problem.shape.keys`, and as
-    `label.<name>` what the study or the command line states, such as `label.problem.n`. A baseline stands beside each point of
-    its problem.
-
-    Args:
-        results: the folder, as `results=` of the commands names it.
-        studies: the name of a study or sweep, or several; all unless given.
-
-    Raises:
-        BadInput: if the folder holds no results, or not those asked for.
-    """
-    names = [studies] if isinstance(studies, str) else studies
-    return tidy(load_results(Store(Path(results)), names, axes=EVERY)).copy()  # columns that can be written to
+def loaded(results: Path, studies: Sequence[str] | None) -> pd.DataFrame:
+    """The table of a folder of results, see `numdev.report.offered.load`."""
+    return tidy(load(Store(results), studies, axes=EVERY)).copy()  # columns that can be written to
 
 
 def tidy(results: Results, rows: pd.DataFrame | None = None) -> pd.DataFrame:

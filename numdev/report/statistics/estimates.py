@@ -19,8 +19,6 @@ from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
-from scipy.special import stdtr
 
 from numdev.results.record import student_quantile, summary
 
@@ -51,6 +49,8 @@ class Share:
         """
         if self.error == 0 or math.isinf(bound):
             return 0.0
+        from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
+
         return 1.0 if math.isinf(self.error) else min(1.0, 2 * float(stdtr(self.freedom, -abs(self.mean - bound) / self.error)))
 
 
@@ -255,7 +255,9 @@ def slope(
 
 def _line(x: Floats, y: Floats) -> float:
     """Slope of the least-squares line; 0 where all y are equal but for noise."""
-    return 0.0 if float(abs(y - y.mean()).max()) < _NOISE else float(stats.linregress(x, y).slope)
+    from scipy.stats import linregress  # late: it takes longer to import than numdev, and most figures need no line
+
+    return 0.0 if float(abs(y - y.mean()).max()) < _NOISE else float(linregress(x, y).slope)
 
 
 @dataclass(frozen=True)
@@ -273,8 +275,10 @@ class Signs:
     @property
     def p(self) -> float:
         """Two-sided, of the sign test on the unequal pairs."""
+        from scipy.stats import binomtest  # late: it takes longer to import than numdev, and few tables count signs
+
         unequal = self.larger + self.smaller
-        return float(stats.binomtest(self.larger, unequal).pvalue) if unequal else 1.0
+        return float(binomtest(self.larger, unequal).pvalue) if unequal else 1.0
 
 
 def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:

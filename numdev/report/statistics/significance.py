@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 from scipy.special import stdtr
 
 from numdev.report.statistics.estimates import NOTHING, Floats, Interval, Signs, ratio
@@ -47,6 +46,8 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
 
     Where a pair has no finite ratio, such as a zero on one side alone, p is that of the sign test over all pairs.
     """
+    from scipy.stats import sem  # late, as below: it takes longer to import than numdev, and most tables test nothing
+
     with np.errstate(invalid="ignore"):
         b = np.where(np.abs(b - a) <= _NOISE * np.abs(a), a, b)
     found = ratio(b, a)
@@ -57,23 +58,25 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
         note = f"{found.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
         return Test(found, signs.p, signs.larger > signs.smaller, note)
     logs = np.log(np.divide(b, a, out=np.ones_like(a), where=a != b))
-    return Test(found, _p(float(logs.mean()), float(stats.sem(logs)), len(logs) - 1.0, tolerance), found.estimate > 1)
+    return Test(found, _p(float(logs.mean()), float(sem(logs)), len(logs) - 1.0, tolerance), found.estimate > 1)
 
 
 def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
     """By Welch's t on the logarithms of b and of a."""
+    from scipy.stats import sem, ttest_ind
+
     note = "not paired: problem, baseline or seeds differ"
     if min(len(a), len(b)) < 2:
         return Test(NOTHING, math.nan, False, f"{note}; one replicate alone has no interval")
     if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
         return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
     before, after = np.log(a), np.log(b)
-    estimate, error = float(after.mean() - before.mean()), math.hypot(stats.sem(before), stats.sem(after))
+    estimate, error = float(after.mean() - before.mean()), math.hypot(sem(before), sem(after))
     freedom, low, high = 1.0, estimate, estimate
     if error > 0:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # replicates that are alike to the last bits
-            found = stats.ttest_ind(after, before, equal_var=False)
+            found = ttest_ind(after, before, equal_var=False)
         freedom, (low, high) = float(found.df), found.confidence_interval(0.95)
     interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
     return Test(interval, _p(estimate, error, freedom, tolerance), estimate > 0, note)

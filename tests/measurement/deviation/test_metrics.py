@@ -51,6 +51,23 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("count", [4, 1000, 1 << 17])
+def test_of_several_largest_the_first_is_told(count: int) -> None:
+    r = normal(count)
+    x = r.clone()
+    x[count // 2 :] += 0.5 * (-1.0) ** torch.arange(count - count // 2)
+    x[count // 2], x[-1], r[count // 2], r[-1] = 1.0, -1.0, 0.0, 0.0
+    assert Deviation.between(x, r, FP32).max_index == (count // 2,)
+
+
+@given(PAIRS)
+def test_a_comparison_changes_neither_side(pairs: list[tuple[float, float]]) -> None:
+    x, r = map(Sample, split(pairs))
+    before = [each.clone() for each in (x.values, r.values, x.ordered, r.ordered, r.ulp(BF16))]
+    assert compare(x, r, BF16) == compare(x, r, BF16)
+    assert all(map(torch.equal, before, (x.values, r.values, x.ordered, r.ordered, r.ulp(BF16))))
+
+
 @given(PAIRS)
 def test_sums_equal_exact_ones(pairs: list[tuple[float, float]]) -> None:
     """Each difference, multiple of 2^-10 below 2^21, is exact. A sum of n terms is off by at most n u sum |terms|."""

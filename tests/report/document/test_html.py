@@ -21,7 +21,8 @@ from numdev.report.document.export import summarise
 from numdev.report.document.html import figure, formatted, inline, mathematical, write_html
 from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
-from numdev.report.reading.frames import Results, distinct, load
+from numdev.report.reading.frames import Results, load
+from numdev.report.reading.once import distinct
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.store import Store
 from numdev.results.study import run
@@ -152,7 +153,7 @@ def test_the_same_results_give_the_same_bytes(results: Results, claims: list[Cla
 def test_a_title_cannot_leave_its_place(results: Results, claims: list[ClaimResult], out: Path) -> None:
     """Titles are the user's: markup in one stays text, also in the data of the table."""
     manifests = {name: own | {"title": "</script><b>x"} for name, own in results.manifests.items()}
-    own = Results(results.rows, results.points, manifests, results.environments)
+    own = Results(results.stored, results.points, manifests, results.environments)
     made = write_html([Part(own, [], out / "figures")], ["<i>a note"]).decode()
     assert "</script><b>" not in made
     assert "<i>" not in made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,30 @@ GIVEN: list[dict[str, Any]] = [
 Cell = tuple[int, int]
 
 
-def results(lost: set[tuple[Cell, int]] = frozenset(), without: dict[int, str] | None = None, **changes: Any) -> Results:  # type: ignore[assignment]
+def results(lost: Collection[tuple[Cell, int]] = (), without: dict[int, str] | None = None, **changes: Any) -> Results:
     """Points over n and m, two seeds; `lost` are comparisons that points lack, `without` figures that comparisons lack."""
     reading, points = Reading(), []
     for n, m in ((n, m) for n in range(3) for m in range(2)):
-        points.append({"study": "s", "scenario": "one", "key": f"{n}{m}", "scenario.title": "", "scenario.role": "beyond"})
-        points[-1] |= {"label.n": n, "label.m": m}
+        facts: dict[str, Any] = {
+            "study": "s",
+            "scenario": "one",
+            "key": f"{n}{m}",
+            "scenario.title": "",
+            "scenario.role": "beyond",
+        }
+        points.append(facts | {"label.n": n, "label.m": m})
         rows = []
         for seed in range(2):
             for place, (subject, output, reference) in enumerate(COMPARISONS):
                 if ((n, m), place) in lost:
                     continue
-                row = {"seed": seed, "cluster": "", "subject": subject, "output": output, "primary": output == "out"}
+                row: dict[str, Any] = {
+                    "seed": seed,
+                    "cluster": "",
+                    "subject": subject,
+                    "output": output,
+                    "primary": output == "out",
+                }
                 row |= {
                     "reference": reference,
                     "rmse": 1.0 + n + 10 * m + 0.1 * seed + 100 * place,

@@ -184,8 +184,9 @@ def _summary(part: Part) -> pd.DataFrame:
     results = part.results
     if part.is_own:
         return summary_of(results)
-    rows = results.rows
-    return summarise_weights(rows) if part.is_of_training else summarise(rows, results.points, ~is_repeated(rows))
+    if part.is_of_training:
+        return summarise_weights(results.rows)
+    return summarise(results.stored, results.points, ~is_repeated(results.stored))
 
 
 def _titles(found: pd.DataFrame, results: Results) -> list[str]:

@@ -59,8 +59,8 @@ def _multiply(
 ) -> None:
     """`out = a b` in whole blocks of rows.
 
-    FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block. In FP32 all of one matrix go in one call,
-    or one of every matrix, whichever takes fewer calls.
+    FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block. In FP32 all of one matrix go in one
+    call, or one of every matrix, whichever takes fewer calls.
     """
     rows, (inner, columns) = ROWS[a.dtype], b.shape[1:]
     blocks = a.shape[1] // rows
@@ -77,7 +77,7 @@ def _multiply(
 
 
 def _add_up(a: Float[Tensor, "*blocks rows inner"], b: Float[Tensor, "*blocks inner columns"], out: Tensor) -> None:
-    """`out = a b` in sums of at most INNER products, each added to those before it: one block, or several of as many right operands."""
+    """`out = a b` of one block, or of several with a right operand each: sums of at most INNER products, each added to those before."""
     multiply, add = (torch.mm, Tensor.addmm_) if a.ndim == 2 else (torch.bmm, Tensor.baddbmm_)
     for start in range(0, a.shape[-1], INNER):
         left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]

@@ -111,10 +111,11 @@ def draw(wanted: Iterable[Drawing]) -> None:
 def _draw(wanted: Drawing) -> None:
     from numdev.cli.console import output
     from numdev.report.document.asked import asked_of as figure_of  # late: a report's libraries
+    from numdev.report.reading.frames import load
     from numdev.results.store import Store
 
     try:
-        found = figure_of(Store(wanted.results), [wanted.study], wanted.plot)
+        found = figure_of(load(Store(wanted.results), [wanted.study]), wanted.plot)
     except BadInput as error:
         mend = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
         raise BadInput(error.field, error.value, mend) from None

@@ -218,14 +218,21 @@ def run(
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
     `keys` are those of the points, where they are at hand.
     """
-    work, outcome = begin(study, bench, store, shard, keys), Outcome()
+    work, outcome, seen = begin(study, bench, store, shard, keys), Outcome(), dict[str, PointEnded]()
+
+    def ended(key: str) -> PointEnded | None:
+        """How a point ended, from one reading of its record; one that lacks may come from another process in the meantime."""
+        if not fresh and key not in seen and (found := stored(store, key)) is not None:
+            seen[key] = found
+        return seen.get(key)
+
     wanted = ((key, point) for key, point in work if not point.refused)
-    bench.announce((point.problem, point.variant) for key, point in wanted if fresh or stored(store, key) is None)
+    bench.announce((point.problem, point.variant) for key, point in wanted if ended(key) is None)
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
-        found = None if fresh else stored(store, key)
-        outcome.add(point, found or measured(point, bench, store, key, where))
+        outcome.add(point, ended(key) or measured(point, bench, store, key, where))
+        seen.pop(key, None)
     return outcome
 
 

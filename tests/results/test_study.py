@@ -30,7 +30,7 @@ from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings
 from numdev.measurement.runner import Runner
 from numdev.results.columns import Column, Use
-from numdev.results.record import Status
+from numdev.results.record import Record, Status
 from numdev.results.replaced import Replaced, replaced
 from numdev.results.scenario import Role, Scenario, is_old, scenarios_of
 from numdev.results.store import Store, StoreError
@@ -190,6 +190,20 @@ class TestAnnounced:
         assert len(bench.announced) == 6
 
 
+class CountingStore(Store):
+    """A store that keeps which records were read from it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.read: list[str] = []
+
+    def get(self, key: str) -> Record | None:
+        found = super().get(key)
+        if found is not None:
+            self.read.append(key)
+        return found
+
+
 class TestResume:
     def test_skips_what_is_there(self, bench: Bench, store: Store) -> None:
         run(study(*GRID.points[:4]), bench, store)
@@ -198,6 +212,15 @@ class TestResume:
         assert (outcome.measured, outcome.skipped) == (2, 4)
         assert all(contents(store)[key] == value for key, value in before.items() if key != "toy")
         assert run(GRID, bench, store).skipped == 6
+
+    def test_reads_each_record_once(self, store: Store) -> None:
+        bench, counting = Ahead(Exact(), "cpu"), CountingStore(store.path)
+        run(study(*GRID.points[:4]), bench, store)
+        assert run(GRID, bench, counting).skipped == 4
+        assert len(bench.announced) == 2
+        assert len(counting.read) == len(set(counting.read)) == 4
+        assert run(GRID, bench, counting, fresh=True).skipped == 0
+        assert (len(bench.announced), len(counting.read)) == (6, 4)
 
     def test_measures_again_where_it_is_told_to(self, bench: Bench, store: Store) -> None:
         run(GRID, bench, store)

@@ -120,7 +120,7 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
 
 def _measured(results: Results, criterion: Criterion) -> dict[Place, _Point]:
     """The points of one side."""
-    rows = results.rows[results.rows["subject"] == "variant"]
+    rows = results.stored.frame(results.stored.where(own=(results.stored.own["subject"] == "variant").to_numpy(dtype=bool)))
     chosen = rows[rows["reference"] == criterion.reference]
     if chosen.empty and not rows.empty:
         raise BadInput("reference", criterion.reference, f"both must have it; one has {', '.join(rows['reference'].unique())}")

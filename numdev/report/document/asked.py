@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from numdev.report.document.usual import shown_by
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.figures.sweep import plot_of
-from numdev.report.reading.frames import load
-from numdev.report.reading.tidy import EVERY, tidy
-from numdev.results.store import Store, write_atomically
+from numdev.report.reading.frames import Results
+from numdev.report.reading.tidy import EVERY
+from numdev.results.store import write_atomically
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,18 @@ class Asked:
         write(path, self.plot, self.rows, self.plot.title)
 
 
-def asked_of(store: Store, studies: Sequence[str], plot: Mapping[str, Any], kind: str | None = None) -> Asked:
+def asked_of(loaded: Results, plot: Mapping[str, Any]) -> Asked:
     """The figure of some studies and sweeps, over every column that they have.
 
     Args:
-        store: that has them.
-        studies: their names.
+        loaded: their results, all of one kind of measurement.
         plot: what is asked for, as `numdev.report.figures.sweep.plot_of` takes it.
-        kind: of measurement, of which all of them are; any unless given.
 
     Raises:
         BadInput: for a name that they do not have.
     """
-    loaded = load(store, studies, kind=kind, axes=EVERY)
-    rows = tidy(loaded)
+    every = loaded.with_axes(EVERY)
+    rows = shown_by(every, np.arange(len(every.stored)), plot)
     return Asked(plot_of(rows, plot), rows, tuple(loaded.notes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document.parquet import parquet_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
-from numdev.report.reading.frames import LABEL, PLACE, Results, is_broken, is_repeated
-from numdev.report.reading.lean import numbered, repeated
+from numdev.report.reading.frames import LABEL, PLACE, Results, is_broken
+from numdev.report.reading.once import is_repeated
+from numdev.report.reading.rows import Rows
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
@@ -37,19 +38,21 @@ def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet
     Raises:
         StoreError: if a file cannot be written.
     """
-    rows, once = results.rows, ~is_repeated(results.rows)
-    tables = {
-        "summary.csv": summarise(rows, results.points, once),
-        "points.csv": results.points.drop(columns="seconds", errors="ignore"),
-        "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
-        "claims.csv": claim_table(claims),
+    rows, once = results.stored, ~is_repeated(results.stored)
+    tables: dict[str, Callable[[], pd.DataFrame]] = {  # made one by one: of a large study each takes memory
+        "summary.csv": lambda: summarise(rows, results.points, once),
+        "points.csv": lambda: results.points.drop(columns="seconds", errors="ignore"),
+        "timings.csv": lambda: results.points.reindex(columns=[*PLACE, "seconds"]),
+        "claims.csv": lambda: claim_table(claims),
     }
     write_atomically(out / "results.csv", csv_of(rows, once))
-    for name, table in tables.items():
+    columns = {"results.csv": rows.columns}
+    for name, make in tables.items():
+        table = make()
         write_atomically(out / name, csv_of(table))
+        columns[name] = list(table.columns)
     if parquet:
         write_atomically(out / "results.parquet", parquet_of(rows, once))
-    columns = {"results.csv": rows.columns} | {name: table.columns for name, table in tables.items()}
     said = dictionary(columns, results.columns | settings(results.manifests.values()))
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
@@ -60,13 +63,14 @@ def to_csv(table: pd.DataFrame) -> bytes:
     return b"".join(csv_of(table))
 
 
-def csv_of(table: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
+def csv_of(table: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
     """What `to_csv` writes of a table, or of its rows that are chosen, in parts: the text of all takes more than the table."""
-    count = len(table) if chosen is None else int(chosen.sum())
+    rows = Rows.of(table)
+    count = len(rows) if chosen is None else int(chosen.sum())
     places = np.arange(count) if chosen is None else np.flatnonzero(chosen)
     for start in range(0, max(1, count), _PART):
-        own = table.iloc[places[start : start + _PART]]
-        own = pd.DataFrame({name: _digits(column) for name, column in own.items()}, own.index, table.columns, copy=False)
+        own = rows.frame(places[start : start + _PART])
+        own = pd.DataFrame({name: _digits(column) for name, column in own.items()}, own.index, own.columns, copy=False)
         yield own.to_csv(index=False, header=start == 0, lineterminator="\n").encode()
 
 
@@ -79,23 +83,24 @@ def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
     return pd.Series(texts, column.index, dtype=object, copy=False)
 
 
-def summarise(rows: pd.DataFrame, points: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
+def summarise(table: pd.DataFrame | Rows, points: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
 
     Beside each stand the point's labels, the operation's chief settings (`Words.told`), and every other setting in which `points`
-    of one class differ. Of `rows`, those that are `chosen`, which are all unless given.
+    of one class differ. Of the table's rows, those that are `chosen`, which are all unless given.
     """
+    rows = Rows.of(table)
     by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
     own = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
-    group = numbered((repeated(rows[name], own) for name in by), len(own))
-    order, sizes = np.argsort(group, kind="stable"), np.bincount(group)  # stable: the replicates of a group stay in their order
+    group = rows.numbered(by, own)
+    sizes = np.bincount(group)
+    broken = np.bincount(group, is_broken(rows.own).to_numpy()[rows.places(own)]).astype(np.int64)
+    own = own[np.argsort(group, kind="stable")]  # stable: the replicates of a group stay in their order
     ends = np.cumsum(sizes)
-    first = own[order[ends - sizes]]
-    places = _with_settings(pd.DataFrame({name: repeated(rows[name], first) for name in by}, copy=False), points)
-    broken = np.bincount(group, is_broken(rows).to_numpy()[own]).astype(np.int64)
+    places = _with_settings(rows.frame(own[ends - sizes], by).reset_index(drop=True), points)
     found: dict[str, Any] = {"replicates": sizes, "nonfinite": broken}
     for metric in SUMMARISED:
-        values = rows[metric].to_numpy()[own][order]
+        values = rows.column(metric, own).to_numpy()
         statistics = np.empty((len(_STATISTICS), len(sizes)))
         for i, (end, size) in enumerate(zip(ends, sizes, strict=True)):
             own_summary = summary(values[end - size : end].tolist())

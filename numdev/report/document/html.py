@@ -21,13 +21,16 @@ from numdev.report.document.export import summarise
 from numdev.report.document.kinds import summary_of
 from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.training import summarise_weights
-from numdev.report.reading.frames import LABEL, Results, is_repeated
+from numdev.report.reading.frames import LABEL, Results
 from numdev.report.reading.kinds import is_own, places_of
+from numdev.report.reading.once import is_repeated
 from numdev.report.reading.scenarios import ROLES, SCENARIO
 from numdev.report.studies.registry import CHAPTERS
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _MOST_CHIEF = 3  # scenarios of a claim that stand above the list of all
+MOST_ROWS = 20_000
+"""Rows of the table; a browser takes some seconds to sort and to search as many."""
 _DIGITS = 4  # of a number in the table; summary.csv has nine
 _MEAN, _LOW, _HIGH = ".mean", ".low", ".high"
 _ORDER = ("study", "scenario", "point", "attention", "format", "policy", "subject", "output", "reference", "step", "tensor")
@@ -38,6 +41,7 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = ()) -> bytes:
     """The document on some parts; its title and its table of rows are those of the first."""
     every, claims, main = wholes(parts), all_claims(parts), parts[0].results
     titles = {name: str(own["title"]) for whole in every for name, own in whole.manifests.items()}
+    rows, whole = table(parts[0])
     template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = template.get_template("report.html").render(
         title=overview.words_for(main).title,
@@ -47,7 +51,9 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = ()) -> bytes:
         compares=not parts[0].is_own,
         claims=[_claim(result) for result in claims],
         sections=[_section(part, study) for part in parts for study in part.results.manifests],
-        table=_json(table(parts[0])),
+        table=_json(rows),
+        whole=whole if whole > rows["rows"] else 0,
+        most=MOST_ROWS,
         environments=list(overview.environments(every)),
         failures=list(overview.failures(every, titles)),
         notes=list(notes),
@@ -153,28 +159,34 @@ def inline(svg: str, name: str) -> str:
     return re.sub(r"\n\s*", "\n", svg).strip()
 
 
-def table(part: Part) -> dict[str, Any]:
-    """The rows of the summary by column: text as a list of words and the place of each row's in it, metrics with intervals."""
+def table(part: Part) -> tuple[dict[str, Any], int]:
+    """The first rows of the summary by column: text as a list of words and the place of each row's in it, metrics with intervals.
+
+    Beside it stands the number of rows of the whole summary.
+    """
     results = part.results
-    found = _summary(part)
+    every = _summary(part)
+    found = every[:MOST_ROWS]
     found = found.assign(scenario=_titles(found, results), point=_labels(found))
     places = places_of(results.columns, found) if part.is_own else []
     names = [name for name in dict.fromkeys([*_ORDER, *places]) if name in found and (found[name].astype(str) != "").any()]
     figures = [str(name).removesuffix(_MEAN) for name in found if str(name).endswith(_MEAN)]
-    return {
+    data = {
         "texts": [_text(name, found[name]) for name in names],
         "replicates": found["replicates"].tolist(),
         "metrics": [_metric(name, found, results) for name in figures],
         "rows": len(found),
     }
+    return data, len(every)
 
 
 def _summary(part: Part) -> pd.DataFrame:
     results = part.results
     if part.is_own:
         return summary_of(results)
-    rows = results.rows
-    return summarise_weights(rows) if part.is_of_training else summarise(rows, results.points, ~is_repeated(rows))
+    if part.is_of_training:
+        return summarise_weights(results.rows)
+    return summarise(results.stored, results.points, ~is_repeated(results.stored))
 
 
 def _titles(found: pd.DataFrame, results: Results) -> list[str]:

@@ -14,6 +14,7 @@ from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, load
 from numdev.report.reading.kinds import figures_of, places_of
+from numdev.report.reading.rows import Rows
 from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.results.store import Store, write_atomically
 
@@ -27,7 +28,7 @@ def load_own(store: Store, kind: str, studies: Sequence[str]) -> Results:
         BadInput: as `load`.
     """
     keys = (str(point["key"]) for name in studies for point in (store.study(name) or {"points": ()})["points"])
-    records = [record for key in keys if (record := store.get(key)) is not None]
+    records = (record for key in keys if (record := store.get(key)) is not None)
     tables = dict.fromkeys(name for record in records for name in list(record.columns)[1:])
     return load(store, studies, kind=kind, tables=list(tables))
 
@@ -40,8 +41,8 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, par
     Raises:
         StoreError: if a file cannot be written.
     """
-    tables = {
-        "results.csv": results.rows,
+    tables: dict[str, pd.DataFrame | Rows] = {
+        "results.csv": results.stored,
         "summary.csv": summary_of(results),
         "points.csv": results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
@@ -52,7 +53,7 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, par
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
     if parquet:
-        write_atomically(out / "results.parquet", parquet_of(results.rows))
+        write_atomically(out / "results.parquet", parquet_of(results.stored))
     declared = results.columns | settings(results.manifests.values())
     said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document.part import Part
-from numdev.report.document.tables import place
+from numdev.report.document.tables import MOST_FAILURES, place
 from numdev.report.document.typeset import escaped, typeset
 from numdev.report.reading.frames import Results
 from numdev.report.reading.kinds import is_own
@@ -18,7 +18,6 @@ from numdev.report.studies.registry import words_of
 from numdev.results.compiled import compiled
 
 _MOST_FINDINGS = 3
-_MOST_FAILURES = 40  # rows; the rest are in points.csv
 
 
 def subtitle(wholes: Sequence[Results]) -> str:
@@ -130,8 +129,11 @@ def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
 
 def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:
     """Study, point, status and reason of each point that failed; studies by their titles."""
-    failed = [point for whole in wholes for _, point in whole.points[whole.points["status"] != "ok"].iterrows()]
-    for point in failed[:_MOST_FAILURES]:
-        yield [titles[point["study"]], place(point), point["status"], point["reason"]]
-    if len(failed) > _MOST_FAILURES:
-        yield ["", f"and {len(failed) - _MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]
+    count = 0
+    for whole in wholes:
+        failed = whole.points[whole.points["status"] != "ok"]
+        for _, point in failed[: max(0, MOST_FAILURES - count)].iterrows():
+            yield [titles[point["study"]], place(point), point["status"], point["reason"]]
+        count += len(failed)
+    if count > MOST_FAILURES:
+        yield ["", f"and {count - MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

@@ -23,16 +23,13 @@ from numdev.report.document.part import Part
 from numdev.report.document.speed import draw, judged, make_speed_report
 from numdev.report.document.tables import claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
+from numdev.report.document.usual import usual
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.points import POINTS
-from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.kinds import SPEED, is_own
-from numdev.report.reading.tidy import tidy
+from numdev.report.reading.kinds import SPEED
 from numdev.report.reading.training import KIND as TRAINING
 from numdev.report.reading.training import load_training
 from numdev.report.studies.latency import frame
-from numdev.report.studies.own import own_plot
 from numdev.report.studies.registry import FIGURES, claims_of
 from numdev.results.store import Store, write_atomically
 
@@ -114,7 +111,7 @@ def _report(
     """Write the tables, the claims and the figures of one kind of measurement into the folder `written`, and print; notes too."""
     out, console = written
     loaded = _LOAD.get(kind, partial(load_own, kind=kind))(store, studies=names)
-    asked = _asked(store, loaded, plot, kind)
+    asked = asked_of(loaded, plot) if plot else None  # checked before anything is written
     claims = judge(claims_of(loaded), loaded)
     _TABLES.get(kind, write_own_tables)(loaded, claims, out, parquet)
     worst = worst_table(loaded) if kind == DEVIATION else None
@@ -133,11 +130,6 @@ def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]
     for name in kinds if studies is None else studies:
         found.setdefault(kinds.get(name, DEVIATION), []).append(name)
     return found
-
-
-def _asked(store: Store, loaded: Results, plot: Mapping[str, Any] | None, kind: str) -> Asked | None:
-    """The figure that somebody asks for, of every column that there is; checked before anything is written."""
-    return asked_of(store, list(loaded.manifests), plot, kind) if plot else None
 
 
 def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *tables: Table | None) -> list[str]:
@@ -181,7 +173,7 @@ def _beside(results: Path, out: Path, kinds: Iterable[str]) -> Iterator[Part]:
             write_figures(loaded, list(part.claims), part.figures, store.path)
         else:
             loaded = load(store, kind=kind)
-            part = Part(loaded, judged(store, loaded), out / "figures")
+            part = Part(loaded, judged(loaded), out / "figures")
             draw(loaded, frame(loaded), part.figures)
         yield part
 
@@ -204,11 +196,10 @@ def write_figures(
             return notes
         for name in names:
             try:
-                plot = FIGURES.get(name) if name else _usual(results, study)
+                plot, rows = _named(results, study, name, home) if name else usual(results, study)
             except BadInput as reason:
                 notes.append(f"{study}: its figure is not drawn: {reason}")
                 continue
-            rows = _drawn(results.study(study, plot.table if plot else ""), plot, home)
             lacking = plot.lacks(rows) if plot else []
             if plot is None:
                 notes.append(f"{study}: there is no figure {name}; there are {', '.join(FIGURES)}")
@@ -220,32 +211,23 @@ def write_figures(
                 notes.append(f"{study}: figure {name} needs points with the labels {', '.join(lacking)}")
             else:
                 file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", plot.title)
-                shown, told = rows if name else tidy(results, rows), tuple(_findings(claims, study, name))
-                pictures.append(Picture(folder / file, plot, shown, title or manifest["title"], told))
+                told = tuple(_findings(claims, study, name))
+                pictures.append(Picture(folder / file, plot, rows, title or manifest["title"], told))
     write_all(pictures)
     if asked is not None:
         asked.write(folder / (f"{only}_plot" if only else "plot"))
     return notes
 
 
-def _drawn(rows: pd.DataFrame, plot: Plot | None, home: Path) -> pd.DataFrame:
-    """Rows with the paths of files as they can be opened."""
-    columns = [column for column in (plot.files if plot else ()) if column in rows]
+def _named(results: Results, study: str, name: str, home: Path) -> tuple[Plot | None, pd.DataFrame]:
+    """A figure of numdev, None for one that there is not, and its rows with the paths of files as they can be opened."""
+    plot = FIGURES.get(name)
+    if plot is None:
+        return None, pd.DataFrame()
+    rows = results.study(study, plot.table)
+    columns = [column for column in plot.files if column in rows]
     named = {column: [str(home / name) if name else "" for name in rows[column].fillna("")] for column in columns}
-    return rows.assign(**named) if named else rows
-
-
-def _usual(results: Results, study: str) -> Plot:
-    """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
-
-    Raises:
-        BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
-    """
-    manifest, rows = results.manifests[study], tidy(results, results.study(study))
-    is_grid = manifest.get("axes") != []
-    if is_own([manifest]):
-        return own_plot(manifest, rows) or plot_of(rows, {})
-    return own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None) or POINTS
+    return plot, rows.assign(**named) if named else rows
 
 
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from numdev.report.reading.rows import Rows
+
 GROUP = 1 << 16  # rows of a row group; a row of deviations has about 70 columns, so a group takes some 40 MB
 
 
-def parquet_of(table: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
+def parquet_of(table: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
     """A table, or those of its rows that are chosen, as a Parquet file in parts; numbers in full, the index left out.
 
     Each part is a row group of at most `GROUP` rows. Types and metadata are those of the whole table, so a column whose values
@@ -22,11 +24,12 @@ def parquet_of(table: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> 
     import pyarrow as pa  # imported late: only who asks for Parquet needs it
     from pyarrow import parquet
 
-    places = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen)
-    schema, sink = pa.Schema.from_pandas(table, preserve_index=False), _Sink()
+    rows = Rows.of(table)
+    places = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    schema, sink = pa.Schema.from_pandas(rows.frame(places[:1]), preserve_index=False), _Sink()
     with parquet.ParquetWriter(sink, schema) as writer:
         for start in range(0, len(places), GROUP):
-            own = table.iloc[places[start : start + GROUP]]
+            own = rows.frame(places[start : start + GROUP])
             writer.write_table(pa.Table.from_pandas(own, schema=schema, preserve_index=False))
             yield sink.taken()
     yield sink.taken()  # what ends the file

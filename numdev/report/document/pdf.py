@@ -105,7 +105,7 @@ def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
         yield {"of": "outputs", "rows": [(name, unit, text) for name, (unit, text) in METRICS.items()]}
     for part in parts:
         if not part.deviates:
-            columns = (column for name, column in part.results.columns.items() if name in part.results.rows)
+            columns = (column for name, column in part.results.columns.items() if name in part.results.stored)
             found = [(own.name, own.unit, own.meaning) for own in columns if own.use in _FIGURES]
             yield {"of": "weights" if part.is_of_training else part.kind, "rows": found}
 
@@ -127,7 +127,7 @@ def _section(section: Chapter, part: Part) -> dict[str, Any]:
         "figures": [_figure(drawn[name], _plot(results.manifests[section.study], section.study, name)) for name in mine],
         "found": "" if by_claim else " ".join(typeset(result.findings[result.main].sentence) for result in own),
         "compact": not by_claim and not any(result.claim.across for result in own),
-        "findings": list(_found(own, results.study(section.study), words, by_claim=by_claim)),
+        "findings": list(_found(own, results.study(section.study), words, by_claim=by_claim)) if own else [],
         "tables": list(_tables(section, results, with_claims=bool(own))),
         "verdict": "" if by_claim else " ".join(typeset(f"{result.claim.text}: {result.brief}.") for result in own),
         "command": command(results, section.study),
@@ -178,7 +178,7 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
     timed = of_attention(frame(results))
     found = latest(timed[timed["study"] == study]) if len(timed) else timed
     if found.empty:
-        found = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results.study(study))
+        found = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results, study)
     shown = found.drop(columns="study", errors="ignore")
     if len(shown):
         yield {"columns": list(shown.columns), "rows": shown.values.tolist()}

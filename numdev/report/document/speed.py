@@ -21,6 +21,7 @@ from numdev.report.figures.sweep import default_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, Results, load
+from numdev.report.reading.rows import Rows
 from numdev.report.reading.tidy import EVERY, tidy
 from numdev.report.studies.latency import TABLES, crossovers, frame, of_attention
 from numdev.report.studies.own import own_plot
@@ -49,10 +50,10 @@ def make_speed_report(
     console = console or Console()
     loaded = load(Store(results), studies, kind="speed")
     rows = frame(loaded)
-    every = tidy(load(Store(results), studies, kind="speed", axes=EVERY))
-    asked = asked_of(Store(results), list(loaded.manifests), plot, "speed") if plot else None
+    every = tidy(loaded.with_axes(EVERY))
+    asked = asked_of(loaded, plot) if plot else None
     own = of_attention(rows)
-    claims = judged(Store(results), loaded)
+    claims = judged(loaded)
     failed = loaded.points[loaded.points["status"] != "ok"]
     labels = [name for name in failed.columns if name.startswith(LABEL)]
     columns = ("study", "scenario", "key", "attention", *labels, "status", "reason")
@@ -75,17 +76,17 @@ def make_speed_report(
     _draw_sweeps(loaded, every, asked, out / "figures")
     for note in loaded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    tables_shown = [failures_table(loaded), *(_shown(make(own), title) for title, make in TABLES.items())]
+    tables_shown = [failures_table(loaded, "unsupported.csv"), *(_shown(make(own), title) for title, make in TABLES.items())]
     for shown in (*tables_shown, claims_table(claims) if claims else None):
         if shown is not None:
             console.print(shown)
     console.print(f"report: {out}", markup=False, highlight=False)
 
 
-def judged(store: Store, loaded: Results) -> list[ClaimResult]:
+def judged(loaded: Results) -> list[ClaimResult]:
     """The claims of studies of speed."""
-    every = tidy(load(store, list(loaded.manifests), kind="speed", axes=EVERY))
-    return judge(claims_of(loaded), replace(loaded, rows=every)) if len(every) else []
+    every = tidy(loaded.with_axes(EVERY))
+    return judge(claims_of(loaded), replace(loaded, stored=Rows.of(every))) if len(every) else []
 
 
 def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:

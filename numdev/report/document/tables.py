@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import pandas as pd
 from rich.table import Table
@@ -12,12 +13,13 @@ from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import LABEL, Results, is_broken
 from numdev.report.reading.kinds import figures_of, places_of
-from numdev.report.reading.lean import part
-from numdev.report.reading.primary import compared
+from numdev.report.reading.primary import is_compared
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.results.columns import Column, Use
 
+MOST_FAILURES = 40
+"""Points that failed of which a reader is told one by one."""
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
 _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow", Verdict.NOT_MEASURED: "bright_black"}
 
@@ -42,20 +44,23 @@ def _verdict(result: ClaimResult) -> Text:
     return Text(result.brief, style=colour)
 
 
-def failures_table(results: Results) -> Table | None:
-    """The points whose status is not ok; None if there are none."""
+def failures_table(results: Results, whole: str = "points.csv") -> Table | None:
+    """The first points whose status is not ok; None if there are none. `whole` is the file that has all of them."""
     failed = results.points[results.points["status"] != "ok"]
     if failed.empty:
         return None
     table = Table("study", "point", "status", "reason", title="Points without a full result", title_justify="left")
-    for _, point in failed.iterrows():
+    for _, point in failed[:MOST_FAILURES].iterrows():
         table.add_row(point["study"], place(point), point["status"], Text(point["reason"]))
+    if len(failed) > MOST_FAILURES:
+        table.add_row("", f"and {len(failed) - MOST_FAILURES} more", "", f"all are in {whole}")
     return table
 
 
 def worst_table(results: Results, count: int = 5) -> Table | None:
     """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
-    found = compared(results.rows, reference="golden")
+    rows = results.stored
+    found = rows.frame(rows.where(is_compared(rows.own, reference="golden")), ["key", "max_u", "max_difference"])
     if found.empty:
         return None
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
@@ -68,12 +73,14 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
     return table
 
 
-def deviations(rows: pd.DataFrame, most: int = 60) -> pd.DataFrame:
+def deviations(results: Results, study: str, most: int = 60) -> pd.DataFrame:
     """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
     found: list[tuple[str, ...]] = []
-    own = compared(rows)
-    keys = own["key"].unique()
-    own = part(own, own["key"].isin(keys[:most]))
+    rows = results.stored
+    at = results.of_study(study, own=is_compared(rows.own))
+    key = rows.column("key", at)
+    keys = key.unique()
+    own = rows.frame(at[key.isin(keys[:most]).to_numpy(dtype=bool)])
     for _, point in own.groupby("key", sort=False):
         cells = [place(point.iloc[0])]
         for reference, metric in _SHOWN:
@@ -92,13 +99,14 @@ def figures_table(results: Results, study: str, most: int = 60) -> pd.DataFrame:
     places, own = places_of(results.columns, rows), figures_of(results.columns, rows)
     chief = [column for column in own if column.use is Use.CHIEF] or own[:1]
     found = []
-    for _, group in rows.groupby(["key", *places], sort=False, dropna=False):
+    groups = rows.groupby(["key", *places], sort=False, dropna=False)
+    for _, group in islice(groups, most):
         first = group.iloc[0]
         values = [group[column.name].astype(float).tolist() for column in chief]
         cells = ["NaN or Inf" if not all(map(math.isfinite, each)) else mean(each).text() for each in values]
         found.append((place(first), *(str(first[name]) for name in places), *cells))
-    if len(found) > most:
-        found[most:] = [(f"and {len(found) - most} more in summary.csv", *[""] * (len(places) + len(chief)))]
+    if len(groups) > most:
+        found.append((f"and {len(groups) - most} more in summary.csv", *[""] * (len(places) + len(chief))))
     return pd.DataFrame(found, columns=["point", *places, *(_headed(column) for column in chief)])
 
 

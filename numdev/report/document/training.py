@@ -13,6 +13,7 @@ from numdev.report.document.parquet import parquet_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results
+from numdev.report.reading.rows import Rows
 from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.report.reading.training import LOSS, RUN, WATCH
 from numdev.results.columns import Column
@@ -33,10 +34,10 @@ def write_training_tables(results: Results, claims: list[ClaimResult], out: Path
     Raises:
         StoreError: if a file cannot be written.
     """
-    weights = _narrow(results.rows)
-    tables = {
+    weights = _narrow(results.stored)
+    tables: dict[str, pd.DataFrame | Rows] = {
         "weights.csv": weights,
-        "summary.csv": summarise_weights(weights),
+        "summary.csv": summarise_weights(weights.frame()),
         "loss.csv": _narrow(results.further[LOSS]),
         "runs.csv": _narrow(results.further[RUN]),
         **({"watch.csv": _narrow(results.further[WATCH])} if len(results.further[WATCH]) else {}),
@@ -58,9 +59,13 @@ def _of_weights(column: Column) -> Column:
     return replace(column, unit="absolute, in the units of the weights") if column.unit == "absolute" else column
 
 
-def _narrow(rows: pd.DataFrame) -> pd.DataFrame:
+def _narrow(rows: Rows) -> Rows:
     """Rows without the settings of their points, which points.csv has."""
-    return rows[[name for name in rows if not str(name).startswith(("problem.", "variant.", "baseline.", "scenario."))]]
+    return replace(rows, points=_without_settings(rows.points), own=_without_settings(rows.own))
+
+
+def _without_settings(table: pd.DataFrame) -> pd.DataFrame:
+    return table[[name for name in table if not str(name).startswith(("problem.", "variant.", "baseline.", "scenario."))]]
 
 
 def summarise_weights(rows: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,7 @@ from numdev.report.reading.lean import numbered, part
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 
 METRIC, TEXT = "rmse", "RMSE from golden, absolute"
-_NEEDED = (SCENARIO, TITLE, ROLE, *COMPARISON, PRIMARY, "cluster", "format", METRIC, *NONFINITE)
+NEEDED = (SCENARIO, TITLE, ROLE, *COMPARISON, PRIMARY, "cluster", "format", METRIC, *NONFINITE)
 _SHADES = SERIES
 _MARKERS = "os^vD<>"
 _MOST = 40  # points of a panel, a line each
@@ -44,7 +44,7 @@ _POINT = "point"  # a column of rows: the number of their point, then whether it
 
 def draw_points(rows: pd.DataFrame) -> Figure:
     """RMSE from golden of every point: lines over the label with the most numbers, or a line of the figure for each point."""
-    rows = rows[[name for name in map(str, rows) if name in _NEEDED or name.startswith(LABEL)]]  # panels and lines are copies
+    rows = rows[[name for name in map(str, rows) if name in NEEDED or name.startswith(LABEL)]]  # panels and lines are copies
     axis = axis_of(chosen(rows, reference="golden"))
     return _listed(rows) if axis is None else _over(rows, axis)
 

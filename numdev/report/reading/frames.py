@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.reading import loose
 from numdev.report.reading.derived import absent, derived
-from numdev.report.reading.lean import numbered, part, repeated
+from numdev.report.reading.rows import Reading, Rows
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import Growing, flatten
 from numdev.results.columns import Column
@@ -57,9 +57,9 @@ class Results:
     """What a report is made from.
 
     Attributes:
-        rows: every row of the primary table of each point's record, and the columns of the point that stand for it. Of
+        stored: every row of the primary table of each point's record, and the columns of the point that stand for it. Of
             deviations one per (study, scenario, point, seed, subject, output, reference), with every metric; rows of a baseline
-            repeat under every point of its problem; see `distinct`.
+            repeat under every point of its problem; see `distinct`. `rows` is the same as a table.
         points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
             counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
@@ -70,19 +70,39 @@ class Results:
         further: rows of other tables of the records, by the table's name, with the columns of their point as in `rows`.
     """
 
-    rows: pd.DataFrame
+    stored: Rows
     points: pd.DataFrame
     manifests: dict[str, dict[str, Any]]
     environments: list[dict[str, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, Column] = field(default_factory=dict)
-    further: dict[str, pd.DataFrame] = field(default_factory=dict)
+    further: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows as a table, made anew at each call; of a large study `stored` makes the part of it that is wanted."""
+        return self.stored.frame()
 
     def study(self, name: str, table: str = "") -> pd.DataFrame:
         """The rows of one study, scenarios in the order of the manifest; of a further table where one is named."""
-        rows = self.further[table] if table else self.rows
-        return part(rows, rows["study"] == name)
+        rows = self.further[table] if table else self.stored
+        chosen = self.of_study(name, table)
+        return rows.frame(None if len(chosen) == len(rows) else chosen)
+
+    def of_study(self, name: str, table: str = "", own: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """The numbers of the rows of one study; `own` as `Rows.where` takes it."""
+        rows = self.further[table] if table else self.stored
+        if "study" in rows.own:
+            mine = (rows.own["study"] == name).to_numpy(dtype=bool)
+            return rows.where(own=mine if own is None else mine & own)
+        return rows.where(own, (rows.points["study"] == name).to_numpy(dtype=bool))
+
+    def with_axes(self, axes: tuple[str, ...]) -> Results:
+        """The same, but what the columns of a point begin with that stand in its rows."""
+        points = self.points[_repeated(self.points, axes)]
+        further = {name: replace(rows, points=points) for name, rows in self.further.items()}
+        return replace(self, stored=replace(self.stored, points=points), further=further)
 
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""
@@ -106,7 +126,7 @@ def load(
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
     manifests = _chosen(store, studies, kind)
-    points, rows, count = Growing(), Growing(), 0
+    points, rows = Growing(), Reading()
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
     columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
@@ -123,21 +143,20 @@ def load(
             if record.environment not in environments:
                 environments.append(record.environment)
             scenario = scenarios[point["scenario"]]
-            place = {"point": count, "study": name, SCENARIO: scenario.name, "key": point["key"]}
+            place = {"study": name, SCENARIO: scenario.name, "key": point["key"]}
             place |= {TITLE: scenario.title, ROLE: scenario.role.value}
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
-            count += 1
             points.add(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
-            rows.extend(record.rows, point=place["point"])
+            rows.add(record.rows)
             for table in tables:
                 further[table].columns |= {column.name: column for column in record.columns.get(table, ())}
-                further[table].rows.extend(record.table(table), point=place["point"])
+                further[table].rows.add(record.table(table))
     everywhere = frozenset.intersection(*(_lacking(manifest) for manifest in manifests.values()))
-    made = points.typed(["point", *PLACE, *(name for name in _ALWAYS if name not in everywhere)])
+    made = points.typed([*PLACE, *(name for name in _ALWAYS if name not in everywhere)])
     return Results(
-        rows=_rows(rows, made, [name for name in columns if not name.startswith(COUNTER)], axes),
-        points=made.drop(columns="point"),
+        stored=_rows(rows, made, [name for name in columns if not name.startswith(COUNTER)], axes),
+        points=made,
         manifests=manifests,
         environments=environments,
         missing=missing,
@@ -155,7 +174,7 @@ def _lacking(manifest: Mapping[str, Any]) -> frozenset[str]:
 class _Further:
     """A further table while it is read."""
 
-    rows: Growing = field(default_factory=Growing)
+    rows: Reading = field(default_factory=Reading)
     columns: dict[str, Column] = field(default_factory=dict)
 
 
@@ -223,15 +242,16 @@ def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 
-def _rows(rows: Growing, points: pd.DataFrame, columns: list[str], axes: tuple[str, ...] | None) -> pd.DataFrame:
+def _rows(rows: Reading, points: pd.DataFrame, columns: list[str], axes: tuple[str, ...] | None) -> Rows:
     """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence, unless `axes` names others."""
-    found = rows.typed(["point", *columns])
-    if PRIMARY in found:  # a mask, also where there are no rows
-        found[PRIMARY] = found[PRIMARY].astype(bool)
-    kept = [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name, axes or _AXES)]
-    places = found.pop("point").to_numpy(dtype="int64")  # the points are numbered as they stand
-    whole = {name: repeated(points[name], places) for name in kept} | {str(name): found[name] for name in found}
-    return pd.DataFrame(whole, copy=False)
+    found = rows.typed(columns, points[_repeated(points, axes or _AXES)])
+    if PRIMARY in found.own:  # a mask, also where there are no rows
+        found.own[PRIMARY] = found.own[PRIMARY].astype(bool)
+    return found
+
+
+def _repeated(points: pd.DataFrame, axes: tuple[str, ...]) -> list[str]:
+    return [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name, axes)]
 
 
 _AXES = (
@@ -266,18 +286,7 @@ def _is_axis(name: str, axes: tuple[str, ...]) -> bool:
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether a comparison holds NaN, or Inf where the other side has none."""
-    return rows.reindex(columns=list(NONFINITE)).sum(axis=1) > 0
-
-
-def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without a baseline's repetitions: in a scenario it stands once per problem, under its first point."""
-    return part(rows, ~is_repeated(rows))
-
-
-def is_repeated(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Which rows `distinct` leaves out."""
-    same = ["study", SCENARIO, "pairing", *(name for name in COMPARISON if name in rows.columns)]
-    found = (rows["subject"] == "baseline").to_numpy(dtype=bool, copy=True)
-    own = np.flatnonzero(found)
-    found[own] = pd.Series(numbered((repeated(rows[name], own) for name in same), len(own))).duplicated()
-    return found
+    found = pd.Series(0.0, rows.index)
+    for name in NONFINITE:  # one at a time: together they would be copied
+        found = found + rows[name].fillna(0).astype(float) if name in rows else found
+    return found > 0

@@ -70,7 +70,7 @@ def _are(values: NDArray[Any], first: NDArray[Any]) -> bool:
 _FEW = 1 << 12  # rows; claims and figures ask for many small parts, which pandas makes ten times as fast
 
 
-def repeated(column: pd.Series[Any], places: NDArray[np.int64]) -> pd.Series[Any]:
+def repeated(column: pd.Series[Any], places: NDArray[np.integer[Any]]) -> pd.Series[Any]:
     """The values of a column at some places, in their order, by a new index."""
     values = _values(column)
     if values is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from numdev.report.reading.frames import PRIMARY
 from numdev.report.reading.lean import part
@@ -15,5 +17,10 @@ def primary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") -> pd.DataFrame:
     """The rows of the primary output of one subject, against one reference where it is named."""
+    return part(rows, is_compared(rows, subject, reference))
+
+
+def is_compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") -> NDArray[np.bool_]:
+    """Which rows `compared` keeps."""
     wanted = rows[PRIMARY].astype(bool) & (rows["subject"] == subject)
-    return part(rows, wanted & (rows["reference"] == reference) if reference else wanted)
+    return (wanted & (rows["reference"] == reference) if reference else wanted).to_numpy(dtype=bool)

@@ -23,7 +23,7 @@ from numdev.report.reading.frames import LABEL, PRIMARY
 from numdev.report.reading.lean import part
 from numdev.report.reading.scenarios import TITLE
 
-_OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
+OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _OUTPUT = "output"
 _OF_A_MARK = (*NONFINITE, "seed", "cluster")  # of which its mean and its interval are made, beside the metric
 _OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
@@ -201,7 +201,7 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     colour = tuple(column_of(frame, name, "plot.colour") for name in view.colour)
     facet = tuple(column_of(frame, name, "plot.facet") for name in view.facet)
     spread, kept, fixed = {x, *colour, *facet}, np.ones(len(frame), dtype=np.bool_), dict[str, str]()
-    wanted = _OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
+    wanted = OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
     for column, value in wanted.items():
         if column in spread or not (held := _values(frame, column, kept)):
             continue

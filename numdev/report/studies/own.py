@@ -20,6 +20,9 @@ from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
 from numdev.results.claim import StatedClaim
 
+MOST_ENTRIES = 100
+"""Entries of an axis that the chapter of a study lists."""
+
 
 def stated_claims(results: Results, study: str, words: Words) -> dict[str, Claim]:
     """The claims that a study's file states, by name, each on the table of the records that has its figure."""
@@ -30,7 +33,7 @@ def stated_claims(results: Results, study: str, words: Words) -> dict[str, Claim
 
 def _table(results: Results, column: str) -> str:
     """The further table that has a figure which the primary one has not; of training those of whole runs come first."""
-    if column in results.rows:
+    if column in results.stored:
         return ""
     names = sorted(results.further, key=lambda name: name != RUN)
     return next((name for name in names if column in results.further[name]), "")
@@ -64,6 +67,11 @@ def _measured(manifest: Mapping[str, Any]) -> str:
         for axis, label in point["labels"].items():
             entries.setdefault(axis, {})[str(label)] = None
     names = wording_of_study(manifest)
-    axes = [f"{names.name(axis)} ({', '.join(found)})" for axis, found in entries.items()]
+    axes = [f"{names.name(axis)} ({', '.join(_first(list(found)))})" for axis, found in entries.items()]
     count = len({point["key"] for point in manifest["points"]})
     return f"{count} {'point' if count == 1 else 'points'}{': ' if axes else ''}{', '.join(axes)}."
+
+
+def _first(entries: list[str]) -> list[str]:
+    left = len(entries) - MOST_ENTRIES
+    return [*entries[:MOST_ENTRIES], f"and {left} more in points.csv"] if left > 0 else entries

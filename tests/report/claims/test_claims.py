@@ -14,6 +14,7 @@ from numdev.report.claims import verdicts
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.frames import Results, load
+from numdev.report.reading.rows import Rows
 from numdev.report.studies import registry
 from numdev.report.studies.published import FA3_RMSE
 from numdev.report.studies.registry import CHAPTERS
@@ -389,7 +390,7 @@ def _manifest(name: str, claims: list[str], scenarios: dict[str, str], **more: A
 def test_the_role_decides_what_comes_first_and_not_the_name() -> None:
     roles = {"uniform_end": "beyond", "strict": "control", "mine": "assumed", "never": "beyond"}
     rows = pd.concat([lengths(0.5).assign(scenario=name) for name in list(roles)[:3]])
-    results = Results(rows.assign(study="s"), pd.DataFrame(), {"s": _manifest("s", ["fig5a", "mine"], roles)})
+    results = Results(Rows.of(rows.assign(study="s")), pd.DataFrame(), {"s": _manifest("s", ["fig5a", "mine"], roles)})
     (found,) = judge(results)
     assert [scenario.name for scenario in found.findings] == ["mine", "uniform_end", "never", "strict"]
     assert (found.main.name, [scenario.name for scenario in found.chief]) == ("mine", ["mine"])
@@ -399,11 +400,11 @@ def test_the_role_decides_what_comes_first_and_not_the_name() -> None:
 
 def test_a_study_with_overrides_is_not_the_papers() -> None:
     manifest = _manifest("s", ["fig5a"], {"one": "paper"}, overrides=["problem.n=256", "precision=bf16"])
-    (found,) = judge(Results(lengths(0.5).assign(scenario="one", study="s"), pd.DataFrame(), {"s": manifest}))
+    (found,) = judge(Results(Rows.of(lengths(0.5).assign(scenario="one", study="s")), pd.DataFrame(), {"s": manifest}))
     assert found.main == Scenario("one", "the one one, with overrides: problem.n=256 precision=bf16", Role.BEYOND)
     assert found.overall == "borne out"
     whole = _manifest("t", ["fa3_table3"], dict.fromkeys(FA3_RMSE, "paper"), overrides=["problem.n=256"])
-    (found,) = judge(Results(methods().assign(study="t"), pd.DataFrame(), {"t": whole}))
+    (found,) = judge(Results(Rows.of(methods().assign(study="t")), pd.DataFrame(), {"t": whole}))
     assert (found.main.title, found.main.role) == ("A study, with overrides: problem.n=256", Role.BEYOND)
 
 
@@ -411,12 +412,12 @@ def test_verdicts_of_a_table_are_adjusted_together() -> None:
     """A claim that is decided alone is not among many that nothing decides."""
     near = lengths(0.12, noise=0.013).assign(scenario="near")
     alone = _manifest("s", ["fig5a"], {"near": "assumed"})
-    (found,) = judge(Results(near.assign(study="s"), pd.DataFrame(), {"s": alone}))
+    (found,) = judge(Results(Rows.of(near.assign(study="s")), pd.DataFrame(), {"s": alone}))
     assert found.findings[found.main].verdict is HOLDS
     assert found.questions == 2  # by the maximum and by RMSE
     names = {"near": "assumed"} | {f"open{i}": "beyond" for i in range(20)}
     rows = pd.concat([near, *(lengths(0.1, noise=0.9).assign(scenario=name) for name in list(names)[1:])])
-    (among,) = judge(Results(rows.assign(study="s"), pd.DataFrame(), {"s": _manifest("s", ["fig5a"], names)}))
+    (among,) = judge(Results(Rows.of(rows.assign(study="s")), pd.DataFrame(), {"s": _manifest("s", ["fig5a"], names)}))
     assert among.findings[among.main].verdict is UNDECIDED
     assert among.questions == 42
     assert "all 42 questions of this table" in note([among])
@@ -430,7 +431,9 @@ def test_what_no_paper_claims_is_ours() -> None:
 
 def test_table_3_is_judged_once_over_its_methods() -> None:
     rows = methods().assign(study="fa3")
-    (found,) = judge(Results(rows, pd.DataFrame(), {"fa3": _manifest("fa3", ["fa3_table3"], dict.fromkeys(FA3_RMSE, "assumed"))}))
+    (found,) = judge(
+        Results(Rows.of(rows), pd.DataFrame(), {"fa3": _manifest("fa3", ["fa3_table3"], dict.fromkeys(FA3_RMSE, "assumed"))})
+    )
     assert [scenario.title for scenario in found.findings] == ["A study"]
     assert found.overall == f"reproduced {ASSUMED}"
 

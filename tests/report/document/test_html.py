@@ -17,11 +17,13 @@ from rich.console import Console
 from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.report.claims.verdicts import ClaimResult, judge
+from numdev.report.document import html
 from numdev.report.document.export import summarise
 from numdev.report.document.html import figure, formatted, inline, mathematical, write_html
 from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
-from numdev.report.reading.frames import Results, distinct, load
+from numdev.report.reading.frames import Results, load
+from numdev.report.reading.once import distinct
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.store import Store
 from numdev.results.study import run
@@ -92,12 +94,16 @@ def page(text: str) -> Page:
     return Page(text)
 
 
-@pytest.fixture(scope="module")
-def data(text: str) -> dict[str, Any]:
+def data_of(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found
     read: dict[str, Any] = json.loads(found[1])
     return read
+
+
+@pytest.fixture(scope="module")
+def data(text: str) -> dict[str, Any]:
+    return data_of(text)
 
 
 def test_every_element_is_closed_and_every_identifier_is_one(page: Page) -> None:
@@ -145,6 +151,19 @@ def test_the_table_has_the_numbers_of_the_summary(data: dict[str, Any], results:
     assert {metric["name"] for metric in data["metrics"]} >= {"max_difference", "rmse", "max_ulp"}
 
 
+def test_a_table_of_very_many_rows_says_where_all_stand(
+    results: Results, out: Path, text: str, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "MOST_ROWS", 5)
+    page = write_html([Part(results, [], out / "figures")]).decode()
+    short = data_of(page)
+    assert (short["rows"], len(short["replicates"])) == (5, 5)
+    assert [metric["mean"] for metric in short["metrics"]] == [metric["mean"][:5] for metric in data["metrics"]]
+    said = f"The table has the first 5 of {data['rows']} rows; summary.csv beside this file has all of them."
+    assert said in page
+    assert "The table has the first" not in text
+
+
 def test_the_same_results_give_the_same_bytes(results: Results, claims: list[ClaimResult], out: Path, text: str) -> None:
     assert write_html([Part(results, claims, out / "figures")]).decode() == text
 
@@ -152,7 +171,7 @@ def test_the_same_results_give_the_same_bytes(results: Results, claims: list[Cla
 def test_a_title_cannot_leave_its_place(results: Results, claims: list[ClaimResult], out: Path) -> None:
     """Titles are the user's: markup in one stays text, also in the data of the table."""
     manifests = {name: own | {"title": "</script><b>x"} for name, own in results.manifests.items()}
-    own = Results(results.rows, results.points, manifests, results.environments)
+    own = Results(results.stored, results.points, manifests, results.environments)
     made = write_html([Part(own, [], out / "figures")], ["<i>a note"]).decode()
     assert "</script><b>" not in made
     assert "<i>" not in made

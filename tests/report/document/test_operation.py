@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
 from numdev.report.document.pdf import contents
 from numdev.report.reading.frames import load
+from numdev.report.reading.rows import Rows
 from numdev.results.store import Store
 from numdev.results.study import Study, run
 
@@ -110,5 +112,5 @@ def test_a_larger_error_is_a_regression(made: tuple[Path, str], tmp_path: Path) 
     """The block of 64 columns in the place of that of 1024 rounds the running sum more often."""
     a = load(Store(made[0] / "results"))
     worse = a.rows.assign(rmse=a.rows["rmse"] * (2 + 0.01 * a.rows["seed"]))
-    changes = compare(a, type(a)(**{**vars(a), "rows": worse}), Criterion())
+    changes = compare(a, replace(a, stored=Rows.of(worse)), Criterion())
     assert set(changes["change"]) == {Change.WORSE.value}

@@ -14,7 +14,8 @@ from pyarrow import parquet as pq
 from numdev.report.document import parquet
 from numdev.report.document.export import write_tables
 from numdev.report.document.parquet import parquet_of
-from numdev.report.reading.frames import Results, distinct, load
+from numdev.report.reading.frames import Results, load
+from numdev.report.reading.once import distinct
 from numdev.report.reading.typed import typed
 from numdev.results.store import Store
 from tests.report.reading.test_lean import TABLES

@@ -176,7 +176,7 @@ def test_failures_are_listed_with_their_reasons(shown: dict[str, Any]) -> None:
 def test_the_command_is_the_one_that_was_given(results: Results) -> None:
     given = "numdev measure study=fig3 seeds=2 'problem.key_lengths=[3,4]'"
     manifest = results.manifests["fig3"] | {"command": given}
-    changed = Results(**{**vars(results), "manifests": results.manifests | {"fig3": manifest}})
+    changed = replace(results, manifests=results.manifests | {"fig3": manifest})
     assert command(changed, "fig3") == f"{given} device=cpu"
 
 

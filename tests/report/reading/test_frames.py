@@ -19,7 +19,8 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, write_tables
 from numdev.report.reading import typed as typing_of_tables
-from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, distinct, load
+from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, load
+from numdev.report.reading.once import distinct
 from numdev.results.columns import Column
 from numdev.results.record import Record, Status
 from numdev.results.store import Store

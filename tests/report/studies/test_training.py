@@ -282,7 +282,7 @@ def test_all_three_tables_are_read(toy: tuple[Store, Results]) -> None:
     whole = read[read["tensor"] == "model"].reset_index(drop=True)
     pd.testing.assert_frame_equal(whole[list(made)], made, check_dtype=False)  # other tests judge what a store gives
     assert set(results.further) == {LOSS, RUN, WATCH}
-    assert results.further[WATCH].empty, "no run was watched"
+    assert len(results.further[WATCH]) == 0, "no run was watched"
     assert results.rows.groupby("key")["step"].nunique().eq(len(STEPS)).all()
     assert isinstance(results.study("fig8", RUN), pd.DataFrame)
     assert "attention" not in results.points

@@ -77,7 +77,7 @@ def _multiply(
 
 
 def _add_up(a: Float[Tensor, "*blocks rows inner"], b: Float[Tensor, "*blocks inner columns"], out: Tensor) -> None:
-    """`out = a b` of one block, or of several with a right operand each: sums of at most INNER products, each added to those before."""
+    """`out = a b` of one block, or of several with a right operand each: sums of INNER products, each added to those before."""
     multiply, add = (torch.mm, Tensor.addmm_) if a.ndim == 2 else (torch.bmm, Tensor.baddbmm_)
     for start in range(0, a.shape[-1], INNER):
         left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]

@@ -81,7 +81,7 @@ def repeated(column: pd.Series[Any], places: NDArray[np.integer[Any]]) -> pd.Ser
 
 
 def part(rows: pd.DataFrame, chosen: NDArray[np.bool_] | pd.Series[bool]) -> pd.DataFrame:
-    """The rows that are chosen, with their index, as `rows[chosen]`; a column of one value stays one value where there are many."""
+    """The rows that are chosen, with their index, as `rows[chosen]`. Of many, a column of one value stays one value."""
     places = np.flatnonzero(np.asarray(chosen))
     if len(places) == len(rows):
         return rows

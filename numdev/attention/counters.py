@@ -30,7 +30,7 @@ class Counters:
         self._replicates = replicates
         self._events = torch.zeros(6, replicates, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=rows.dtype, device=rows.device)
-        self._largest = torch.full_like(rows, float("-inf"))
+        self._largest = rows.new_full(rows.shape, float("-inf"))
         self._maximum_lags = maximum_lags(softmax)
         self._limit = precision.probabilities.largest
         self._can_saturate = can_saturate(softmax, self._limit)

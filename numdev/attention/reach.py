@@ -67,7 +67,7 @@ def keeps_every(precision: Precision, softmax: OnlineSoftmax, q: Tensor, k: Tens
     if softmax.tie_shift is not None or to.listing is not None:
         return False
     roundings = 3 if dot.every is None else math.ceil(head_dim / dot.every) + 2
-    largest = float(torch.linalg.vector_norm(q, dim=-1).amax() * torch.linalg.vector_norm(k, dim=-1).amax())
+    largest = float(torch.linalg.vector_norm(q.detach(), dim=-1).amax() * torch.linalg.vector_norm(k.detach(), dim=-1).amax())
     grown = (1 + 2 * to.u) ** roundings
     product = largest * grown + roundings * to.min_subnormal
     score = product * abs(factor) * grown + to.min_subnormal

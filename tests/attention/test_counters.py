@@ -13,6 +13,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.events import COUNTERS
 from numdev.attention.mask import Mask
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
@@ -70,14 +71,16 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("path", Path)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("case", CASES)
-def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
+def test_counters_are_what_counting_gives(case: str, mask: str, path: Path) -> None:
     precision, tiling, soft, spread = CASES[case]
     inputs = precision.round_inputs(*draw(SIZES, spread=spread))
     events: list[Event] = []
     _, lse = DoubleLoop(precision, tiling, soft)(*inputs, MASKS[mask], 0.3, events)
-    counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
+    with by(path):
+        counted = Tiled(precision, tiling, soft)(*inputs, MASKS[mask], 0.3).counters
     lost = lse.isneginf() & ~is_fully_masked(MASKS[mask], 2, 16, 53)[:, None]
     expected = count(events, precision.probabilities.largest, 2 * 2 * 16) | {"lost_rows": lost.double().mean().item()}
     assert counted == pytest.approx(expected, abs=1e-12)
@@ -101,6 +104,17 @@ def test_the_cases_above_do_count_something(case: str, counter: str) -> None:
     precision, tiling, soft, spread = CASES[case]
     inputs = precision.round_inputs(*draw(SIZES, spread=spread))
     assert 0 < Tiled(precision, tiling, soft)(*inputs, Mask(), 0.3).counters[counter] < 53
+
+
+@pytest.mark.parametrize("path", Path)
+def test_the_layout_of_inputs_changes_nothing(path: Path) -> None:
+    """Models give heads as a transposed dimension."""
+    precision, tiling, soft, spread = CASES["plain"]
+    inputs = precision.round_inputs(*draw(SIZES, spread=spread))
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs]
+    with by(path):
+        found, same = (Tiled(precision, tiling, soft)(*each, Mask()).counters for each in (inputs, strided))
+    assert found == same
 
 
 def test_counting_can_be_left_out() -> None:

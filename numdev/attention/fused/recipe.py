@@ -15,10 +15,11 @@ from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast, Subnormals
-from numdev.attention.counters import can_saturate, maximum_lags
+from numdev.attention.counters import can_saturate
 from numdev.attention.fused import layout as at
 from numdev.attention.operations import operation
 from numdev.attention.precision import Precision
+from numdev.attention.reach import maximum_lags
 from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
 
 _MODES = {

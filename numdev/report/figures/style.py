@@ -107,7 +107,7 @@ def freeze(figure: Figure) -> Figure:
 def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     with styled(), _canvas(figure, FigureCanvasAgg) as canvas:
-        canvas.print_png(buffer, metadata={"Software": None})
+        canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
     return buffer.getvalue()
 
 
@@ -115,7 +115,8 @@ def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     """The figure as SVG, its title and its description for those who cannot see it inside, and the value of each point."""
     buffer = io.BytesIO()
     with styled(), _canvas(figure, FigureCanvasSVG) as canvas:
-        canvas.print_svg(buffer, metadata={"Date": None, "Creator": "numdev", "Title": title})
+        metadata = {"Date": None, "Creator": "numdev", "Title": title}
+        canvas.print_svg(buffer, metadata=metadata)  # type: ignore[no-untyped-call]
     named = f"<title>{escape(title, quote=False)}</title>"
     text = buffer.getvalue().decode()
     if named not in text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from numdev.attention.fused import backward_layout as at
-from numdev.attention.fused.passes import CHUNK, count, count_above, mask_rows
+from numdev.attention.fused.passes import CHUNK, count, count_above, mask_rows, put
 from numdev.attention.fused.rounding import F32, NEVER, cast, compiled, look_up, minus, plus, times, weigh
 
 
@@ -40,7 +40,7 @@ def recompute(s, planes, ranges, place, ops, settings, table):
             last = first + rows.shape[0]
             lse = planes[at.LSE, place[at.HEAD] + g, first:last].copy()
             scores(rows, lse, ranges[:, first:last], place[at.KEY], ops, settings)
-            before[: flat.size] = flat[: before.size]
+            put(before, flat)
             minus(rows, lse, ops[at.SHIFT_S])
             for i in range(before[: flat.size].size):
                 flat[i] = NEVER if before[i] == NEVER else flat[i]

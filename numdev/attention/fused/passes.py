@@ -15,6 +15,13 @@ CHUNK = 2048  # numbers worked on at once: they stay in the L1 cache
 
 
 @compiled
+def put(x, y):
+    """`x <- y`, as far as both go. Assigned slices would have numba compile how it words their errors, which takes seconds."""
+    for i in range(min(x.size, y.size)):
+        x[i] = y[i]
+
+
+@compiled
 def count(x, number):
     """How many are equal to a number."""
     found = I32(0)
@@ -120,14 +127,14 @@ def begin(s, planes, ranges, place, ops, settings, table):
             mask_rows(rows, ranges[:, g, first:last], tile, NEVER, planes[at.SEEN, g, first:last])
             largest_of(rows, largest)
             move_maxima(rows, largest, planes, g, first, ops, settings)
-            before[: flat.size] = flat[: before.size]
+            put(before, flat)
             minus(rows, largest, ops[at.SHIFT_S])
             for i in range(before[: flat.size].size):
                 flat[i] = NEVER if before[i] == NEVER else flat[i]
             if table.size:
                 look_up(flat, table, int(settings[at.E_SHIFT]), int(settings[at.E_BASE]))
         end = here + height
-        planes[at.FALLS, g, here:end] = planes[at.OLD, g, here:end]
+        put(planes[at.FALLS, g, here:end], planes[at.OLD, g, here:end])
         fall(planes[at.FALLS, g, here:end], planes[at.M, g, here:end], ops[at.FALL])
         if settings[at.LOCAL]:
             fall(planes[at.RISES, g, here:end], planes[at.M, g, here:end], ops[at.FALL])
@@ -207,7 +214,7 @@ def finish(p, planes, events, place, ops, settings, table):
         if settings[at.LOCAL]:
             decay(beta, ops, settings, table)
             times(total.reshape(-1, 1), beta, ops[at.WEIGH_SUM])
-        kept[:] = summed
+        put(kept, summed)
         times(kept.reshape(-1, 1), alpha, ops[at.WEIGH_SUM])
         added = total.copy()
         plus(total, kept, ops[at.ADD_SUMS])
@@ -234,7 +241,9 @@ def add_rows(o, new, planes, g, i, ops, settings):
         times(o, alpha, ops[at.RESCALE_O])
     plus(o.reshape(-1), new.reshape(-1), ops[at.ACCUMULATE_WEIGHED if settings[at.LOCAL] else at.ACCUMULATE])
     if settings[at.EACH]:
-        divisors = np.where(total == 0, F32(1), total)
+        divisors = total.copy()
+        for r in range(divisors.size):
+            divisors[r] = F32(1) if total[r] == 0 else total[r]
         over(o, divisors, ops[at.NORMALISE])
 
 

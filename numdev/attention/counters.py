@@ -64,25 +64,25 @@ class Counters:
         met = before[place]
         largest = torch.maximum(met, m.reshape(-1).index_select(0, near))  # that of another split can be larger
         kept = ties[place].masked_fill_(largest > met, 0)
-        equal = _rows(s, near).eq_(largest[:, None]).sum(-1).masked_fill_(largest == float("-inf"), 0)
+        equal = _equal_in_rows(_rows(s, near), largest[:, None]).masked_fill_(largest == float("-inf"), 0)
         ties[place] = kept.add_(equal)
         before[place] = largest
 
-    def row_sums(self, p: Tensor, alpha: Tensor, begun: Tensor) -> None:
-        if self._near is None:
-            self._events[0] += self._count((alpha != 1) & begun)
+    def row_sums(self, p: Tensor, alpha: Tensor, l_old: Tensor) -> None:
+        """P of a tile, the rescale of the sums of its rows, and these before it."""
+        near = self._near  # where the maximum rose, among others
+        if near is None:
+            self._events[0] += self._count((alpha != 1) & (l_old > 0))
             self._events[1] += self._sum(self._equal(p, 1.0))
             return
-        near = self._near  # where the maximum rose, among others
-        replicate = near // (begun.numel() // self._replicates)
-        rescaled = (_rows(alpha, near) != 1) & _rows(begun, near)
-        ones = _rows(p, near).eq_(1.0).sum(-1, dtype=torch.float64)
-        self._events[0].index_add_(0, replicate, rescaled.double().squeeze(-1))
-        self._events[1].index_add_(0, replicate, ones)
+        rescaled = _rows(alpha, near).ne_(1.0).mul_(_rows(l_old, near).gt_(0.0))
+        self._events[0] += self._sum_of(near, rescaled.squeeze(-1), l_old.numel())
+        self._events[1] += self._sum_of(near, _equal_in_rows(_rows(p, near), 1.0), l_old.numel())
 
     def addition(self, before: Tensor, added: Tensor, after: Tensor) -> None:
         """One addition to running row sums, within a tile or of a tile."""
-        self._events[2] += self._count((after == before) & (added > 0) & (before > 0))
+        stagnated = torch.minimum(before, added).gt_(0.0).mul_(torch.eq(after, before, out=torch.empty_like(after)))
+        self._events[2] += self._sum(stagnated)
 
     def before_cast(self, p: Tensor, scale: float) -> None:
         if self._can_saturate:
@@ -140,6 +140,13 @@ class Counters:
         """How many numbers of each row of a tile equal a number, or that of the row."""
         return torch.eq(x, value, out=self._like(x)) @ x.new_ones(x.shape[-1])
 
+    def _sum_of(self, near: Tensor, counts: Tensor, rows: int) -> Tensor:
+        """The sum over each replicate of what is counted in some rows of a tile, which has so many."""
+        if self._replicates == 1:
+            return counts.sum(dtype=torch.float64)[None]
+        found = counts.new_zeros(self._replicates, dtype=torch.float64)
+        return found.index_add_(0, near // (rows // self._replicates), counts.double())
+
     def _like(self, x: Tensor) -> Tensor:
         """Memory for a comparison's 0 and 1 as numbers of the carrier, which torch writes several times as fast as booleans."""
         if self._scratch.numel() < x.numel():
@@ -168,6 +175,11 @@ class Counters:
 def can_saturate(softmax: OnlineSoftmax, limit: float) -> bool:
     """Whether an entry of P, scaled, can be beyond the largest number of its format."""
     return softmax.p_scale * math.exp2(softmax.rescale_threshold) > limit
+
+
+def _equal_in_rows(rows: Tensor, value: Tensor | float) -> Tensor:
+    """How many numbers of each row equal a number, or that of the row; the rows are lost."""
+    return rows.eq_(value) @ rows.new_ones(rows.shape[-1])
 
 
 def _rows(x: Tensor, near: Tensor) -> Tensor:

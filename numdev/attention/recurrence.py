@@ -104,7 +104,7 @@ class Rows:
         kept = steps.weigh_sum(l_old, alpha)
         row_sum = steps.add_sums(kept, tile_sum)
         if run.counters is not None:
-            run.counters.row_sums(p, alpha, l_old > 0)
+            run.counters.row_sums(p, alpha, l_old)
             run.counters.addition(kept, tile_sum, row_sum)
         product = self._product(self._round(p, visible) if rounded is None else rounded, v, visible)
         if visible is None or bool((seen := visible.any(-1, keepdim=True)).all()):

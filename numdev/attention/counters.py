@@ -133,7 +133,7 @@ class Counters:
         """
         if self._reach is None or not m.is_cpu:
             return None
-        rows = (top >= m - self._reach).flatten().nonzero().flatten()
+        rows = (top < m - self._reach).logical_not_().flatten().nonzero().flatten()  # with those that hold NaN
         return rows if 2 * len(rows) < m.numel() else None
 
     def _equal(self, x: Tensor, value: Tensor | float) -> Tensor:

@@ -1,7 +1,8 @@
 """How far each path of tiled attention is from its limit: its matrix products, and one pass over each tile of scores.
 
-The products are those of the algorithm, by the same calls of BLAS; a pass reads and writes a tile of scores that stays in the
-cache. Neither casts nor counts. A path cannot be faster than both together unless it does without one of them.
+The products are those of the algorithm, by the same calls of BLAS, of all rows at once; a pass reads and writes a tile of scores
+that stays in the cache. Neither casts nor counts. A path over blocks of rows, whose scores do not leave the cache between its
+products, can be faster than both together.
 """
 
 from __future__ import annotations

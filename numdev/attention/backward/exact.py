@@ -49,7 +49,7 @@ class _OfExact(BySaved, TimedFromSaved):
 
 @dataclass(frozen=True)
 class ExactBackward(_OfExact):
-    r"""The gradients of `sum(dO * O)` in FP64, streamed over blocks of queries: no matrix of N x N is ever formed.
+    """The gradients of `sum(dO * O)` in FP64, streamed over blocks of queries: no matrix of N x N is ever formed.
 
     Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
     score: `e_ij = dP_ij - dP_ib`, `mean_i = sum_j P_ij e_ij`, `dS = P * (e - mean)`, `delta_i = dP_ib + mean_i`. Since `e_ib` is

@@ -122,8 +122,8 @@ def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]
 
     e_ij = dP_ij - dP_ib: two sums of d products and a difference, `2 (d + 1) W`; e_ib is exactly 0. No |e| exceeds 2 W.
     mean = sum_j P_ij e_ij, which has no term of b: at most `2 W R`, and off by `2 W R (pi + d + 2 + N)`: weights, e, N roundings.
-    dS_ij with j /= b: `P_ij` times `2 W` times `pi`, `d + 1`, R times the mean's, and 2 roundings; `P_ij <= 1/2` there, so
-    `P_ij <= 2 P_ij (1 - P_ij)`. dS_ib = - P_ib mean: `P_ib` times `2 W R` times `pi`, the mean's, and 2 roundings; `R = 1 - P_ib`.
+    dS_ij with j /= b: `P_ij` times `2 W` times `pi`, `d + 1`, R times the mean's, and 2 roundings; there `P_ij <= 1/2`, so
+    `P_ij <= 2 P_ij (1 - P_ij)`. `dS_ib = -P_ib mean`: P_ib times `2 W R` times `pi`, the mean's, and 2 more; `R = 1 - P_ib`.
     Both are at most `4 W P_ij (1 - P_ij) C` with `C = 2 pi + N + 2 d + 5`, and |dS_ij| at most `4 W P_ij (1 - P_ij)`.
     dQ, dK: sums of N or M such dS, with as many roundings, and the scale, 1; dV: a sum of M of P dO.
     What underflows is off by at most 2^-1022 each time, also if it is flushed to zero.

@@ -16,9 +16,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.image import imread
 
 import numdev as nd
+from numdev.arithmetic.products import COLUMNS, INNER, ROWS
 from tests.docs_commands import ROOT, blocks, check
 
 DOCS = ROOT / "docs"
@@ -52,6 +54,12 @@ def test_every_public_name_is_in_the_reference() -> None:
         for name in re.findall(r"^::: numdev\.(\w+)$", path.read_text(), re.MULTILINE)
     ]
     assert sorted(told) == sorted(nd.__all__)
+
+
+def test_the_shape_of_products_is_the_one_that_runs() -> None:
+    blocks = f"blocks of {ROWS[torch.float32]} rows in FP32 and of {ROWS[torch.float64]} in FP64"
+    text = f"{blocks}, at most {INNER} products to a sum, a multiple of {COLUMNS}"
+    assert text in " ".join((DOCS / "concepts" / "reproducibility.md").read_text().split())
 
 
 def test_nothing_that_the_build_takes_from_elsewhere_is_kept_twice() -> None:

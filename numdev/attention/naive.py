@@ -34,7 +34,8 @@ class Naive(UnderPolicy):
 
     Attributes:
         precision: the policy. `rescale` is not used: nothing is rescaled.
-        normalise: EACH divides P by `l` before the product, as the paper's `softmax(Q K^T / sqrt(d)) V` does (section II.A);
+        normalise: EACH divides P by `l` before the product, as the paper's `softmax(Q K^T / sqrt(d)) V` does (section II.A):
+            `exponential` rounds the quotient, then `probabilities`, and the accumulator's cast is not used;
             END divides O after it, which is exactly tiled attention with a single tile.
     """
 

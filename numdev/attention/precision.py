@@ -28,12 +28,12 @@ class Precision(Policy):
     Attributes:
         inputs: q, k and v as the algorithm receives them.
         scores: the product `Q K^T`, and its scaling.
-        exponential: `S - m`, then its exponential.
+        exponential: `S - m`, then its exponential; and `P / l` where P is divided, as without tiles.
         rescale: `m_old - m_new`, then its exponential, `alpha`.
-        row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones.
+        row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones; `log l`, then `LSE = m + log l`, at the end.
         probabilities: `P` as it enters the second product; microscaled, its blocks are runs of keys of a tile.
         values: the product `P V`.
-        accumulator: `alpha * O`, then `+ P V`; and the division by `l`.
+        accumulator: `alpha * O`, then `+ P V`; and `O / l`.
         output: what is returned.
     """
 

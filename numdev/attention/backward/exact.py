@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32, FP64, Format
-from numdev.arithmetic.products import product, row_sums, visible_product
+from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.backward.base import Gradients, Saved, UnderKernelPolicy, check_backward_shapes, gradient_formats
 from numdev.attention.backward.function import BySaved
@@ -49,9 +49,19 @@ class _OfExact(BySaved, TimedFromSaved):
 
 @dataclass(frozen=True)
 class ExactBackward(_OfExact):
-    """The gradients of `sum(dO * O)` in FP64, streamed over blocks of keys: no matrix of N x N is ever formed.
+    """The gradients of `sum(dO * O)` in FP64, streamed over blocks of queries: no matrix of N x N is ever formed.
 
-    Its own error is bounded in tests/attention/backward/bounds.py, and the tests compare it with mpmath.
+    Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
+    score: `e_ij = dP_ij - dP_ib`, `mean_i = sum_j P_ij e_ij`, `dS = P * (e - mean)`, `delta_i = dP_ib + mean_i`. Since `e_ib` is
+    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. To first order, element by element,
+
+        |error of dS_ij| <= 4 u C W_i P_ij (1 - P_ij),    W_i = sum_t |dO_it| max |V|,    C = 2 pi + N + 2 d + 5
+
+    with the relative error `pi u` of P, `pi = 2 ((d + 4) A + 2) + N`, and `A` as in `numdev.attention.exact.Exact`: it shrinks
+    with `1 - P` as dS does. dQ and dK carry it through their sums; dV errs by `pi + M` for M rows in a sum. The bounds of all are
+    derived in tests/attention/backward/cases.py (`element_bounds`), and the tests compare with multiprecision arithmetic. Two
+    things stay absolute errors: what is below FP64's normal numbers, 2^-1022, and dQ of a row whose largest score is that of
+    several equal keys, whose parts of dQ cancel in `dS K`.
     """
 
     honours: ClassVar[Honours] = Honours()
@@ -76,35 +86,71 @@ class ExactBackward(_OfExact):
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return q.double(), k.double(), v.double(), do.double()
 
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """The golden gradients, whose error is stated above. Any floating dtype in, FP64 out."""
+        return self._streamed(q, k, v, do, None, mask, scale)
+
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, with `delta = rowsum(dO * O)` of the saved O. Any floating dtype in, FP64 out."""
-        check_backward_shapes(q, k, v, do, mask)
+        """The backward pass alone: P of the saved LSE, and `delta = rowsum(dO * O)` of the saved O.
+
+        The rounding of that O stays in `dP - delta`, also where P saturates. Any floating dtype in, FP64 out.
+        """
         saved.check(q, v)
+        return self._streamed(q, k, v, do, saved, mask, scale)
+
+    def _streamed(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved | None, mask: Mask, scale: float | None
+    ) -> Gradients:
+        check_backward_shapes(q, k, v, do, mask)
         factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
         q, k, v, do = self.round_inputs(q, k, v, do)
         k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
-        q, do, out = (group_heads(x, kv_heads) for x in (q, do, saved.out.double()))
-        lse = group_heads(saved.lse.double()[..., None], kv_heads)
-        hidden = lse == NEVER
-        delta, shift = row_sums(do * out).masked_fill(hidden, 0.0), lse.masked_fill(hidden, 0.0)
-        dq, dk, dv = torch.zeros_like(q), torch.empty_like(k[:, :, 0]), torch.empty_like(v[:, :, 0])
-        step = max(1, _WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * q.shape[2] * queries))
-        for start in range(0, keys, step):
-            tile = slice(start, min(start + step, keys))
-            p = product(q, k[..., tile, :].mT).mul_(factor).sub_(shift).exp_().masked_fill_(hidden, 0.0)
-            ds = product(do, v[..., tile, :].mT).sub_(delta).mul_(p)
-            visible = mask.visible(queries, keys, (0, queries), (tile.start, tile.stop), q.device)
-            if visible is not None:
-                visible = visible[:, :, None]
-                p.masked_fill_(~visible, 0.0)
-                ds.masked_fill_(~visible, 0.0)
-            dq += visible_product(ds, k[..., tile, :], visible)
+        q, do = (group_heads(x, kv_heads) for x in (q, do))
+        k_turned, v_turned = k.mT.contiguous(), v.mT.contiguous()
+        delta, lse = q.new_empty(*q.shape[:-1], 1), None
+        if saved is not None:
+            out, lse = (group_heads(x.double(), kv_heads) for x in (saved.out, saved.lse[..., None]))
+            delta = row_sums(do * out).masked_fill_(lse == NEVER, 0.0)
+            lse = lse.masked_fill(lse == NEVER, -NEVER)  # whose exponentials are 0
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        step = whole_blocks(_WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * q.shape[2] * keys), torch.float64)
+        for start in range(0, queries, step):
+            stop = min(start + step, queries)
+            rows = (..., slice(start, stop), slice(None))
+            visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
+            visible = None if visible is None else visible[:, :, None]
             turned = None if visible is None else visible.mT
-            dk[..., tile, :] = visible_product(ds.mT, q, turned).sum(2)
-            dv[..., tile, :] = visible_product(p.mT, do, turned).sum(2)
+            s = _seen(product(q[rows], k_turned).mul_(factor), visible, NEVER)
+            dp = product(do[rows], v_turned)
+            if lse is None:
+                p, ds, delta[rows] = _of_softmax(s, dp, visible)
+            else:
+                p = s.sub_(lse[rows]).exp_()
+                ds = dp.sub_(delta[rows]).mul_(p)
+            p, ds = _seen(p, visible), _seen(ds, visible)
+            dq[rows] = visible_product(ds, k, visible)
+            dk += visible_product(ds.mT, q[rows], turned).sum(2)
+            dv += visible_product(p.mT, do[rows], turned).sum(2)
         return Gradients(dq.mul_(factor).flatten(1, 2), dk.mul_(factor), dv, delta.squeeze(-1).flatten(1, 2))
+
+
+def _of_softmax(s: Tensor, dp: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """P, dS and delta of whole rows of scores, in place; see `ExactBackward`."""
+    m, best = s.max(-1, keepdim=True)
+    hidden = m == NEVER
+    p = s.sub_(m.masked_fill_(hidden, 0.0)).exp_()
+    p.div_(row_sums(p).masked_fill_(hidden, 1.0))
+    origin = dp.gather(-1, best).masked_fill_(hidden, 0.0)
+    e = _seen(dp.sub_(origin), visible)
+    mean = row_sums(p * e)
+    return p, e.sub_(mean).mul_(p), origin + mean
+
+
+def _seen(x: Tensor, visible: Tensor | None, otherwise: float = 0.0) -> Tensor:
+    """`x`, in place, with another number where a row does not see a key."""
+    return x if visible is None else x.masked_fill_(~visible, otherwise)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.steps import Steps
 
-_STORED = ("preset", "scores", "exponential", "row_sum")  # the steps that compute P
+_STORED = ("preset", "scores", "exponential", "row_sum", "probabilities")  # the steps that compute P
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NaiveBackward(AsRounded, UnderBackwardPolicy):
 
     `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
     from `TiledBackward` with one tile as large as the problem: P is `exp(S - m) / l`, stored, and used in all three; delta is
-    always computed from P; the scale multiplies dS, and the result is rounded as dS is.
+    always computed from P; dS is rounded by `ds`, then scaled and rounded by `ds` again, as torch does.
 
     Attributes:
         precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.

@@ -23,13 +23,14 @@ class BackwardPrecision(Policy):
 
     Attributes:
         inputs: q, k, v and do as the algorithm receives them.
-        scores: the product `Q K^T`, and its scaling.
+        scores: the product `Q K^T`, and its scaling, by log2(e) as well where the exponential is 2^x.
         exponential: `LSE log2(e)` where the exponential is 2^x, `S - LSE`, then its exponential, `P`.
         probabilities: `P` as it enters `P^T dO`.
         dp: the product `dP = dO V^T`.
-        delta: `dO * O` and the sum over a row; or `dP * P`, the sum over the keys of a tile, and the running sum over tiles.
+        delta: `dO * O` and the sum over a row; or `dP * P`, the sum over the keys of a tile, and the running sum over tiles,
+            with P as `exponential` rounds it.
         difference: `dP - delta`, then `P * (dP - delta)`.
-        ds: `dS` as it enters `dS K` and `dS^T Q`.
+        ds: `dS` as it enters `dS K` and `dS^T Q`; of autograd (`NaiveBackward`), `dS`, then its scaling.
         dq: the product `dS K` of one tile of keys.
         dk: the product `dS^T Q` of one tile of queries.
         dv: the product `P^T dO` of one tile of queries.
@@ -89,7 +90,10 @@ class BackwardPrecision(Policy):
 
     @staticmethod
     def eager(fmt: Format) -> BackwardPrecision:
-        """What autograd of matmul, softmax, matmul in `fmt` does: the gradient of softmax works in FP32 and rounds dS once."""
+        """Autograd of matmul, softmax, matmul in `fmt`: the gradient of softmax works in FP32 and rounds dS once.
+
+        Its scaling, an operation of its own, rounds dS again; see `NaiveBackward`.
+        """
         wide = inside(fmt)
         return BackwardPrecision.uniform(fmt).with_step(exponential=wide, delta=wide, difference=wide)
 

@@ -115,7 +115,7 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone; what was saved is read as numbers of the carrier."""
+        """The backward pass alone. Its carrier holds the saved O and LSE: an FP32 one rounds those in FP64 to nearest."""
         check_backward_shapes(q, k, v, do, mask)
         saved.check(q, v)
         carrier, kv_heads = self.precision.carrier, k.shape[1]

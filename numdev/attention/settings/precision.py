@@ -60,9 +60,11 @@ class PrecisionSettings:
         None, "q, k and v as the algorithm receives them", "format", overruled=Overruled(("precision.quantise.to",))
     )
     scores: str | None = setting(None, "S, the product Q K^T and its scaling" + _SUM, "format")
-    exponential: str | None = setting(None, "the difference S - m, and its exponential", "format")
+    exponential: str | None = setting(
+        None, "the difference S - m, and its exponential; without tiles also P divided by l", "format"
+    )
     rescale: str | None = setting(None, "the old maximum minus the new one, and its exponential alpha", "format")
-    row_sum: str | None = setting(None, "l, alpha times the old sum, plus the sum of P" + _SUM, "format")
+    row_sum: str | None = setting(None, "l, alpha times the old sum, plus the sum of P; and the LSE" + _SUM, "format")
     probabilities: str | None = setting(None, "P as it enters the product with V", "format")
     values: str | None = setting(None, "the product P V" + _SUM, "format")
     accumulator: str | None = setting(None, "O between tiles, alpha times the old O plus P V, and its division by l", "format")

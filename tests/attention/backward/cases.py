@@ -14,7 +14,7 @@ from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.backward.base import Gradients
 from numdev.attention.backward.precision import BackwardPrecision
-from tests.cases import Sizes, draw, lse_error, output_error, reach, tiled_error
+from tests.cases import U64, Sizes, draw, lse_error, output_error, reach, tiled_error, weight_error
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -112,3 +112,37 @@ def bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -
     dk = scale * float(q.abs().max()) * column * (ds + 2 * w * per_column)
     dv = float(do.abs().max()) * column * (p + per_column)
     return Bounds(dq, dk, dv, delta)
+
+
+def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]:
+    """What each element of the golden gradients can err, to first order, in units of u; `p` is the exact P.
+
+    For a row i let b be the key of its largest score, `R = 1 - P_ib` the sum of the other weights, `W = sum_t |dO_it| max |V|`,
+    and `pi u` the relative error of a computed weight (`weight_error`). Errors in units of u:
+
+    e_ij = dP_ij - dP_ib: two sums of d products and a difference, `2 (d + 1) W`; e_ib is exactly 0. No |e| exceeds 2 W.
+    mean = sum_j P_ij e_ij, which has no term of b: at most `2 W R`, and off by `2 W R (pi + d + 2 + N)`: weights, e, N roundings.
+    dS_ij with j /= b: `P_ij` times `2 W` times `pi`, `d + 1`, R times the mean's, and 2 roundings; there `P_ij <= 1/2`, so
+    `P_ij <= 2 P_ij (1 - P_ij)`. `dS_ib = -P_ib mean`: P_ib times `2 W R` times `pi`, the mean's, and 2 more; `R = 1 - P_ib`.
+    Both are at most `4 W P_ij (1 - P_ij) C` with `C = 2 pi + N + 2 d + 5`, and |dS_ij| at most `4 W P_ij (1 - P_ij)`.
+    dQ, dK: sums of N or M such dS, with as many roundings, and the scale, 1; dV: a sum of M of P dO.
+    What underflows is off by at most 2^-1022 each time, also if it is flushed to zero.
+    """
+    q, k, v, do = inputs
+    (heads, queries, dim), keys, kv_heads = q.shape[1:], k.shape[2], k.shape[1]
+    group = heads // kv_heads
+    pi, rows = weight_error(dim, keys, reach(q, k, scale)), group * queries
+    c, w = 2 * pi + keys + 2 * dim + 5, do.abs().sum(-1, keepdim=True) * v.abs().max()
+    best = p.argmax(-1, keepdim=True)
+    others = (1 - p).scatter(-1, best, p.scatter(-1, best, 0.0).sum(-1, keepdim=True))  # 1 - P, of which nothing cancels
+    ds = 4 * scale * w * p * others
+    tiny = 2.0**-1022 / U64 * (keys + rows) * (1 + scale) * math.prod(1 + float(x.abs().max()) for x in (q, k, w, do))
+
+    def by_key(weights: Tensor, right: Tensor) -> Tensor:
+        return (weights.mT @ right.abs()).unflatten(1, (kv_heads, group)).sum(2)
+
+    return {
+        "dq": (c + keys + 2) * (ds @ k.abs().repeat_interleave(group, 1) + tiny),
+        "dk": (c + rows + 2) * (by_key(ds, q) + tiny),
+        "dv": (pi + rows + 1) * (by_key(p, do) + tiny),
+    }

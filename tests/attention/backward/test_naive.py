@@ -100,6 +100,24 @@ def test_it_predicts_autograd_of_torch(dtype: torch.dtype) -> None:
         assert float((theirs == ours).double().mean()) > 0.5, name
 
 
+def test_ds_is_rounded_before_its_scaling_and_after_it() -> None:
+    """By torch itself, bit for bit: with q = 0, `P = 1 / 2`, and with dO = 1, `dS = (v_0 - v_1) / 4` is exact in FP32.
+
+    k = (1, 0) makes it dQ, and 7/32 is a number of BF16, so that BF16 products are exact in FP32: there are two roundings.
+    """
+    v = (1 + torch.rand(1, 512, 2, 1, generator=torch.Generator().manual_seed(4))).bfloat16()
+    v[:, :, 1] /= 16
+    q, k, do = torch.zeros_like(v[:, :, :1]).requires_grad_(), torch.zeros_like(v), torch.ones_like(v[:, :, :1])
+    k[:, :, 0] = 1
+    (torch.softmax((q @ k.mT) * (7 / 32), -1) @ v).backward(do)  # type: ignore[no-untyped-call]
+    ds = (v[:, :, :1] - v[:, :, 1:].float()) / 4
+    assert q.grad is not None
+    assert torch.equal(q.grad, (ds.bfloat16().float() * (7 / 32)).bfloat16())
+    assert not torch.equal(q.grad, (ds * (7 / 32)).bfloat16())
+    variant = NaiveBackward.eager(BF16)
+    assert torch.equal(variant(*variant.round_inputs(q.detach(), k, v, do), Mask(), 7 / 32).dq, q.grad.float())
+
+
 @pytest.mark.parametrize("zero", ["q", "k"])
 @pytest.mark.parametrize("name", ["uniform_bf16", "kernel_bf16", "eager_bf16", "mixed", "golden"])
 def test_one_tile_is_naive_where_p_is_the_same(name: str, zero: str) -> None:
@@ -118,6 +136,14 @@ def test_one_tile_is_naive_where_p_is_the_same(name: str, zero: str) -> None:
     one = TiledBackward(Naive(forward, Normalise.END), policy, Tiling(24, 32), how)
     same(one(q, k, v, do, Mask(), 0.25), naive.tensors())
     assert bool(((naive.dq if zero == "q" else naive.dk) != 0).any())
+
+
+@pytest.mark.parametrize("step", Precision.golden().steps())
+def test_it_honours_the_steps_of_the_forward_pass_that_it_reads(step: str) -> None:
+    inputs = draw_all((1, 2, 1, 7, 9, 4))
+    both = (Precision.golden(), Precision.golden().with_step(**{step: "bf16"}))
+    plain, changed = (NaiveBackward(BackwardPrecision.golden(), forward)(*inputs, Mask()).dv for forward in both)
+    assert torch.equal(plain, changed) != (f"forward_precision.{step}" in NaiveBackward.honours.settings)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

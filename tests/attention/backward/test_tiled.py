@@ -254,6 +254,20 @@ def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> Non
     assert torch.equal(variant(q, k, v, do, Mask()).tensors()["delta"], (do * read).sum(-1))
 
 
+@pytest.mark.parametrize("name", ["kernel_bf16", "uniform_bf16", "golden"])
+def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
+    """Of O and LSE in FP64 an FP32 carrier takes the nearest numbers, whatever `inputs` is; an FP64 carrier takes all digits."""
+    policy = POLICIES[name]()
+    variant = TiledBackward(GOLDEN, policy)
+    inputs = variant.round_inputs(*draw_all(SIZES))
+    saved = saved_by(GOLDEN, OutputForDelta.ROUNDED, inputs[:3], Mask(), None)
+    carried, narrow = (Saved(saved.out.to(to).double(), saved.lse.to(to).double()) for to in (policy.carrier, torch.bfloat16))
+    whole = variant.backward(*inputs, saved, Mask())
+    same(whole, variant.backward(*inputs, carried, Mask()).tensors())
+    assert not torch.equal(whole.dq, variant.backward(*inputs, narrow, Mask()).dq)
+    assert torch.equal(saved.lse, carried.lse) == (policy.carrier == torch.float64)
+
+
 def test_error_halves_with_every_mantissa_bit() -> None:
     """As for the forward pass: the slope of log2(RMS error) against m is -1 within 0.1, of each output."""
     inputs = draw_all((1, 2, 2, 64, 64, 16))

@@ -16,7 +16,7 @@ from numdev.results.scenario import EntryRole, Scenario
 from numdev.results.store import Store
 from numdev.results.where import Where
 
-DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
+DONE = (Status.OK, Status.NONFINITE, Status.ZERO, Status.INVALID, Status.UNSUPPORTED)  # what a resumed study does not measure again
 
 
 @dataclass(frozen=True)

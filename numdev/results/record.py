@@ -26,6 +26,10 @@ class Status(Enum):
     ERROR = "error"
 
 
+BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
+"""How a measurement ends whose variant did not return what golden does; figures of such a point judge nothing."""
+
+
 class OldResults(NumdevError):
     """Results of a numdev whose records did not state what they hold."""
 

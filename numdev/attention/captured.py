@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
 from numdev.settings import setting
@@ -21,12 +25,37 @@ _FIELD = "problem.source.path"
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None."""
+    """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None; mask and scale as it notes them.
+
+    Attributes:
+        unkept: why the file could not keep the mask; empty where it could.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     do: Tensor | None
+    mask: Mask = Mask()
+    scale: float | None = None
+    unkept: str = ""
+
+    def lengths(self, shape: Shape) -> tuple[int, ...] | None:
+        """The keys of each batch entry of a replicate; None where all exist.
+
+        Raises:
+            ValueError: where replicates differ, or heads of one batch entry of the problem come from several of the file.
+        """
+        if self.mask.key_lengths is None:
+            return None
+        of_heads = [min(n, shape.keys) for n in self.mask.key_lengths for _ in range(len(self.q) // len(self.mask.key_lengths))]
+        size = shape.batch * shape.heads
+        starts = range(0, len(of_heads) - size + 1, size)
+        ours = {tuple(of_heads[at : at + size : shape.heads]) for at in starts}
+        if len(ours) > 1 or any(
+            tuple(n for n in one for _ in range(shape.heads)) != tuple(of_heads[at : at + size]) for one in ours for at in starts
+        ):
+            raise ValueError
+        return next((one for one in ours if min(one) < shape.keys), None)
 
 
 @dataclass(frozen=True)
@@ -34,6 +63,9 @@ class Captured:
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
     `<layer>.do`, in the shape of q, is the gradient of the output. The backward pass is measured on it where the file has it.
+
+    A .safetensors file of `nd.capture` notes the mask and the scale of each layer. They are those of the problem unless it states
+    others.
 
     A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
     (batch entries of the file follow one another), and replicates alternate between the layers: first the first of each, then
@@ -91,6 +123,59 @@ class Captured:
             raise BadInput(_FIELD, self.path, mend)
         return _heads(do, place, shape.q)
 
+    def mask(self, shape: Shape, **stated: Any) -> Mask:
+        """The mask that the file notes, its fields replaced by those stated; none where it notes none.
+
+        Raises:
+            BadInput: where the file could not keep the mask, the chosen layers or replicates differ, or the first tokens of a
+                causal or windowed call stand elsewhere, unless the fields concerned are stated.
+        """
+        layers = self._layers()
+        for name, layer in layers.items():
+            if layer.unkept and "causal" not in stated:
+                mend = "state problem.causal=true or false to measure under that mask instead"
+                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
+        own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, stated)
+        return Mask(**{**own, **stated})
+
+    def scale(self) -> float | None:
+        """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
+
+        Raises:
+            BadInput: where the chosen layers differ.
+        """
+        return self._common("scale", {name: layer.scale for name, layer in self._layers().items()})
+
+    def _own_mask(self, layers: dict[str, _Layer], shape: Shape, stated: Collection[str]) -> dict[str, Any]:
+        """The fields of the mask of the layers that are not stated."""
+        own = {
+            field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
+            for field in ("causal", "window")
+            if field not in stated
+        }
+        for name, layer in layers.items():
+            ahead = layer.k.shape[-2] - layer.q.shape[-2]
+            if any(own.values()) and shape.keys - shape.queries != ahead:
+                mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
+                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
+        if "key_lengths" not in stated:
+            try:
+                lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
+            except ValueError:
+                batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
+                mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
+                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+            own["key_lengths"] = self._common("key_lengths", lengths)
+        return own
+
+    def _common(self, field: str, values: dict[str, Any]) -> Any:
+        """What all layers have."""
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            mend = f"choose one by problem.source.layer, or state problem.{field}"
+            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({told}); {mend}")
+        return next(iter(values.values()))
+
     @property
     def shape(self) -> Shape:
         """Of the smallest replicate: one head of k and v with the heads of q that share it, and the tokens of every layer."""
@@ -146,20 +231,58 @@ def _load(path: str, digest: str) -> dict[str, _Layer]:
     """The layers by name, of the file as it was when it had this digest."""
     if _digest(path, _written(path)) != digest:
         raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
-    tensors = _read(_file(path))
+    tensors, notes = _read(_file(path)), _notes(_file(path))
     layers: dict[str, _Layer] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
         missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
         if missing:
             raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
         q, k, v = (_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")
-        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"))
+        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **_noted(path, name, notes.get(name, ""), q, k))
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
     if not layers:
         raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
     return layers
+
+
+def _notes(file: Path) -> dict[str, str]:
+    """What a .safetensors file says of its layers, by name; other formats have no place for it."""
+    if file.suffix != ".safetensors":
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return dict(opened.metadata() or {})
+
+
+def _noted(path: str, name: str, text: str, q: Tensor, k: Tensor) -> dict[str, Any]:
+    """Mask and scale of a layer from the note that `nd.capture` wrote; nothing of other metadata."""
+    try:
+        note = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(note, dict) or "mask" not in note:
+        return {}
+    try:
+        scale = None if note.get("scale") is None else float(note["scale"])
+        mask = note["mask"]
+        if mask in ("", "is_causal") and (not mask or q.shape[-2] == k.shape[-2]):  # as notes were before they held the mask
+            return {"mask": Mask(causal=bool(mask)), "scale": scale}
+        if isinstance(mask, str):
+            return {"scale": scale, "unkept": _UNKEPT.get(mask, mask)}
+        lengths = mask["key_lengths"]
+        kept = Mask(bool(mask["causal"]), mask["window"], None if lengths is None else tuple(map(int, lengths)))
+        return {"mask": kept, "scale": scale}
+    except (TypeError, KeyError, ValueError) as error:
+        raise BadInput(_FIELD, path, f"its note on {name} cannot be read ({error}); capture it again") from None
+
+
+_UNKEPT = {
+    "is_causal": "is_causal, of which torch sees the first keys only; capture it again",
+    "attn_mask": "attn_mask, which was not written; capture it again",
+}
 
 
 def _file(path: str) -> Path:

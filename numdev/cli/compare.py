@@ -15,11 +15,12 @@ from numdev.errors import BadInput
 _MORE = """\
 A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
 the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
-be below 0.05. It is broken if A has a result and B none, or zeros, or more NaN and Inf. Both are regressions, and so is a point that B
-lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
-and its change is unknown.
+be below 0.05. It is broken if A has a result and B none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
+that B lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no
+interval, and its change is unknown; so is that of a point with NaN or Inf on both sides.
 
-Exit code: 0; 1 for a regression; 5 without one if B has outputs that are NaN, Inf or zeros alone; 2 for what cannot be used, or if compare.csv cannot be written."""
+Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv cannot be written; 5 if there is no regression and
+B has outputs that are NaN, Inf or zeros alone."""
 
 
 def parser() -> Parser:

@@ -195,6 +195,6 @@ def test_what_reads_results_says_it_and_ends_so_too(numdev: Command) -> None:
         report, compared = numdev("report", "out=report"), numdev("compare", "results", "results")
         assert (report.code, compared.code) == (code, code), report.out + compared.out
     said = "1 of 2 points have an output that is wrong or not finite (1 nonfinite). mine"
-    assert [line for line in report.out.splitlines() if line][0].startswith(f"note: {said}")
+    assert next(line for line in report.out.splitlines() if line).startswith(f"note: {said}")
     assert compared.out.startswith(f"note: A: {said}")
     assert "no regression in 2 comparisons" in compared.out

@@ -97,4 +97,4 @@ def _layout(value: object) -> tuple[tuple[int, ...], torch.dtype, torch.device] 
 
 
 def _described(layout: tuple[tuple[int, ...], torch.dtype | None, torch.device] | str) -> str:
-    return layout if isinstance(layout, str) else "{} in {} on {}".format(layout[0], str(layout[1])[6:], layout[2])
+    return layout if isinstance(layout, str) else f"{layout[0]} in {str(layout[1])[6:]} on {layout[2]}"

@@ -225,9 +225,7 @@ def zero(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _counted(
-    rows: list[dict[str, Any]], subject: str, text: str, nan: tuple[str, ...], inf: tuple[str, ...]
-) -> Iterator[str]:
+def _counted(rows: list[dict[str, Any]], subject: str, text: str, nan: tuple[str, ...], inf: tuple[str, ...]) -> Iterator[str]:
     """The number of elements and the text for each output that the columns of counts have any of."""
     own = [row for row in rows if (row["subject"], row["reference"]) == (subject, "golden")]
     for output in dict.fromkeys(row["output"] for row in own):

@@ -41,7 +41,10 @@ def make_speed_report(
 
     Where studies state claims, claims.csv and claims.md too.
 
-    Returns whether every output is finite and a result. `studies` are the names of studies and sweeps, all unless given; `plot` see `numdev.report.figures.sweep.plot_of`.
+    `studies` are the names of studies and sweeps, all unless given; `plot` see `numdev.report.figures.sweep.plot_of`.
+
+    Returns:
+        Whether every output is finite and a result.
 
     Raises:
         BadInput: if there are no results, or if `plot` names what they do not have.

@@ -18,6 +18,10 @@ class BadInput(NumdevError, ValueError):
         return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
 
 
+class BadOutput(BadInput):
+    """A function of the user's returned what is no result of the operation: another shape, dtype or device."""
+
+
 class StoreError(NumdevError):
     """Results could not be written; what was there before is untouched."""
 

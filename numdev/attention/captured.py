@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from numdev.attention.capturednotes import FIELD, mask_and_scale, notes_of
+from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
 from numdev.settings import setting
 
 _SUFFIXES = (".safetensors", ".pt", ".npz")
-_FIELD = "problem.source.path"
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None."""
+    """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None; mask and scale as it notes them.
+
+    Attributes:
+        unkept: why the file could not keep the mask; empty where it could.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     do: Tensor | None
+    mask: Mask = Mask()
+    scale: float | None = None
+    unkept: str = ""
+
+    def lengths(self, shape: Shape) -> tuple[int, ...] | None:
+        """The keys of each batch entry of a replicate; None where all exist.
+
+        Raises:
+            ValueError: where replicates differ, or heads of one batch entry of the problem come from several of the file.
+        """
+        if self.mask.key_lengths is None:
+            return None
+        of_heads = [min(n, shape.keys) for n in self.mask.key_lengths for _ in range(len(self.q) // len(self.mask.key_lengths))]
+        size = shape.batch * shape.heads
+        starts = range(0, len(of_heads) - size + 1, size)
+        ours = {tuple(of_heads[at : at + size : shape.heads]) for at in starts}
+        if len(ours) > 1 or any(
+            tuple(n for n in one for _ in range(shape.heads)) != tuple(of_heads[at : at + size]) for one in ours for at in starts
+        ):
+            raise ValueError
+        return next((one for one in ours if min(one) < shape.keys), None)
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,9 @@ class Captured:
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
     `<layer>.do`, in the shape of q, is the gradient of the output. The backward pass is measured on it where the file has it.
+
+    A .safetensors file of `nd.capture` notes the mask and the scale of each layer. They are those of the problem unless it states
+    others.
 
     A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
     (batch entries of the file follow one another), and replicates alternate between the layers: first the first of each, then
@@ -81,15 +112,68 @@ class Captured:
             return None
         if without:
             mend = f"{without[0]} has no dO and other layers have; choose one with problem.source.layer, or capture dO of all"
-            raise BadInput(_FIELD, self.path, mend)
+            raise BadInput(FIELD, self.path, mend)
         name, place = self._place(shape, seed)
         q, stored = layers[name].q, layers[name].do
         assert stored is not None
         do = _check(stored, self.path, f"{name}.do")
         if do.shape != q.shape:
             mend = f"{name} has q {tuple(q.shape)} and do {tuple(do.shape)}; the two must agree"
-            raise BadInput(_FIELD, self.path, mend)
+            raise BadInput(FIELD, self.path, mend)
         return _heads(do, place, shape.q)
+
+    def mask(self, shape: Shape, **stated: Any) -> Mask:
+        """The mask that the file notes, its fields replaced by those stated; none where it notes none.
+
+        Raises:
+            BadInput: where the file could not keep the mask, the chosen layers or replicates differ, or the first tokens of a
+                causal or windowed call stand elsewhere, unless the fields concerned are stated.
+        """
+        layers = self._layers()
+        for name, layer in layers.items():
+            if layer.unkept and "causal" not in stated:
+                mend = "state problem.causal=true or false to measure under that mask instead"
+                raise BadInput(FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
+        own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, stated)
+        return Mask(**{**own, **stated})
+
+    def scale(self) -> float | None:
+        """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
+
+        Raises:
+            BadInput: where the chosen layers differ.
+        """
+        return self._common("scale", {name: layer.scale for name, layer in self._layers().items()})
+
+    def _own_mask(self, layers: dict[str, _Layer], shape: Shape, stated: Collection[str]) -> dict[str, Any]:
+        """The fields of the mask of the layers that are not stated."""
+        own = {
+            field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
+            for field in ("causal", "window")
+            if field not in stated
+        }
+        for name, layer in layers.items():
+            ahead = layer.k.shape[-2] - layer.q.shape[-2]
+            if any(own.values()) and shape.keys - shape.queries != ahead:
+                mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
+                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
+        if "key_lengths" not in stated:
+            try:
+                lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
+            except ValueError:
+                batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
+                mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
+                raise BadInput(FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+            own["key_lengths"] = self._common("key_lengths", lengths)
+        return own
+
+    def _common(self, field: str, values: dict[str, Any]) -> Any:
+        """What all layers have."""
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            mend = f"choose one by problem.source.layer, or state problem.{field}"
+            raise BadInput(FIELD, self.path, f"its layers differ in {field} ({told}); {mend}")
+        return next(iter(values.values()))
 
     @property
     def shape(self) -> Shape:
@@ -145,20 +229,20 @@ def _heads(tensor: Tensor, place: int, size: tuple[int, int, int, int]) -> Tenso
 def _load(path: str, digest: str) -> dict[str, _Layer]:
     """The layers by name, of the file as it was when it had this digest."""
     if _digest(path, _written(path)) != digest:
-        raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
-    tensors = _read(_file(path))
+        raise BadInput(FIELD, path, "the file has changed since it was named; make the Captured again")
+    tensors, notes = _read(_file(path)), notes_of(_file(path))
     layers: dict[str, _Layer] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
         missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
         if missing:
-            raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
+            raise BadInput(FIELD, path, f"it has {name}.q but no {missing[0]}")
         q, k, v = (_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")
-        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"))
+        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **mask_and_scale(path, name, notes.get(name, ""), q, k))
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-            raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
+            raise BadInput(FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
     if not layers:
-        raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
+        raise BadInput(FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
     return layers
 
 
@@ -170,9 +254,9 @@ def _written(path: str) -> tuple[int, int]:
     """When the file was last written, and its size: while they stay, its digest is not computed again."""
     file = _file(path)
     if file.suffix not in _SUFFIXES:
-        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+        raise BadInput(FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
     if not file.is_file():
-        raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
+        raise BadInput(FIELD, path, "there is no such file; give an existing path, or minilm")
     return file.stat().st_mtime_ns, file.stat().st_size
 
 
@@ -198,19 +282,19 @@ def _read(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever the three formats' readers raise for what they cannot read
         raise _malformed(file, error) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
+        raise BadInput(FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
     return loaded
 
 
 def _malformed(file: Path, error: Exception) -> BadInput:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
+    return BadInput(FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
 
 
 def _check(tensor: Tensor, path: str, name: str) -> Tensor:
     if not tensor.is_floating_point() or tensor.ndim not in (3, 4):
-        raise BadInput(_FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
+        raise BadInput(FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
     bad = int((~tensor.double().isfinite()).sum())
     if bad:
-        raise BadInput(_FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
+        raise BadInput(FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
     return tensor.detach().flatten(0, -3)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
 from numdev.settings import setting
@@ -59,6 +61,13 @@ class Drawn:
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
         return *self.posed(q, k, scale), v
+
+    def mask(self, shape: Shape, **stated: Any) -> Mask:
+        """See `Source.mask`."""
+        return Mask(**stated)
+
+    def scale(self) -> None:
+        """None: 1/sqrt(head_dim)."""
 
     def gradient(self, shape: Shape, seed: int) -> None:
         """None: the backward pass draws dO."""

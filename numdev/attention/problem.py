@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -68,6 +68,14 @@ class Source(Protocol):
         """dO of a replicate, in FP64 on the CPU; None where the source has none, and the backward pass draws one."""
         ...
 
+    def mask(self, shape: Shape, **stated: Any) -> Mask:
+        """The mask under which the tensors were computed, its fields replaced by those stated; nothing masked for drawn ones."""
+        ...
+
+    def scale(self) -> float | None:
+        """The scale under which the tensors were computed; None for 1/sqrt(head_dim), and for drawn ones."""
+        ...
+
     def replicates(self, shape: Shape) -> int | None:
         """How many replicates there are; None where any number can be drawn."""
         ...
@@ -77,6 +85,10 @@ class Source(Protocol):
         ...
 
 
+_OF_SOURCE = Mask()
+"""Stands, by its identity, for the mask of the source."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One attention problem; `problem.inputs(seed)` draws its replicate.
@@ -84,16 +96,20 @@ class Problem:
     Attributes:
         shape: see `Shape`.
         source: see `Source`.
-        mask: which keys a query sees.
-        scale: of the scores; `1/sqrt(head_dim)` unless given.
+        mask: which keys a query sees; unless given, the mask of the source: that of captured tensors, or none.
+        scale: of the scores; unless given, that of captured tensors, or `1/sqrt(head_dim)`.
     """
 
     source: Source
     shape: Shape = field(default_factory=Shape)
-    mask: Mask = field(default_factory=Mask)
+    mask: Mask = _OF_SOURCE
     scale: float | None = None
 
     def __post_init__(self) -> None:
+        if self.mask is _OF_SOURCE:
+            object.__setattr__(self, "mask", self.source.mask(self.shape))
+        if self.scale is None:
+            object.__setattr__(self, "scale", self.source.scale())
         self.mask.check(self.shape.batch, self.shape.keys)
         if self.scale is not None and not 0 < self.scale < float("inf"):
             raise BadInput("problem.scale", self.scale, "give a positive finite factor, or null for 1/sqrt(head_dim)")

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.library import OPERATION, Library, config_folder, study_fields
-from numdev.cli.outcome import Ended
+from numdev.cli.outcome import BAD_OUTPUT, Ended
 from numdev.cli.plotted import asked
 from numdev.errors import BadInput
 from numdev.nearest import one_of
@@ -116,8 +116,8 @@ def report(cfg: DictConfig) -> Ended:
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
         chosen = _measured_of_paper(Path(cfg.results))
-    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg))
-    return Ended()
+    sound = _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg))
+    return Ended(0 if sound else BAD_OUTPUT)
 
 
 def _refuse_format(cfg: DictConfig) -> None:
@@ -192,11 +192,11 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> None:
+def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> bool:
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
+    return make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from numdev.errors import BadInput
 _MORE = """\
 A point is worse if B / A lies above the tolerance significantly: replicates are paired by seed where problem and baseline are
 the same, p is by Student's t on the logarithm of the ratio, adjusted by Holm's method for the number of comparisons, and has to
-be below 0.05. It is broken if A has a result and B none, or one with NaN or Inf. Both are regressions, and so is a point that B
-lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no interval,
-and its change is unknown.
+be below 0.05. It is broken if A has a result and B none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
+that B lacks. Points that A lacks are listed. Points of equal bits are told apart and not tested; one replicate alone has no
+interval, and its change is unknown; so is that of a point with NaN or Inf on both sides.
 
-Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv cannot be written."""
+Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv cannot be written; 5 if there is no regression and
+B has outputs that are NaN, Inf or zeros alone."""
 
 
 def parser() -> Parser:
@@ -55,15 +56,17 @@ def _two(folders: list[str]) -> list[str]:
 
 def _compare(given: Namespace) -> int:
     from numdev.cli.console import output
+    from numdev.cli.outcome import BAD_OUTPUT, FAILED
     from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Criterion, compare
     from numdev.report.comparison.tables import show, write
+    from numdev.report.document.tables import bad_outputs
 
     folders, criterion = _two(given.folders), Criterion(given.metric, given.reference, tolerance(given.tolerance))
     studies = given.study.split(",") if given.study else None
     a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
     changes, console = compare(a, b, criterion), output()
     for side, results in (("A", a), ("B", b)):
-        for note in results.notes:
+        for note in (*filter(None, [bad_outputs(results)]), *results.notes):
             console.print(f"note: {side}: {note}", markup=False)
     show(changes, a, b, console)
     if given.out:
@@ -73,7 +76,7 @@ def _compare(given: Namespace) -> int:
     tests = int(changes["p"].notna().sum())
     judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
     console.print(f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparisons ({judged})", markup=False)
-    return 1 if found else 0
+    return FAILED if found else BAD_OUTPUT if bad_outputs(b) else 0
 
 
 def tolerance(text: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numdev.results.columns import Use
-from numdev.results.record import Record
+from numdev.results.record import Record, Status
 
 if TYPE_CHECKING:
     from numdev.report.statistics.estimates import Interval
@@ -54,20 +54,25 @@ def _rows(found: Record, subject: str, output: str) -> list[Mapping[str, Any]]:
 
 
 def sentences(found: Record, variant: str, baseline: str) -> list[str]:
-    """What was found, in words, a line each; `variant` and `baseline` are what the user calls the two."""
+    """What was found, in words, a line each; `variant` and `baseline` are what the user calls the two.
+
+    No verdict follows from an output that holds NaN or Inf, or zeros alone; `found.reason` says how many.
+    """
     from numdev.report.statistics.estimates import significant  # late: a report's libraries
 
     one = compared(found)
     head = f"{one.metric} of {one.output} from golden: {variant} {significant(one.variant.estimate, 3)}"
+    if found.status is Status.NONFINITE:
+        head = f"Of the other elements, {head}"
     if one.baseline is None or one.quotient is None:
         return [f"{head}, {_interval(one.variant)}."]
     return [
         f"{head}, baseline ({baseline}) {significant(one.baseline.estimate, 3)}.",
-        f"{variant} / baseline = {_quotient(one.quotient, variant)}.",
+        f"{variant} / baseline = {_quotient(one.quotient, variant, judged=found.status is Status.OK)}.",
     ]
 
 
-def _quotient(found: Interval, variant: str) -> str:
+def _quotient(found: Interval, variant: str, *, judged: bool) -> str:
     from numdev.report.statistics.estimates import significant  # late: a report's libraries
 
     replicates = f"{found.excluded} replicate{'s' * (found.excluded != 1)}"
@@ -75,6 +80,8 @@ def _quotient(found: Interval, variant: str) -> str:
     if not found.count:
         return f"unknown{left_out}"
     said = f"{significant(found.estimate, 3)}, {_interval(found)}"
+    if not judged:
+        return f"{said}{left_out}; no verdict follows"
     if found.count == 1:
         return f"{said}{left_out}"
     if found.low == found.high == 1:

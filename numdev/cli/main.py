@@ -32,16 +32,18 @@ which step and which number format cause it
   numdev --version
 
 Exit code:
-    0  every point asked for by itself, or as a job of a sweep, has figures (NaN
-       and Inf are figures); no point of a study ended in an error, and at least
-       one has figures: the summary lists the unsupported ones
+    0  every point asked for by itself, or as a job of a sweep, has figures; no
+       point of a study ended in an error, and at least one has figures: the
+       summary lists the unsupported ones
     1  a point ended in an error, or, asked for by itself, out of memory;
        compare found a regression
     2  a setting cannot be used, or results cannot be written (a full disk)
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study
+    5  an output is NaN or Inf where the exact one is finite, or 0 everywhere, or
+       of another shape, dtype or device; report and compare: results hold such
   130  Ctrl-C; the same command continues
-A sweep ends with the gravest code of its jobs: 2, 1, 3, 0."""
+A sweep ends with the gravest code of its jobs: 2, 1, 5, 3, 0."""
 
 COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
 

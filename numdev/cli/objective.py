@@ -49,7 +49,7 @@ def refuse_none(sweeper: str, kind: MeasurementKind | None, command: str) -> Non
 
 
 def value(text: str | None, found: Record) -> float | None:
-    """The figure of a point from its record, the mean over its seeds; None where there is none, or it is NaN.
+    """The figure of a point from its record, the mean over its seeds; None where there is none, or the output holds NaN or Inf.
 
     Raises:
         BadInput: for an output that the variant does not have.
@@ -62,6 +62,8 @@ def value(text: str | None, found: Record) -> float | None:
     if not own:
         known = [f"{one}.{name}" for one in dict.fromkeys(row["output"] for row in rows)]
         raise BadInput("objective", text, f"the variant returns no {output}; {one_of(text, known)}")
+    if found.status.value != "ok" and any(row.get(count, 1) for row in own for count in ("nan_count", "inf_count")):
+        return None  # a figure of the elements that are left, or the time of a wrong result, would win
     figures = [row[name] for row in _with_following(own, found.primary)]
     mean = math.fsum(figures) / len(figures)
     return None if math.isnan(mean) else mean

@@ -14,7 +14,7 @@ from yaml import YAMLError
 from numdev.cli.composed import Composer, composer
 from numdev.cli.library import config_folder
 from numdev.cli.requests import type_mend
-from numdev.errors import BadInput, NumdevError, StoreError
+from numdev.errors import BadInput, BadOutput, NumdevError, StoreError
 from numdev.nearest import is_near, one_of
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numdev.cli.plan import Plan
     from numdev.results.record import Status
 
-FAILED, BAD_INPUT, UNSUPPORTED, INTERRUPTED = 1, 2, 3, 130
-_GRAVEST_FIRST = (BAD_INPUT, FAILED, UNSUPPORTED)
+FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT, INTERRUPTED = 1, 2, 3, 5, 130
+_GRAVEST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
 KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -69,13 +69,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 def gravest(codes: Iterable[int]) -> int:
-    """The code of a command whose jobs ended with these: of a bad setting, else a failure, else what is unsupported, else 0."""
+    """The code of a command whose jobs ended with these: a bad setting, a failure, a bad output, what is unsupported, 0."""
     given = set(codes)
     return next((code for code in _GRAVEST_FIRST if code in given), max(given, default=0))
 
 
 def code_of(error: Exception) -> int:
-    """2 for what the user can mend, a setting or a full disk; 1 for every other failure."""
+    """2 for what the user can mend, a setting or a full disk; 5 for an output that is no result; 1 for every other failure."""
+    if isinstance(error, BadOutput):
+        return BAD_OUTPUT
     return FAILED if isinstance(error, NumdevError) and not isinstance(error, (BadInput, StoreError)) else BAD_INPUT
 
 

@@ -100,7 +100,7 @@ def _planned(cfg: DictConfig, program: str, bench: Runner, store: Store, point: 
 
 def _said(found: Record, already: bool) -> str:
     """What follows the status in the line of a sweep."""
-    return found.reason if not found.rows else "measured already" if already else f"{found.seconds:.2f} s"
+    return found.reason or ("measured already" if already else f"{found.seconds:.2f} s")
 
 
 def _is_in_sweep() -> bool:

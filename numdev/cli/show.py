@@ -44,7 +44,7 @@ class Metrics(Enum):
 
 def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:
     """One point: what was measured, what was found, and its chief figures or all of them."""
-    console.print(asked.line, style="bold", markup=False)
+    opening(console, found, asked)
     if found.rows:
         for sentence in sentences(found, asked.variant, asked.baseline):
             console.print(sentence, markup=False)
@@ -56,8 +56,15 @@ def record(console: Console, found: Record, path: Path, asked: Asked, *, already
     footer(console, found, path, already=already)
 
 
+def opening(console: Console, found: Record, asked: Asked) -> None:
+    """What was measured, and what is wrong with an output that has figures."""
+    console.print(asked.line, style="bold", markup=False)
+    if found.rows and found.reason:
+        console.print(f"{found.reason[0].upper()}{found.reason[1:]}.", style="red", markup=False)
+
+
 def footer(console: Console, found: Record, path: Path, *, already: bool) -> None:
-    """How the point ended, and where its record lies."""
+    """How the point ended, and where its record lies. `opening` has the reason of one with figures."""
     console.print(status(found, already=already))
     console.print(f"record {found.key} in {path}", style="dim", soft_wrap=True)
 
@@ -67,7 +74,7 @@ def status(found: Record, *, already: bool) -> Text:
     seeds = found.config["seeds"]
     replicates = f"{seeds} replicate{'s' * (seeds != 1)}"
     line = Text.assemble(status_text(found.status))
-    line.append(f", {replicates}, {found.seconds:.2f} s" + (f": {found.reason}" if found.reason else ""))
+    line.append(f", {replicates}, {found.seconds:.2f} s" + (f": {found.reason}" if found.reason and not found.rows else ""))
     if already:
         line.append("; already measured (fresh=true measures again)")
     return line

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from numdev.cli.asked import Asked
-from numdev.cli.show import MORE, Metrics, footer
+from numdev.cli.show import MORE, Metrics, footer, opening
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.results.columns import Use
 from numdev.results.record import Record
@@ -25,7 +25,7 @@ _CHIEF = (
 
 def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:
     """One point: what was timed, its time in words, and its chief figures or all of them with their meanings."""
-    console.print(asked.line, style="bold", markup=False)
+    opening(console, found, asked)
     if found.rows:
         console.print(f"{asked.variant}: {', '.join(_brief(derived(found.rows[0])))} from golden.", markup=False)
         console.print(_table(found, metrics))

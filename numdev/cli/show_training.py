@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from numdev.cli.asked import Asked
-from numdev.cli.show import MORE, Metrics, footer
+from numdev.cli.show import MORE, Metrics, footer, opening
 from numdev.results.columns import Use
 from numdev.results.record import Record, summary
 from numdev.training.columns import RUN, WEIGHTS
@@ -20,7 +20,7 @@ from numdev.training.weights import MODEL
 
 def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:
     """One rung: what was trained, how far its weights and losses differ from the reference's, and the figures over the steps."""
-    console.print(asked.line, style="bold", markup=False)
+    opening(console, found, asked)
     if found.rows:
         for sentence in _sentences(found):
             console.print(sentence, markup=False)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _UNSAID = ("dry_run", "plot", "out")  # of what a header says that all jobs share
-_STYLES = {"ok": "green", "nonfinite": "yellow", "unsupported": "yellow"}  # by the status in words: results are imported late
+_STYLES = {"ok": "green", "unsupported": "yellow"}  # by the status in words: results are imported late
 
 
 @dataclass(frozen=True)

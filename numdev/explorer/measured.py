@@ -44,7 +44,7 @@ def measured(view: View, seed: int) -> Measured:
     if not 0 <= seed < view.seeds:
         raise BadInput("seed", seed, f"give one of the {view.seeds} replicates that are measured, 0 to {view.seeds - 1}")
     record = _record(view.problem, view.variant, view.seeds, view.settings["device"])
-    if record.status not in (Status.OK, Status.NONFINITE):
+    if record.status not in (Status.OK, Status.NONFINITE, Status.ZERO):
         raise Unsupported(record.status.value, record.reason)
     return Measured(record, _out(view.problem, view.variant, seed), _golden(view.problem, seed))
 

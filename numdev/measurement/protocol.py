@@ -25,11 +25,13 @@ class Findings:
         tables: rows by the table's name; each table of `Measurement.columns`, in that order.
         kernel: the kernel that really ran; empty for tensor operations.
         nonfinite: which results hold NaN or Inf, and how many; empty if none do.
+        zero: which results of the variant are 0 everywhere, where golden's are not; empty if none are.
     """
 
     tables: dict[str, list[dict[str, Any]]]
     kernel: str = ""
     nonfinite: str = ""
+    zero: str = ""
 
 
 @dataclass(frozen=True)

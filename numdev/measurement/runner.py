@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from numdev.cache import LeastRecentlyUsed
-from numdev.errors import BadInput, StoreError, Unsupported
+from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind
 from numdev.results.canonical import key_of
 from numdev.results.columns import Column
@@ -94,10 +94,12 @@ class Runner:
         tables, kernel, reason = unmeasured.tables, "", ""
         try:
             found = measurement.run(Context(self.device, measurement.seeds, self._kept, **where))
-            tables, kernel, reason = found.tables, found.kernel, found.nonfinite
-            status = Status.NONFINITE if reason else Status.OK
+            tables, kernel, reason = found.tables, found.kernel, "; ".join(filter(None, (found.nonfinite, found.zero)))
+            status = Status.NONFINITE if found.nonfinite else Status.ZERO if found.zero else Status.OK
         except Unsupported as error:
             status, reason = Status.UNSUPPORTED, str(error)
+        except BadOutput as error:
+            status, reason = Status.INVALID, str(error)
         except (BadInput, StoreError):
             raise
         except Exception as error:

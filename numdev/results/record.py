@@ -19,9 +19,15 @@ class Status(Enum):
 
     OK = "ok"
     NONFINITE = "nonfinite"  # measured, but variant, baseline or golden holds NaN, or Inf where another has none
+    ZERO = "zero"  # measured, but an output of the variant is 0 everywhere and golden's is not
+    INVALID = "invalid"  # what the variant returned is no result: another shape, dtype or device
     UNSUPPORTED = "unsupported"  # the variant said that it cannot do this
     OUT_OF_MEMORY = "out_of_memory"
     ERROR = "error"
+
+
+BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
+"""How a measurement ends whose variant did not return what golden does; figures of such a point judge nothing."""
 
 
 class OldResults(NumdevError):
@@ -124,7 +130,8 @@ class Record:
 
     def __repr__(self) -> str:
         seeds = len({row["seed"] for row in self.rows})
-        head = f"Record({self.status.value}, {seeds} seeds, {self.seconds:.2f} s" + (f": {self.reason})" if self.reason else ")")
+        reason = f": {self.reason};" if self.reason else ","
+        head = f"Record({self.status.value}{reason} {seeds} seeds, {self.seconds:.2f} s)"
         lines = list(self._cells()) if self.rows else []
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))] if lines else []
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
@@ -133,7 +140,8 @@ class Record:
     def _repr_html_(self) -> str:
         header, *body = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)
-        caption = f"{self.status.value}, {self.seconds:.2f} s {html.escape(self.reason)}"
+        reason = f": {html.escape(self.reason)};" if self.reason else ","
+        caption = f"{self.status.value}{reason} {self.seconds:.2f} s"
         head = "".join(f"<th>{cell}</th>" for cell in header)
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{rows}</table>"
 

@@ -11,12 +11,12 @@ from numdev.errors import BadInput
 from numdev.results.canonical import describe
 from numdev.results.claim import StatedClaim, named
 from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.record import BAD_OUTPUT, Record, Status
 from numdev.results.scenario import EntryRole, Scenario
 from numdev.results.store import Store
 from numdev.results.where import Where
 
-DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study does not measure again
+DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
 
 
 @dataclass(frozen=True)

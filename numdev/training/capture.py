@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.nearest import one_of
 from numdev.results.files import write_atomically
-from numdev.training.call import Asked
+from numdev.training.call import Asked, Call
 from numdev.training.interception import Interception, Onward, Seen
+from numdev.training.masks import MaskReader
 from numdev.training.steps import Running, Steps
 
 
@@ -28,8 +30,9 @@ def capture(
     """A context in which the inputs of a model's attention are kept: one file `step<number>.safetensors` for each chosen step.
 
     The model computes what it computes without. A file holds `<layer>.q`, `.k` and `.v`, as attention takes them (after rotary
-    embeddings and autocast), and `<layer>.do`, the gradient of its output, where a backward pass reached it. `problem=captured`
-    reads it. Within `attend` or `shadow`, enter `capture` last.
+    embeddings and autocast), and `<layer>.do`, the gradient of its output, where a backward pass reached it. Its metadata note
+    the mask and the scale of each layer, under which `problem=captured` measures it; a mask on a GPU is read, for which the host
+    waits. Within `attend` or `shadow`, enter `capture` last.
 
         >>> with nd.capture(model, "captured", layers=["blocks.0.attn"], steps=[0, 1000]) as captured:
         ...     for batch in batches:
@@ -73,6 +76,7 @@ class Capture:
         self._notes: dict[str, str] = {}
         self._called: dict[str, int] = {}
         self._steps, self._running = Steps(), Running(model)
+        self._reader = MaskReader(waits=True)
         self._interception = Interception(self, self.seen)
 
     def __enter__(self) -> Capture:
@@ -106,14 +110,22 @@ class Capture:
         if self._layers is not None and not {layer, number} & self._layers:
             return onward(asked)
         asked = asked.cast()
-        for name, tensor in (("q", asked.query), ("k", asked.key), ("v", asked.value)):
+        q, k, v, mask = self._masked(asked)
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
             self._tensors[f"{layer}.{name}"] = _kept(tensor)
-        masked = "is_causal" if asked.is_causal else "attn_mask" if asked.attn_mask is not None else ""
-        self._notes[layer] = json.dumps({"call": number, "scale": asked.scale, "mask": masked})
+        self._notes[layer] = json.dumps({"call": number, "scale": asked.scale, "mask": mask})
         out = onward(asked)
         if out.requires_grad:
             out.register_hook(lambda do, tensors=self._tensors: tensors.__setitem__(f"{layer}.do", _kept(do)))
         return out
+
+    def _masked(self, asked: Asked) -> tuple[Tensor, Tensor, Tensor, dict[str, Any] | str]:
+        """q, k and v with their mask as the fields of a `Mask`, or as the reason why no `Mask` states it."""
+        try:
+            call = Call.of(replace(asked, dropout_p=0.0), self._reader)
+        except NumdevError as error:
+            return asked.query, asked.key, asked.value, str(error)
+        return call.q, call.k, call.v, asdict(call.mask)
 
     def _name(self) -> str:
         """Of the module that calls, and how many calls it made in this step before."""

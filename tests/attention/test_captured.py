@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from importlib.resources import files
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from numdev.attention import captured
 from numdev.attention.captured import Captured
+from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem, Shape, Source
+from numdev.attention.settings.problem import problem as problem_of
 from numdev.errors import BadInput
 from numdev.results.canonical import describe
 
@@ -72,6 +75,8 @@ def test_the_tensors_that_ship() -> None:
     assert torch.equal(whole[0][0], shipped["layer5.q"].double())
     assert source.digest == hashlib.sha256(Path(path).read_bytes()).hexdigest()
     assert isinstance(source, Source)
+    problem = Problem(source, shape)
+    assert (problem.mask, problem.scale) == (Mask(), None), "its metadata note no mask of a layer"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -342,3 +347,84 @@ def test_a_file_written_anew_is_another_source(tmp_path: Path) -> None:
     assert torch.equal(old.draw(shape, 1.0, 0)[0], first), "still in memory as it was"
     captured._load.cache_clear()
     refused(lambda: old.draw(shape, 1.0, 0), mend="has changed")
+
+
+SHAPE = Shape(queries=6, keys=6, head_dim=3)
+CAUSAL = {"causal": True, "window": None, "key_lengths": None}
+
+
+def noted(path: Path, stored: Layers | None = None, **notes: object) -> Captured:
+    """A file whose metadata hold a note of each layer, as text where it is text."""
+    text = {name: note if isinstance(note, str) else json.dumps(note) for name, note in notes.items()}
+    save_file(layers(*notes) if stored is None else stored, path, text)
+    return Captured(str(path))
+
+
+def built(source: Captured, shape: Shape = SHAPE, **stated: object) -> Problem:
+    """As the command line builds it."""
+    sizes = {name: getattr(shape, name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")}
+    return problem_of(source, **sizes, **(dict.fromkeys(("causal", "window", "key_lengths", "scale")) | stated))
+
+
+def test_mask_and_scale_of_the_file_apply_unless_others_are_stated(tmp_path: Path) -> None:
+    source = noted(tmp_path / "a.safetensors", a={"scale": 0.5, "mask": CAUSAL | {"window": 4}})
+    for problem in (Problem(source, SHAPE), built(source)):
+        assert (problem.mask, problem.scale) == (Mask(causal=True, window=4), 0.5)
+    assert built(source, causal=False).mask == Mask(window=4)
+    assert built(source, window=2, key_lengths=[5]).mask == Mask(True, 2, (5,))
+    assert built(source, scale=0.25).scale == 0.25
+    assert Problem(source, SHAPE, Mask()).mask == Mask()
+
+
+@pytest.mark.parametrize("note", ["none", "[1]", "3", "null", '{"family": "BERT"}'])
+def test_other_metadata_say_nothing(tmp_path: Path, note: str) -> None:
+    problem = Problem(noted(tmp_path / "a.safetensors", a=note), SHAPE)
+    assert (problem.mask, problem.scale) == (Mask(), None)
+
+
+def test_notes_of_captures_that_did_not_hold_the_mask(tmp_path: Path) -> None:
+    """`is_causal` was all that there is to say of as many queries as keys; of `attn_mask` the file says nothing."""
+    assert Problem(noted(tmp_path / "a.safetensors", a={"scale": None, "mask": "is_causal"}), SHAPE).mask == Mask(causal=True)
+    assert Problem(noted(tmp_path / "b.safetensors", a={"scale": None, "mask": ""}), SHAPE).mask == Mask()
+    refused(
+        lambda: Problem(noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "attn_mask"}), SHAPE), mend="capture it again"
+    )
+    refused(lambda: noted(tmp_path / "d.safetensors", a={"mask": {"causal": True}}), mend="its note on a cannot be read")
+
+
+def test_layers_that_differ_are_refused_unless_one_is_chosen_or_the_field_stated(tmp_path: Path) -> None:
+    source = noted(
+        tmp_path / "a.safetensors", a={"scale": 0.5, "mask": CAUSAL}, b={"scale": 0.25, "mask": CAUSAL | {"causal": False}}
+    )
+    refused(
+        lambda: Problem(source, SHAPE), mend="its layers differ in causal (a True, b False); choose one by problem.source.layer"
+    )
+    refused(lambda: built(source, causal=True), mend="its layers differ in scale (a 0.5, b 0.25)")
+    assert built(source, causal=True, scale=1.0).mask == Mask(causal=True)
+    one = Problem(Captured(source.path, "b"), SHAPE)
+    assert (one.mask, one.scale) == (Mask(), 0.25)
+
+
+def test_key_lengths_are_those_of_the_batch_entries_of_a_replicate(tmp_path: Path) -> None:
+    """Two entries of 2 heads each with 5 and 3 keys: replicates of less than a layer would differ."""
+    source = noted(
+        tmp_path / "a.safetensors", a={"scale": None, "mask": {"causal": False, "window": None, "key_lengths": [5, 3]}}
+    )
+    whole = Shape(2, 2, 2, 6, 6, 3)
+    assert Problem(source, whole).mask == Mask(key_lengths=(5, 3))
+    assert Problem(source, Shape(2, 2, 2, 6, 4, 3)).mask == Mask(key_lengths=(4, 3))
+    assert Problem(source, Shape(2, 2, 2, 6, 3, 3)).mask == Mask()
+    assert Problem(source, Shape(4, 1, 1, 6, 6, 3)).mask == Mask(key_lengths=(5, 5, 3, 3))
+    for shape in (SHAPE, Shape(1, 4, 4, 6, 6, 3), Shape(1, 2, 2, 6, 6, 3)):
+        mend = "give problem.batch=2 and all heads of a layer"
+        refused(lambda shape=shape: Problem(source, shape), mend=mend)  # type: ignore[misc]
+    assert built(source, key_lengths=[6]).mask == Mask(key_lengths=(6,))
+
+
+def test_first_tokens_stay_where_the_mask_had_them(tmp_path: Path) -> None:
+    """Query 0 of the file sees key 0; among 3 queries and 6 keys it would see four."""
+    source = noted(tmp_path / "a.safetensors", a={"scale": None, "mask": CAUSAL})
+    assert Problem(source, Shape(queries=3, keys=3, head_dim=3)).mask == Mask(causal=True)
+    fewer = Shape(queries=3, keys=6, head_dim=3)
+    refused(lambda: Problem(source, fewer), field="problem.keys", mend="give 0 more keys than queries")
+    assert built(source, fewer, causal=True).mask == Mask(causal=True)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from numdev.cli.codes import code_of_point, code_of_study
 from numdev.cli.outcome import gravest
-from numdev.results.record import Status
+from numdev.results.record import BAD_OUTPUT, Status
 from tests.cli.test_cli import Command, numdev
 
 __all__ = ["numdev"]  # the fixture
 
 SMALL = ("problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu")
-CODES = {Status.OK: 0, Status.NONFINITE: 0, Status.UNSUPPORTED: 3, Status.OUT_OF_MEMORY: 1, Status.ERROR: 1}
+CODES = {Status.OK: 0, Status.UNSUPPORTED: 3, Status.OUT_OF_MEMORY: 1, Status.ERROR: 1} | dict.fromkeys(BAD_OUTPUT, 5)
 MINE = """\
 import numdev as nd
 def refuses(q, k, v, mask, scale):
@@ -33,6 +33,10 @@ def works(q, k, v, mask, scale):
     return v
 def breaks(q, k, v, mask, scale):
     return v * float('nan')
+def loses(q, k, v, mask, scale):
+    return v * 0
+def widens(q, k, v, mask, scale):
+    return v.double()
 """
 STUDY = """\
 title: Mine
@@ -52,15 +56,17 @@ def test_of_a_study(statuses: list[Status]) -> None:
     code = code_of_study(statuses)
     if Status.ERROR in statuses:
         assert code == 1
-    elif not statuses or {Status.OK, Status.NONFINITE} & set(statuses):
+    elif set(BAD_OUTPUT) & set(statuses):
+        assert code == 5
+    elif not statuses or Status.OK in statuses:
         assert code == 0
     else:
         assert code == (1 if Status.OUT_OF_MEMORY in statuses else 3)
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=6))
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=6))
 def test_the_gravest_is_first_a_bad_setting_then_a_failure(codes: list[int]) -> None:
-    order = [2, 1, 3, 0]
+    order = [2, 1, 5, 3, 0]
     assert gravest(codes) == (order[min(map(order.index, codes))] if codes else 0)
 
 
@@ -69,13 +75,16 @@ def test_the_gravest_is_first_a_bad_setting_then_a_failure(codes: list[int]) -> 
     ("functions", "code"),
     [
         ("works", 0),
-        ("breaks", 0),
+        ("breaks", 5),
+        ("loses", 5),
+        ("widens", 5),
         ("refuses", 3),
         ("forgets", 1),
         ("fails", 1),
         ("works,refuses", 3),
         ("refuses,forgets", 1),
-        ("works,breaks", 0),
+        ("works,breaks", 5),
+        ("breaks,fails", 1),
     ],
 )
 def test_of_points_and_sweeps(numdev: Command, program: str, functions: str, code: int) -> None:
@@ -95,7 +104,8 @@ def small(program: str) -> tuple[str, ...]:
     [
         ("works,refuses", 0, "1 unsupported"),
         ("works,refuses,forgets", 0, "1 unsupported, 1 out_of_memory"),
-        ("breaks,refuses", 0, "1 nonfinite, 1 unsupported"),
+        ("works,breaks,refuses", 5, "1 nonfinite, 1 unsupported"),
+        ("works,loses,widens", 5, "1 zero, 1 invalid"),
         ("works,fails", 1, "1 error"),
         ("refuses", 3, "1 unsupported"),
         ("refuses,forgets", 1, "1 unsupported, 1 out_of_memory"),
@@ -157,4 +167,34 @@ def test_a_kernel_without_a_gpu_is_seen_by_ci(tmp_path: Path) -> None:
 
 def test_the_codes_are_documented(numdev: Command) -> None:
     said = numdev("--help").out.partition("Exit code:")[2]
-    assert [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()] == ["0", "1", "2", "3", "130"]
+    assert [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()] == ["0", "1", "2", "3", "5", "130"]
+
+
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [
+        ("breaks", "32 elements of the variant's out are not finite where golden is (32 NaN)."),
+        ("loses", "Every element of the variant's out is 0 and golden's are not (1 of 1 replicates)."),
+        ("widens", "invalid, 1 replicate, "),
+    ],
+)
+def test_a_wrong_output_comes_first_and_is_never_praised(numdev: Command, function: str, first: str) -> None:
+    Path("mine.py").write_text(MINE)
+    ran = numdev("measure", *SMALL, "attention=custom", "precision=fp32", f"attention.function=mine:{function}")
+    assert ran.out.splitlines()[1].startswith(first)
+    assert not [word for word in ("deviates less", "deviates more", "equally", "no difference") if word in ran.out]
+
+
+def test_what_reads_results_says_it_and_ends_so_too(numdev: Command) -> None:
+    """A study of a kernel that is sound and one that is not; the comparison of equal results has no regression."""
+    Path("mine.py").write_text(MINE)
+    Path("own/study").mkdir(parents=True)
+    for functions, code in (('"mine:works"', 0), ('"mine:works", "mine:breaks"', 5)):
+        Path("own/study/mine.yaml").write_text(STUDY.format(functions))
+        assert numdev("measure", "--config-dir", "own", "study=mine", "device=cpu").code == code
+        report, compared = numdev("report", "out=report"), numdev("compare", "results", "results")
+        assert (report.code, compared.code) == (code, code), report.out + compared.out
+    said = "1 of 2 points have an output that is wrong or not finite (1 nonfinite). mine"
+    assert next(line for line in report.out.splitlines() if line).startswith(f"note: {said}")
+    assert compared.out.startswith(f"note: A: {said}")
+    assert "no regression in 2 comparisons" in compared.out

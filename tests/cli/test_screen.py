@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from numdev.measurement.deviation.measurement import COLUMNS, KIND
 from numdev.measurement.estimate import Estimator, Rate, _fit
 from numdev.memory import size_text
 from numdev.results.columns import Use
-from numdev.results.record import Record, Status
+from numdev.results.record import BAD_OUTPUT, Record, Status
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs
 
@@ -92,6 +93,13 @@ class TestPoint:
     def test_says_in_words_which_deviates_more(self, variant: list[float], baseline: list[float], said: str) -> None:
         _, sentence = sentences(record(variant, baseline), "tiled", "eager")
         assert sentence.endswith(said)
+
+    @pytest.mark.parametrize("status", BAD_OUTPUT)
+    def test_gives_no_verdict_of_a_wrong_output(self, status: Status) -> None:
+        found = replace(record([1.0, 1.0, 1.1], [2.0, 2.0, 2.0]), status=status, reason="many are wrong")
+        _, sentence = sentences(found, "tiled", "eager")
+        assert sentence.endswith("; no verdict follows.")
+        assert printed(found)[1] == "Many are wrong."
 
     def test_without_a_baseline_it_gives_the_deviation_with_its_interval(self) -> None:
         (sentence,) = sentences(record([1.0, 1.2], None), "exact", "none")

@@ -285,7 +285,7 @@ def test_text() -> None:
     assert lines[1].split("  ")[0].strip() == "subject"
     assert lines[2].split() == ["variant", "out", "golden", "2", "2", "2", "2", "2"]
     assert len(lines) == 3
-    assert repr(record(status=Status.ERROR, reason="it broke")) == "Record(error, 0 seeds, 0.00 s: it broke)"
+    assert repr(record(status=Status.ERROR, reason="it broke")) == "Record(error: it broke; 0 seeds, 0.00 s)"
 
 
 def test_html() -> None:
@@ -293,7 +293,7 @@ def test_html() -> None:
     assert page.count("<tr>") == page.count("</tr>") == 2
     assert page.count("<th>") == 8
     assert "<td>variant</td><td>out</td><td>golden</td><td>2</td>" in page
-    assert "<caption>ok, 1.23 s </caption>" in page
+    assert "<caption>ok, 1.23 s</caption>" in page
 
 
 def test_a_reason_is_text_and_no_markup() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import numdev as nd
 from numdev.arithmetic.formats import BF16
 from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from tests.cli.test_cli import Command, numdev  # noqa: F401
 
 EAGER = NaiveBackward.eager(BF16)
@@ -41,7 +43,72 @@ def test_what_attention_takes_is_kept(tmp_path: Path) -> None:
     assert found["model.k"].any()
     assert torch.equal(found["model.do"], do.bfloat16())
     with safe_open(captured.paths[0], "pt") as file:
-        assert file.metadata() == {"step": "0", "model": '{"call": 0, "scale": 0.5, "mask": "is_causal"}'}
+        mask = '{"causal": true, "window": null, "key_lengths": null}'
+        assert file.metadata() == {"step": "0", "model": f'{{"call": 0, "scale": 0.5, "mask": {mask}}}'}
+
+
+def _mask(kind: str) -> dict[str, Any]:
+    """Arguments of torch's function for 6 queries and keys of 2 batch entries."""
+    rows, keys = torch.arange(6)[:, None], torch.arange(6)
+    if kind == "causal":
+        return {"is_causal": True}
+    if kind == "window":
+        return {"attn_mask": (keys <= rows) & (rows - keys < 3)}
+    if kind == "padding":
+        return {"attn_mask": (keys < torch.tensor([4, 6])[:, None])[:, None, None]}
+    return {}
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "window", "padding"])
+def test_gradients_are_those_of_the_model_that_was_captured(kind: str, tmp_path: Path) -> None:
+    """torch's autograd in FP64 is the oracle: mask, scale, q, k, v and dO of the file are those of the model's call.
+
+    An entry is rounded fewer than 100 times on its way from q, k, v and dO, and no partial sum exceeds 50, so the error is below
+    100 * 50 * 2^-53 < 1e-12.
+    """
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, do = (torch.randn(2, 3, 6, 4, generator=generator, dtype=torch.float64) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+    with nd.capture(nn.Identity(), tmp_path) as captured:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, **_mask(kind))
+        out.backward(do)  # type: ignore[no-untyped-call]
+    source, shape = nd.Captured(str(captured.paths[0])), nd.Shape(2, 3, 3, 6, 6, 4)
+    problem = nd.Problem(source, shape)
+    found = ATTENTION_BACKWARD.exact(*ATTENTION_BACKWARD.draw(problem, 0, torch.device("cpu")), **problem.arguments())
+    for name, leaf in (("dq", q), ("dk", k), ("dv", v)):
+        assert leaf.grad is not None
+        assert float((found.tensors()[name] - leaf.grad).abs().max()) < 1e-12
+    assert problem.scale == 0.3
+    other = nd.Problem(source, shape, nd.Mask(), 0.5)
+    assert (other.mask, other.scale) == (nd.Mask(), 0.5), "stated ones are honoured"
+
+
+def test_a_mask_that_no_file_keeps_is_refused_with_its_reason(tmp_path: Path, numdev: Command) -> None:  # noqa: F811
+    """Unless another one is stated. The model runs on."""
+    q, bias = torch.randn(1, 2, 6, 4), torch.linspace(0, 1, 36).reshape(6, 6)
+    with nd.capture(nn.Identity(), tmp_path) as captured:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)
+    source, shape = nd.Captured(str(captured.paths[0])), nd.Shape(queries=6, keys=6, head_dim=4)
+    with pytest.raises(
+        nd.BadInput, match=r"could not keep the mask of model \(attn_mask: it adds to the scores.*problem.causal="
+    ):
+        nd.Problem(source, shape)
+    assert nd.Problem(source, shape, nd.Mask(causal=True)).mask.causal
+    small = ("measure", "problem=captured", f"problem.source.path={captured.paths[0]}", "problem.n=6", "problem.head_dim=4")
+    ran = numdev(*small, "device=cpu")
+    assert (ran.code, "it adds to the scores" in ran.err) == (2, True)
+    assert numdev(*small, "device=cpu", "problem.causal=false").code == 0
+
+
+def test_a_causal_mask_over_more_keys_than_queries_sees_the_first_ones(tmp_path: Path) -> None:
+    """torch aligns it top left; the keys that no query sees are not kept."""
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
+    with nd.capture(nn.Identity(), tmp_path) as captured:
+        torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+    assert torch.equal(load_file(captured.paths[0])["model.k"], k[:, :, :3])
+    problem = nd.Problem(nd.Captured(str(captured.paths[0])), nd.Shape(queries=3, keys=3, head_dim=4))
+    assert problem.mask == nd.Mask(causal=True)
 
 
 def test_chosen_layers_and_steps(model: nn.Module, x: Tensor, tmp_path: Path) -> None:

@@ -42,35 +42,36 @@ class ProblemSettings:
     head_dim: int = setting(
         64, "d, the length of one row of q, k or v", "entries", column="shape.head_dim", word="head dimension d"
     )
-    causal: bool = setting(
-        False,
-        "whether a query sees no key behind its own position; the last query stands at the last key",
+    causal: bool | None = setting(
+        None,
+        "whether a query sees no key behind its own position; the last query stands at the last key; "
+        "empty for the mask of captured tensors, else false",
         column="mask.causal",
         word="causal mask",
     )
     window: int | None = setting(
         None,
-        "a query sees only keys less far from its position than this; empty without a window",
+        "a query sees only keys less far from its position than this; empty for that of captured tensors, else none",
         "tokens",
         column="mask.window",
         word="window",
     )
     key_lengths: list[int] | None = setting(
         None,
-        "keys that exist in each batch entry, the rest is padding; empty where all do",
+        "keys that exist in each batch entry, the rest is padding; empty for those of captured tensors, else all",
         "tokens",
         column="mask.key_lengths",
     )
-    scale: float | None = setting(None, "factor of Q K^T; empty for 1/sqrt(d)")
+    scale: float | None = setting(None, "factor of Q K^T; empty for that of captured tensors, else 1/sqrt(d)")
     source: Any = None
 
 
 def problem(source: Source, **settings: Any) -> Problem:
     """Shapes, mask, scale and source."""
-    from numdev.attention.mask import Mask
     from numdev.attention.problem import Problem, Shape
 
     sizes = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
-    lengths = settings["key_lengths"]
-    mask = Mask(settings["causal"], settings["window"], None if lengths is None else tuple(lengths))
-    return Problem(source, Shape(**{name: settings[name] for name in sizes}), mask, settings["scale"])
+    shape = Shape(**{name: settings[name] for name in sizes})
+    stated = {name: settings[name] for name in ("causal", "window", "key_lengths") if settings[name] is not None}
+    mask = source.mask(shape, **{name: tuple(value) if name == "key_lengths" else value for name, value in stated.items()})
+    return Problem(source, shape, mask, settings["scale"])

@@ -15,7 +15,7 @@ from numdev.attention.base import Output, Primary, check_shapes, kernel_formats
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH
-from numdev.errors import BadInput
+from numdev.errors import BadInput, BadOutput
 from numdev.settings import setting
 from numdev.usersource import Loaded, loaded
 
@@ -27,11 +27,12 @@ class Custom(Primary):
     """`function(q, k, v, mask=Mask, scale=float) -> out` or `(out, lse)`, named `package.module:function`.
 
     The function receives tensors of the torch dtype of `fmt`, already rounded to it, on the device of the measurement. It
-    raises `numdev.Unsupported` for a mask or shape that it cannot honour.
+    raises `numdev.Unsupported` for a mask or shape that it cannot honour. What it returns is refused unless it has the shapes
+    above, lies on the device of the inputs, and `out` has the torch dtype of `fmt`, `lse` FP32 (FP64 where `fmt` is FP64).
 
     Attributes:
         function: where to import it from.
-        fmt: the format of its inputs and of its output. Its LSE is taken to be in FP32, in FP64 for FP64.
+        fmt: the format of its inputs and of its output.
         digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.usersource`.
     """
 
@@ -82,13 +83,18 @@ class Custom(Primary):
             raise BadInput(_FIELD, self.function, "a module of it was reloaded since it was named; make the Custom again")
         result = source.function(q, k, v, mask=mask, scale=scale)
         out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        expected = (*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1])
-        if _shape(out) != expected[0] or (lse is not None and _shape(lse) != expected[1]):
-            found = _shape(out) if lse is None else f"{_shape(out)} and {_shape(lse)}"
-            mend = f"it returned {found}; it must return out of shape {expected[0]}, or that and lse of shape {expected[1]}"
-            raise BadInput(_FIELD, self.function, mend)
+        expected = (*q.shape[:-1], v.shape[-1]), self.fmt.dtype, q.device
+        expected_lse = tuple(q.shape[:-1]), self.formats["lse"].dtype, q.device
+        if _layout(out) != expected or (lse is not None and _layout(lse) != expected_lse):
+            returned = " and ".join(_described(_layout(value)) for value in ([out] if lse is None else [out, lse]))
+            mend = f"it must return out {_described(expected)}, or that and lse {_described(expected_lse)}"
+            raise BadOutput(_FIELD, self.function, f"it returned {returned}; {mend}")
         return Output(out, lse)
 
 
-def _shape(value: object) -> tuple[int, ...] | str:
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+def _layout(value: object) -> tuple[tuple[int, ...], torch.dtype, torch.device] | str:
+    return (tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _described(layout: tuple[tuple[int, ...], torch.dtype | None, torch.device] | str) -> str:
+    return layout if isinstance(layout, str) else f"{layout[0]} in {str(layout[1])[6:]} on {layout[2]}"

@@ -111,7 +111,7 @@ class DeviationPoint:
             rows += found
             kernels[output.kernel] = None
             counters.append({"seed": seed} | output.counters)
-        return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows))
+        return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows), zero(rows))
 
     def _computed(self, context: Context) -> Iterator[Computed]:
         for seeds in in_parts(range(context.seeds), self.problem):
@@ -198,19 +198,39 @@ class _Replicate:
 
 
 def nonfinite(rows: list[dict[str, Any]]) -> str:
-    """Whose results hold NaN, or Inf where another has none, and in how many places of all outputs and seeds; or nothing.
+    """How many elements of which result are NaN, or Inf where golden has none, over all seeds; empty if none are.
 
     Those of variant and baseline come from the comparison with golden, golden's own from that with the variant.
     """
-    found = {}
-    for subject in ("variant", "baseline"):
-        own = [row for row in rows if (row["subject"], row["reference"]) == (subject, "golden")]
-        found[subject] = _total(own, ("nan_count", "both_nan_count"), ("inf_count",))
-        if subject == "variant":
-            found["golden"] = _total(own, ("reference_nan_count", "both_nan_count"), ("reference_inf_count",))
-    told = [f"{who} {nan} NaN and {inf} Inf" for who, (nan, inf) in found.items() if nan or inf]
-    return f"NaN, or Inf where the other side has none: {', '.join(told)}" if told else ""
+    own, of_golden = (("nan_count",), ("inf_count",)), (("reference_nan_count", "both_nan_count"), ("reference_inf_count",))
+    found = [
+        *_counted(rows, "variant", "of the variant's {} {} not finite where golden is", *own),
+        *_counted(rows, "baseline", "of the baseline's {} {} not finite where golden is", *own),
+        *_counted(rows, "variant", "of golden's {} {} not finite", *of_golden),
+    ]
+    return ", ".join(found)
 
 
-def _total(rows: list[dict[str, Any]], nan: tuple[str, ...], inf: tuple[str, ...]) -> tuple[int, int]:
-    return sum(row[name] for row in rows for name in nan), sum(row[name] for row in rows for name in inf)
+def zero(rows: list[dict[str, Any]]) -> str:
+    """Which results of the variant are 0 at every compared element, where golden's are not; empty if none are.
+
+    Only x = 0 has x.r = 0 and ||x - r|| = ||r|| at once, as ||x - r||^2 = ||x||^2 - 2 x.r + ||r||^2.
+    """
+    own = [row for row in rows if (row["subject"], row["reference"]) == ("variant", "golden")]
+    lost = [row["output"] for row in own if row["cosine_similarity"] == 0 and row["relative_frobenius"] == 1]
+    return ", ".join(
+        f"every element of the variant's {output} is 0 and golden's are not ({lost.count(output)} of "
+        f"{sum(row['output'] == output for row in own)} replicates)"
+        for output in dict.fromkeys(lost)
+    )
+
+
+def _counted(rows: list[dict[str, Any]], subject: str, text: str, nan: tuple[str, ...], inf: tuple[str, ...]) -> Iterator[str]:
+    """The number of elements and the text for each output that the columns of counts have any of."""
+    own = [row for row in rows if (row["subject"], row["reference"]) == (subject, "golden")]
+    for output in dict.fromkeys(row["output"] for row in own):
+        nans, infs = (sum(row[name] for row in own if row["output"] == output for name in names) for names in (nan, inf))
+        if total := nans + infs:
+            counts = ", ".join(f"{count} {word}" for count, word in ((nans, "NaN"), (infs, "Inf")) if count)
+            noun, verb = ("element", "is") if total == 1 else ("elements", "are")
+            yield f"{total} {noun} {text.format(output, verb)} ({counts})"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COMPARISON, nonfinite
+from numdev.measurement.deviation.measurement import COMPARISON, nonfinite, zero
 from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Operation
@@ -107,7 +107,7 @@ class SpeedPoint:
         if self.traffic is not None:  # last: the calls above verify which kernel runs, which counting does not
             counted = self.traffic.of(self.problem, self.variant)
             rows = [row | counted for row in rows]
-        return Findings({KIND: rows}, "; ".join(kernels), nonfinite(compared))
+        return Findings({KIND: rows}, "; ".join(kernels), nonfinite(compared), zero(compared))
 
     def _replicate(self, seed: int, context: Context) -> tuple[dict[str, Any], Deviation, str]:
         device, workload = context.device, self.operation.workload

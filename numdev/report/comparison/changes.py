@@ -37,7 +37,7 @@ SIGNIFICANT = 0.05  # adjusted p-values below it
 class Change(Enum):
     """What became of a comparison from A to B, gravest first."""
 
-    BROKEN = "broken"  # a result in A; none, or one with NaN or Inf, in B
+    BROKEN = "broken"  # a result in A; in B none, or zeros, or more NaN and Inf
     ONLY_A = "only in A"  # B lacks the point
     WORSE = "worse"
     UNKNOWN = "unknown"  # both are measured, and it cannot be tested
@@ -55,6 +55,7 @@ COLUMNS = [
     *("a", "b", "ratio", "ratio_low", "ratio_high", "replicates", "paired", "p", "p_adjusted"),
     *("status_a", "status_b", "kernel_a", "kernel_b", "key_a", "key_b"),
 ]
+_BAD = ["nan_count", "inf_count"]
 _TEXTS = ("output", "note", *COLUMNS[-6:])
 
 
@@ -94,7 +95,7 @@ class _Point:
 
     @property
     def rank(self) -> int:
-        return {"ok": 0, "nonfinite": 1}.get(self.facts["status"], 2)
+        return {"ok": 0, "nonfinite": 1, "zero": 1}.get(self.facts["status"], 2)
 
 
 def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
@@ -180,6 +181,10 @@ def _replicates(a: _Point, b: _Point, output: str, criterion: Criterion) -> dict
     row |= {"a": typical(x.tolist()).estimate, "b": typical(y.tolist()).estimate}
     if pairs and _is_equal(first, second, [*METRIC_NAMES, criterion.metric]):
         return row | {"ratio": 1.0, "change": Change.EQUAL_BITS.value}
+    bad_a, bad_b = (int(rows.reindex(columns=_BAD).to_numpy(dtype=float, na_value=0).sum()) for rows in (first, second))
+    if bad_a or bad_b:
+        change = Change.BROKEN if bad_b > bad_a else Change.UNKNOWN
+        return row | {"change": change.value, "note": f"elements that are NaN or Inf: {bad_b} in B, {bad_a} in A"}
     test = (paired if pairs else unpaired)(x, y, criterion.tolerance)
     row |= {"ratio": test.ratio.estimate, "note": test.note}
     if math.isnan(test.p):

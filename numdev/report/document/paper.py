@@ -21,7 +21,7 @@ from numdev.report.document.kinds import load_own, write_own_tables
 from numdev.report.document.markdown import claims_markdown
 from numdev.report.document.part import Part
 from numdev.report.document.speed import draw, judged, make_speed_report
-from numdev.report.document.tables import claims_table, failures_table, worst_table
+from numdev.report.document.tables import bad_outputs, claims_table, failures_table, worst_table
 from numdev.report.document.training import write_training_tables
 from numdev.report.document.usual import usual
 from numdev.report.figures.plot import Plot
@@ -44,7 +44,7 @@ def make_report(
     pdf: bool = False,
     html: bool = False,
     plot: Mapping[str, Any] | None = None,
-) -> None:
+) -> bool:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
     The first kind of measurement is written into `out`, each further one into a folder of its name. The documents have all of
@@ -60,6 +60,9 @@ def make_report(
         pdf: also set report.pdf.
         html: also write report.html, one file with the claims, the figures and a table of the rows.
         plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
+
+    Returns:
+        Whether every output is finite and a result; see `numdev.report.document.tables.bad_outputs`.
 
     Raises:
         BadInput: if there are no results, or not those asked for, or if `plot` names what they do not have.
@@ -85,8 +88,8 @@ def make_report(
         _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html)
     if parts:
         console.print(f"report: {out}", markup=False, highlight=False)
-    if timed:
-        make_speed_report(results, out / SPEED if parts else out, console, timed, plot)
+    sound = not any(bad_outputs(part.results) for part in parts)
+    return (not timed or make_speed_report(results, out / SPEED if parts else out, console, timed, plot)) and sound
 
 
 def _place(kind: str) -> tuple[bool, bool]:
@@ -140,7 +143,7 @@ def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *
     out, claims, results = part.figures.parent, list(part.claims), part.results
     write_atomically(out / "claims.md", claims_markdown(claims).encode())
     drawn = write_figures(results, claims, part.figures, home, asked)
-    notes = [*results.notes, *unknown(claims_of(results), results.manifests), *drawn]
+    notes = [*filter(None, [bad_outputs(results)]), *results.notes, *unknown(claims_of(results), results.manifests), *drawn]
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     for table in (*tables, claims_table(claims) if claims else None):

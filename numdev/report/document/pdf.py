@@ -24,8 +24,8 @@ from numdev.report.claims.finding import rules
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.document import overview
 from numdev.report.document.part import Part, all_claims, wholes
-from numdev.report.document.tables import deviations, figures_table
-from numdev.report.document.typeset import typeset
+from numdev.report.document.tables import bad_outputs, deviations, figures_table
+from numdev.report.document.typeset import escaped, typeset
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
 from numdev.report.reading.kinds import is_own
@@ -80,6 +80,7 @@ def contents(parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "title": words.title,
         "subtitle": overview.subtitle(every),
+        "bad": escaped(" ".join(filter(None, map(bad_outputs, every)))),
         "highlights": overview.findings(parts),
         "summary": overview.summary(every, claims),
         "reading": overview.reading(claims),

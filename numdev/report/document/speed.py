@@ -16,7 +16,7 @@ from numdev.report.claims.verdicts import ClaimResult, judge
 from numdev.report.document.asked import Asked, asked_of, write
 from numdev.report.document.export import claim_table, csv_of, environments
 from numdev.report.document.markdown import claims_markdown
-from numdev.report.document.tables import claims_table, failures_table
+from numdev.report.document.tables import bad_outputs, claims_table, failures_table
 from numdev.report.figures.sweep import default_of
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
@@ -36,12 +36,15 @@ def make_speed_report(
     console: Console | None = None,
     studies: Sequence[str] | None = None,
     plot: Mapping[str, Any] | None = None,
-) -> None:
+) -> bool:
     """Write speed.csv, crossover.csv, unsupported.csv, columns.md, environment.json and figures of speed studies into `out`.
 
     Where studies state claims, claims.csv and claims.md too.
 
     `studies` are the names of studies and sweeps, all unless given; `plot` see `numdev.report.figures.sweep.plot_of`.
+
+    Returns:
+        Whether every output is finite and a result.
 
     Raises:
         BadInput: if there are no results, or if `plot` names what they do not have.
@@ -74,13 +77,15 @@ def make_speed_report(
     write_atomically(out / "environment.json", environments(loaded))
     draw(loaded, rows, out / "figures")
     _draw_sweeps(loaded, every, asked, out / "figures")
-    for note in loaded.notes:
+    bad = bad_outputs(loaded)
+    for note in (*filter(None, [bad]), *loaded.notes):
         console.print(f"note: {note}", markup=False, highlight=False)
     tables_shown = [failures_table(loaded, "unsupported.csv"), *(_shown(make(own), title) for title, make in TABLES.items())]
     for shown in (*tables_shown, claims_table(claims) if claims else None):
         if shown is not None:
             console.print(shown)
     console.print(f"report: {out}", markup=False, highlight=False)
+    return not bad
 
 
 def judged(loaded: Results) -> list[ClaimResult]:

@@ -17,9 +17,11 @@ from numdev.report.reading.primary import is_compared
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.results.columns import Column, Use
+from numdev.results.record import BAD_OUTPUT
 
 MOST_FAILURES = 40
 """Points that failed of which a reader is told one by one."""
+_FIRST = 3  # points whose outputs are wrong that a sentence names
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
 _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow", Verdict.NOT_MEASURED: "bright_black"}
 
@@ -55,6 +57,17 @@ def failures_table(results: Results, whole: str = "points.csv") -> Table | None:
     if len(failed) > MOST_FAILURES:
         table.add_row("", f"and {len(failed) - MOST_FAILURES} more", "", f"all are in {whole}")
     return table
+
+
+def bad_outputs(results: Results) -> str:
+    """How many points are not finite, 0 or no result, and the first ones with their reasons; empty where there are none."""
+    points = results.points.drop_duplicates("key")
+    bad = points[points["status"].isin([status.value for status in BAD_OUTPUT])]
+    if bad.empty:
+        return ""
+    counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
+    first = "; ".join(f"{point['study']} {place(point)}: {point['reason']}".rstrip(".") for _, point in bad[:_FIRST].iterrows())
+    return f"{len(bad)} of {len(points)} points have an output that is wrong or not finite ({counts}). {first}."
 
 
 def worst_table(results: Results, count: int = 5) -> Table | None:

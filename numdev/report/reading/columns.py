@@ -42,7 +42,7 @@ FIXED = {
     "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
     "kind": "of measurement: `deviation`, `speed`, or one of the user's own",
     "operation": "of which an implementation is measured, such as `attention`",
-    "status": "how the measurement ended: ok, nonfinite, unsupported, out_of_memory or error",
+    "status": "how the measurement ended: ok, nonfinite, zero, invalid, unsupported, out_of_memory or error",
     "reason": "why, where it is not ok",
     "environment": "number of the environment in environment.json",
     "seeds": "replicates asked for",

@@ -22,8 +22,9 @@ from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.custom import Custom
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, BadOutput, Unsupported
 from numdev.results.record import Status
+from numdev.results.study import DONE
 from tests.cases import MASKS, draw, reach
 
 HERE = __name__
@@ -153,30 +154,48 @@ def test_what_it_returns() -> None:
 
 
 OUT, LSE = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5)
+OUT_IS, LSE_IS = "(1, 2, 5, 4) in float32 on cpu", "(1, 2, 5) in float32 on cpu"
 
 
 @pytest.mark.parametrize(
     ("returned", "found"),
     [
-        (OUT.mT, "(1, 2, 4, 5)"),
-        (OUT[0], "(2, 5, 4)"),
+        (OUT.mT, "(1, 2, 4, 5) in float32 on cpu"),
+        (OUT[0], "(2, 5, 4) in float32 on cpu"),
         (None, "NoneType"),
         (OUT.numpy(), "ndarray"),
         ((), "tuple"),
         ((OUT, LSE, LSE), "tuple"),
         ([OUT, LSE], "list"),
-        ((LSE, OUT), "(1, 2, 5) and (1, 2, 5, 4)"),
-        ((OUT, LSE.mT), "(1, 2, 5, 4) and (1, 5, 2)"),
-        ((OUT, 3.0), "(1, 2, 5, 4) and float"),
+        ((LSE, OUT), f"{LSE_IS} and {OUT_IS}"),
+        ((OUT, LSE.mT), f"{OUT_IS} and (1, 5, 2) in float32 on cpu"),
+        ((OUT, 3.0), f"{OUT_IS} and float"),
+        (OUT.double(), "(1, 2, 5, 4) in float64 on cpu"),
+        (OUT.bfloat16(), "(1, 2, 5, 4) in bfloat16 on cpu"),
+        ((OUT, LSE.double()), f"{OUT_IS} and (1, 2, 5) in float64 on cpu"),
+        (OUT.to("meta"), "(1, 2, 5, 4) in float32 on meta"),
     ],
 )
 def test_other_things_than_attention_are_refused(returned: object, found: str) -> None:
+    """With what came, and what was expected."""
     q, k, v = draw((1, 2, 2, 5, 7, 4))
     RETURNED[:] = [returned]
-    with pytest.raises(BadInput, match="^attention.function: ") as caught:
+    with pytest.raises(BadOutput, match="^attention.function: ") as caught:
         custom(returning, FP32)(q, k, v, Mask())
-    assert f"it returned {found}; " in caught.value.mend
-    assert "(1, 2, 5, 4)" in caught.value.mend
+    assert caught.value.mend == f"it returned {found}; it must return out {OUT_IS}, or that and lse {LSE_IS}"
+
+
+def test_what_is_refused_is_a_status_that_a_study_keeps() -> None:
+    """A kernel in BF16 that returns FP64 deviates less than any BF16 can: it has no figures."""
+    problem = Problem(Distribution(Kind.NORMAL), Shape(queries=4, keys=4, head_dim=4))
+    RETURNED[:] = [torch.zeros(1, 1, 4, 4, dtype=torch.float64)]
+    record = Bench(Exact(), "cpu").measure(problem, custom(returning), seeds=2)
+    assert (record.status, record.rows) == (Status.INVALID, [])
+    assert record.reason.endswith(
+        "it returned (1, 1, 4, 4) in float64 on cpu; it must return out (1, 1, 4, 4) in bfloat16 on cpu, "
+        "or that and lse (1, 1, 4) in float32 on cpu"
+    )
+    assert record.status in DONE
 
 
 def test_shapes_are_checked_before_it_is_called() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -95,6 +95,8 @@ class Wrong:
         output = Exact()(q, k, v, mask, scale)
         if self.what == "largest":
             output.out[..., 0, 0] += 100.0
+        if self.what == "zeros":
+            output.out.zero_()
         if self.what == "nan":
             output.out[..., 0, :2] = torch.nan
             output.out[..., 1, 0] = torch.inf
@@ -247,7 +249,7 @@ def test_nan_and_inf_are_counted(bench: Bench) -> None:
     """Per head 2 NaN and 1 Inf; two heads, two seeds. Measured, so the rows stand, of the finite values."""
     record = bench.measure(NORMAL, Wrong("nan"), BASELINE, seeds=2)
     assert record.status is Status.NONFINITE
-    assert record.reason.endswith(": variant 8 NaN and 4 Inf")
+    assert record.reason == "12 elements of the variant's out are not finite where golden is (8 NaN, 4 Inf)"
     for row in record.rows:
         broken = row["subject"] == "variant" and row["output"] == "out"
         assert (row["nan_count"], row["inf_count"]) == ((4, 2) if broken else (0, 0))
@@ -258,19 +260,30 @@ def test_nan_and_inf_are_counted(bench: Bench) -> None:
 def test_a_baseline_with_nan_is_told(bench: Bench) -> None:
     record = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
     assert record.status is Status.NONFINITE
-    assert record.reason.endswith(": baseline 4 NaN and 2 Inf")
+    assert record.reason == "6 elements of the baseline's out are not finite where golden is (4 NaN, 2 Inf)"
     assert [row["nan_count"] for row in only(record, subject="baseline", output="out")] == [4, 4]
     (against,) = only(record, subject="variant", reference="baseline", output="out")
     assert (against["reference_nan_count"], against["reference_inf_count"], against["nan_count"]) == (4, 2, 0)
 
 
 def test_golden_with_nan_is_told() -> None:
-    """Also where the variant has it too: golden is never NaN in a measurement that says something."""
+    """Also where the variant has it too, which is not the variant's fault."""
     record = Bench(Wrong("nan"), "cpu").measure(NORMAL, Exact(), seeds=1)
-    assert (record.status, record.reason.partition(": ")[2]) == (Status.NONFINITE, "golden 4 NaN and 2 Inf")
+    assert (record.status, record.reason) == (Status.NONFINITE, "6 elements of golden's out are not finite (4 NaN, 2 Inf)")
     both = Bench(Wrong("nan"), "cpu").measure(NORMAL, Wrong("nan"), seeds=1)
     assert both.status is Status.NONFINITE
-    assert both.reason.endswith(": variant 4 NaN and 0 Inf, golden 4 NaN and 0 Inf")
+    assert both.reason == "4 elements of golden's out are not finite (4 NaN)"
+
+
+def test_zeros_are_told(bench: Bench) -> None:
+    """Golden's are not; where they are, as in rows that see no key, zeros are right."""
+    record = bench.measure(NORMAL, Wrong("zeros"), BASELINE, seeds=2)
+    assert record.status is Status.ZERO
+    assert record.reason == "every element of the variant's out is 0 and golden's are not (2 of 2 replicates)"
+    assert {row["relative_frobenius"] for row in only(record, subject="variant", output="out", reference="golden")} == {1.0}
+    blind = replace(NORMAL, mask=Mask(key_lengths=(0,)))
+    assert bench.measure(blind, Wrong("zeros"), BASELINE, seeds=2).status is Status.OK
+    assert bench.measure(NORMAL, KERNEL, Wrong("zeros"), seeds=2).status is Status.OK, "the baseline's is no fault of the variant"
 
 
 @pytest.mark.parametrize("broken", ["variant", "baseline"])

@@ -161,6 +161,8 @@ class TestChange:
             (Status.OK, Status.UNSUPPORTED, "broken"),
             (Status.OK, Status.OUT_OF_MEMORY, "broken"),
             (Status.OK, Status.NONFINITE, "broken"),
+            (Status.OK, Status.ZERO, "broken"),
+            (Status.OK, Status.INVALID, "broken"),
             (Status.NONFINITE, Status.ERROR, "broken"),
             (Status.NONFINITE, Status.NONFINITE, "equal bits"),
             (Status.ERROR, Status.OK, "mended"),
@@ -169,12 +171,23 @@ class TestChange:
     )
     def test_of_status(self, tmp_path: Path, before: Status, after: Status, change: str) -> None:
         def made(status: Status, machine: str) -> Point:
-            measured = status in (Status.OK, Status.NONFINITE)
+            measured = status in (Status.OK, Status.NONFINITE, Status.ZERO)
             return point(machine=machine, status=status) if measured else failed(status, f"as {machine} says", machine=machine)
 
         (row,) = changes(tmp_path, [made(before, "one")], [made(after, "two")]).to_dict("records")
         assert (row["change"], row["status_a"], row["status_b"]) == (change, before.value, after.value)
-        assert ("says" in row["note"]) == (Status.ERROR in (before, after) or after.value.startswith(("un", "out")))
+        assert ("says" in row["note"]) == (Status.ERROR in (before, after) or after.value.startswith(("un", "out", "invalid")))
+
+    @pytest.mark.parametrize(("nan", "change"), [((3, 1), "unknown"), ((3, 3), "unknown"), ((1, 3), "broken")])
+    def test_of_nan_on_both_sides_is_never_for_the_better(self, tmp_path: Path, nan: tuple[int, int], change: str) -> None:
+        """The figures are of the elements that are left."""
+        sides = [
+            point(machine=machine, status=Status.NONFINITE, rows=[row | {"nan_count": count} for row in rows(scaled(factor))])
+            for machine, count, factor in zip(("one", "two"), nan, (1.0, 0.1), strict=True)
+        ]
+        (row,) = changes(tmp_path, sides[:1], sides[1:]).to_dict("records")
+        assert row["change"] == change
+        assert row["note"] == f"elements that are NaN or Inf: {5 * nan[1]} in B, {5 * nan[0]} in A"
 
 
 class TestMatching:

@@ -15,7 +15,7 @@ from tests.docs_commands import ROOT, blocks, check
 README = ROOT / "README.md"
 TEXT = README.read_text()
 FINDINGS = " ".join(TEXT.partition("## Three findings")[2].partition("\n## ")[0].split())
-LONGEST = 100  # lines, about two screens
+LONGEST = 115  # lines, about two screens
 
 NUMBER = r"[\d.]+(?:e-?\d+)?"
 MEASURED_ON_GPU = "h200/claims.csv"

@@ -69,6 +69,7 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     head = f"{_points(wholes)} points were measured on {escaped(_devices(wholes))}."
     if not claims:
         return head
+    claims = list({(result.claim.text, result.word): result for result in claims}.values())  # one that two studies judge alike
     counted = Counter(result.word for result in claims)
     words = [f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()]
     same = sum(result.everywhere for result in claims)
@@ -100,7 +101,22 @@ def _device(environment: Mapping[str, str]) -> str:
     return environment["processor"] if environment["device"] == "cpu" else environment["device"]
 
 
-def claim(result: ClaimResult) -> dict[str, Any]:
+def claims(results: Sequence[ClaimResult]) -> Iterator[dict[str, Any]]:
+    """Each claim once for the table, with what is measured in the scenarios that stand for its source.
+
+    Two studies that judge one claim, such as the control of two figures, share a row; what is equal in them stands once.
+    """
+    shared: dict[tuple[str, str], dict[str, Any]] = {}
+    for result in results:
+        own = _claim(result)
+        row = shared.setdefault((result.claim.text, result.claim.source), own)
+        if row is not own:
+            row["chief"] += [chief for chief in own["chief"] if chief not in row["chief"]]
+            row["elsewhere"] = "; ".join(dict.fromkeys(filter(None, (row["elsewhere"], own["elsewhere"]))))
+    yield from shared.values()
+
+
+def _claim(result: ClaimResult) -> dict[str, Any]:
     chief = [
         {
             "title": typeset(scenario.title),
@@ -115,16 +131,23 @@ def claim(result: ClaimResult) -> dict[str, Any]:
     return {"text": typeset(result.claim.text), "source": result.claim.source, "chief": chief, "elsewhere": elsewhere}
 
 
+_ABREAST = 3
+"""Environments that one table has beside one another."""
+
+
 def environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
-    """Each environment once with the number of its points; those of the first results keep the numbers of their tables."""
+    """Each environment once with the number of its points, as a column; those of the first results keep their numbers."""
     counts: dict[tuple[tuple[str, str], ...], int] = {}
     for whole in wholes:
         points = whole.points.drop_duplicates("key")
         for number, environment in enumerate(whole.environments):
             facts = tuple(environment.items())
             counts[facts] = counts.get(facts, 0) + int((points["environment"] == number).sum())
-    for number, (facts, count) in enumerate(counts.items()):
-        yield {"title": f"Environment {number}, {count} points", "facts": [list(fact) for fact in facts]}
+    columns = [(f"Environment {number}, {count} points", dict(facts)) for number, (facts, count) in enumerate(counts.items())]
+    for some in (columns[start : start + _ABREAST] for start in range(0, len(columns), _ABREAST)):
+        names = dict.fromkeys(name for _, facts in some for name in facts)
+        rows = [[name, *(facts.get(name, "") for _, facts in some)] for name in names]
+        yield {"titles": [title for title, _ in some], "facts": rows}
 
 
 def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:

@@ -84,7 +84,7 @@ def contents(parts: Sequence[Part]) -> dict[str, Any]:
         "highlights": overview.findings(parts),
         "summary": overview.summary(every, claims),
         "reading": overview.reading(claims),
-        "claims": [overview.claim(result) for result in claims],
+        "claims": list(overview.claims(claims)),
         "headline": _headline(shown, words.headlines),
         "absent": [section.title for section in known if section not in present] if told else [],
         "sections": shown,
@@ -95,7 +95,6 @@ def contents(parts: Sequence[Part]) -> dict[str, Any]:
         "deviates": any(part.deviates for part in parts),
         "metrics": list(_metrics(parts)),
         "environments": list(overview.environments(every)),
-        "commands": [[section["title"], section["command"]] for section in shown if section["command"]],
         "failures": list(overview.failures(every, {section.study: section.title for section in present})),
     }
 
@@ -173,7 +172,7 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
     """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
     study = section.study
     if section.table is not None and len(found := section.table(results, study)):
-        yield {"columns": list(found.columns), "rows": found.values.tolist()}
+        yield {"caption": f"{section.title}: the runs.", "columns": list(found.columns), "rows": found.values.tolist()}
     if section.table is not None or (with_claims and not section.with_points):
         return
     timed = of_attention(frame(results))
@@ -182,7 +181,7 @@ def _tables(section: Chapter, results: Results, *, with_claims: bool) -> Iterato
         found = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results, study)
     shown = found.drop(columns="study", errors="ignore")
     if len(shown):
-        yield {"columns": list(shown.columns), "rows": shown.values.tolist()}
+        yield {"caption": f"{section.title}: the points.", "columns": list(shown.columns), "rows": shown.values.tolist()}
 
 
 def _headline(shown: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ def escaped(text: str) -> str:
 
 def typeset(text: str) -> str:
     """Typst markup of a sentence: `N^0.58`, `8.3e-16`, `|D|`, `-0.3` and `bf16` as a paper prints them."""
+    text = re.sub(r"([\[(][^\s\[\](),]+), (?=[^\s\[\](),]+[\])])", "\\1,\N{NO-BREAK SPACE}", text)  # intervals stay on one line
     found = re.compile("|".join(f"(?P<{name}>{pattern})" for name, (pattern, _) in _RULES.items()))
     parts, place = [], 0
     for match in found.finditer(text):
@@ -54,7 +55,7 @@ def _symbol(text: str) -> str:
 
 _RULES: dict[str, tuple[str, Callable[[str], str]]] = {
     "power": (rf"\b(?:[A-Za-z]+)\^{_NUMBER}(?<!\.)", _power),
-    "small": (r"(?<![\w.])-?\d[\d.]*e-?\d+", lambda text: f"${_number(text)}$"),
+    "small": (r"(?<![\w.])-?\d[\d.]*e-?\d+", lambda text: f"#box[${_number(text)}$]"),
     "test": (r"(?<!\w)p [<=] \d[\d.]*(?:e-?\d+)?(?<!\.)", lambda text: f"$p {text[2]} {_number(text[4:])}$"),
     "format": (_FORMATS, str.upper),
     "symbol": (_SYMBOL, _symbol),

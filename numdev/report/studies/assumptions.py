@@ -54,7 +54,7 @@ def draw_fig4_assumptions(rows: pd.DataFrame) -> Figure:
     axes = figure.add_subplot()
     values = [i for _, points in drawn for _, i in points]
     ends = [*map(lowest, values), *map(highest, values), FIG4_RATIO / AROUND, FIG4_RATIO * AROUND]
-    log_y(axes, min(ends) / 1.2, max(ends) * 1.2)
+    log_y(axes, min(ends) / 1.2, max(ends) * 1.4)
     names: list[Name] = []
     for place, (scenario, points) in enumerate(drawn):
         marker = _MARKERS[place % len(_MARKERS)]
@@ -100,7 +100,8 @@ def _paper(axes: Axes) -> None:
     axes.axhspan(FIG4_RATIO / AROUND, FIG4_RATIO * AROUND, color=PALE, zorder=0)
     axes.axhline(FIG4_RATIO, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
     words: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    axes.annotate("paper: 10 times, N and inputs not given", (0, FIG4_RATIO), (3, 2), color=GREY, fontsize=SMALL, **words)
+    place: dict[str, Any] = {"xytext": (-3, 3), "ha": "right", "va": "bottom"}
+    axes.annotate("paper: 10 times, N and inputs not given", (1, FIG4_RATIO), **place, color=GREY, fontsize=SMALL, **words)
 
 
 def _label(axes: Axes, names: list[Name]) -> None:

@@ -132,8 +132,8 @@ def draw_total(rows: pd.DataFrame) -> Figure:
     ]
     look: dict[str, Any] = {"loc": "outside right center", "frameon": False, "fontsize": SMALL, "handlelength": 1}
     figure.legend(keys, [f"{point.text}  {point.title}" for point in points], **look)
-    axes.set_xlabel(f"arithmetic error at {fmt.upper()}: RMSE from golden\nof the same rounded inputs, in u of F")
-    axes.set_ylabel(f"total error at {fmt.upper()}: RMSE from golden,\nin u of F")
+    axes.set_xlabel(f"arithmetic error at {fmt.upper()}:\nRMSE from golden on the\nsame rounded inputs, in u of F")
+    axes.set_ylabel(f"total error at {fmt.upper()}:\nRMSE from golden, in u of F")
     return figure
 
 

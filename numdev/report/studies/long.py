@@ -52,8 +52,8 @@ CHAPTERS = (
             "parting": Plot(
                 draw_parting,
                 "Tiled attention with every step in the format (dark blue) and with FP32 inside (light blue), and the untiled "
-                "baseline (red), on log axes with 95 % confidence intervals; squares are FlashAttention-1, solid lines uniform, "
-                "dashed normal, dotted captured inputs.",
+                "baseline (orange), on log axes with 95 % confidence intervals; squares are FlashAttention-1, solid lines "
+                "uniform, dashed normal, dotted captured inputs.",
                 title="The largest deviation from exact attention over the sequence length",
             ),
         },

@@ -78,7 +78,7 @@ def _folded(name: str) -> str:
     """A name in lines that fit a panel."""
     from textwrap import fill
 
-    return fill(name, 26)
+    return fill(name, 22)
 
 
 def draw_samples(rows: pd.DataFrame) -> Figure:

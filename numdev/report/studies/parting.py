@@ -56,9 +56,9 @@ def draw_weights(rows: pd.DataFrame) -> Figure:
 
 
 def _look(rung: Rung, place: int) -> tuple[str, Any, str]:
-    """Colour, style and marker of a line of Figure 7; the control is black and dashed."""
+    """Colour, style and marker of a line of Figure 7; controls are black and have no markers."""
     if rung.group is Group.ULP:
-        return rung.group.shade, "--", ""
+        return rung.group.shade, _STYLES[place % len(_STYLES)], ""
     return TILED, _STYLES[place % len(_STYLES)], _MARKERS[place % len(_MARKERS)]
 
 

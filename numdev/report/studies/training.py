@@ -138,8 +138,8 @@ CHAPTERS = (
                 draw_weights,
                 "The largest difference of one weight and the Wasserstein distance between a model trained with flash attention "
                 "and the same model trained with baseline attention, over the training steps t, one line for each kernel, with "
-                "its power of t. Dashed black: baseline attention after one weight was moved by one ulp. Lines are medians over "
-                "replicates, bands their range.",
+                "its power of t. Lines are medians over replicates, bands their range.",
+                title="The largest difference of a weight and the Wasserstein distance over training",
             ),
         },
     ),
@@ -159,7 +159,7 @@ CHAPTERS = (
                 "Above, the difference of the weights from those of the reference run over the training steps: on linear axes by "
                 "the paper's metric, on log axes by two others. Each line is a run, coloured by what it changes: the median over "
                 "replicates, with their range as a band. Below, the Wasserstein distance at the last step and its growth per "
-                "step, with 95 % confidence intervals. The grey band marks 2 to 5 times below FP16.",
+                "step, with 95 % confidence intervals.",
             ),
             "training_loss": Plot(
                 draw_losses,

@@ -25,7 +25,7 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
 from numdev.measurement.speed.timing import Budget
 from numdev.report.claims.verdicts import judge
-from numdev.report.document.overview import compiled_code
+from numdev.report.document.overview import claims, compiled_code, environments
 from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
 from numdev.report.document.pdf import WIDEST, command, contents, write_pdf, write_root
@@ -112,7 +112,6 @@ def test_sections_without_results_are_left_out_and_listed(shown: dict[str, Any],
 
 
 def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]) -> None:
-    assert [command for _, command in shown["commands"] if command.startswith("numdev measure study=fig5 ")]
     own = next(section for section in shown["sections"] if section["command"].startswith("numdev measure study=fig5"))
     assert own["figures"]
     assert {found["title"] for found in own["findings"]} >= {title_of("uniform_end")}
@@ -190,9 +189,7 @@ def test_the_first_page_quotes_the_results(shown: dict[str, Any], results: Resul
 
 def test_a_reader_meets_no_internal_name(shown: dict[str, Any], results: Results) -> None:
     """Commands, the environment and the names of metrics are to be typed; nothing else is a name of the code."""
-    told = {
-        key: value for key, value in shown.items() if key not in ("commands", "environments", "metrics", "headline", "methods")
-    }
+    told = {key: value for key, value in shown.items() if key not in ("environments", "metrics", "headline", "methods")}
     scenarios = {name for name in results.points["scenario"] if "_" in name}
     for text in _texts(told):
         if re.match(r"\d+ points: ", text):  # the entries of the axes of a user's own study, as they are to be typed
@@ -214,18 +211,48 @@ def test_every_figure_stands_once_and_numbers_are_one_sequence(results: Results,
     part = Part(results, judge(CLAIMS, results), out / "figures")
     drawn = part.drawn()
     write_root([part], tmp_path)
-    found = json.loads(typst.query(str(tmp_path / "report.typ"), "figure", root=str(tmp_path), ignore_system_fonts=True))
-    files = [figure["body"]["source"] for figure in found]
-    assert sorted(files) == sorted(drawn)
-    assert [figure["numbering"] for figure in found] == ["1"] * len(drawn)
+    pictures = queried(tmp_path, "figure.where(kind: image)")
+    assert sorted(figure["body"]["source"] for figure in pictures) == sorted(drawn)
+    assert [figure["numbering"] for figure in pictures] == ["1"] * len(drawn)
+
+
+def test_every_table_has_a_number_and_a_caption_and_the_contents_are_listed(results: Results, out: Path, tmp_path: Path) -> None:
+    write_root([Part(results, judge(CLAIMS, results), out / "figures")], tmp_path)
+    tables = queried(tmp_path, "figure.where(kind: table)")
+    assert len(tables) == len(queried(tmp_path, "table")) > 5
+    assert all(table["caption"] and table["numbering"] == "1" for table in tables)
+    assert len(queried(tmp_path, "outline")) == 1
+
+
+def queried(root: Path, selector: str) -> list[dict[str, Any]]:
+    """The elements of a report that Typst finds."""
+    return json.loads(typst.query(str(root / "report.typ"), selector, root=str(root), ignore_system_fonts=True))
+
+
+def test_a_claim_that_two_studies_judge_stands_once(results: Results) -> None:
+    first = judge(CLAIMS, results)[0]
+    (row,) = claims([first, replace(first, study="again")])
+    assert row == next(claims([first]))
+    failed = {scenario: replace(finding, figure="another") for scenario, finding in first.findings.items()}
+    (row,) = claims([first, replace(first, study="again", findings=failed)])
+    assert [chief["figure"] for chief in row["chief"]][len(first.chief) :] == ["another"] * len(first.chief)
+
+
+def test_environments_stand_beside_one_another(results: Results) -> None:
+    (facts,) = results.environments
+    other = replace(results, environments=[facts | {"device": "another"}])
+    (group,) = environments([results, other])
+    assert len(group["titles"]) == 2
+    assert ["device", facts["device"], "another"] in group["facts"]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("scales as N^0.58 [0.54, 0.61].", r"scales as $N^(0.58)$ \[0.54, 0.61\]."),
+        ("scales as N^0.58 [0.54, 0.61].", "scales as $N^(0.58)$ \\[0.54,\u00a00.61\\]."),
+        ("inputs of U[0, 1)", "inputs of U\\[0,\u00a01)"),
         ("area^-0.310, step^0.5", '$A^(-0.310)$, $"step"^(0.5)$'),
-        ("8.3e-16 at fp64", "$8.3 times 10^(-16)$ at FP64"),
+        ("8.3e-16 at fp64", "#box[$8.3 times 10^(-16)$] at FP64"),
         ("-0.3 of |D| (p < 0.001)", "−0.3 of $abs(D)$ ($p < 0.001$)"),
         ("Br and Bc, N = 4, FlashAttention-2", "$B_r$ and $B_c$, $N$ = 4, FlashAttention-2"),
     ],
@@ -269,7 +296,7 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]
     assert last["command"] == "numdev speed study=speed_cpu device=cpu"
     count = main.points["key"].nunique() + speed.points["key"].nunique()
-    assert [found["title"] for found in whole["environments"]] == [f"Environment 0, {count} points"]
+    assert [group["titles"] for group in whole["environments"]] == [[f"Environment 0, {count} points"]]
     failed = [found for found in whole["failures"] if found[0] == last["title"]]
     assert [found[1:3] for found in failed] == [["normal kernel=cudnn", "unsupported"]]
     assert whole["summary"].startswith(f"{count} points were measured")

@@ -237,6 +237,18 @@ def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> Non
         assert all("0.5" in text.get_text() or "0.4" in text.get_text() for text in axes.texts)
 
 
+def test_two_controls_of_figure_7_have_lines_of_their_own() -> None:
+    own = [Trained(f"ulp_{bits}", Law(1e-4), {"ulp": bits}) for bits in (1, 65536)]
+    (axes, _) = FIGURES["training_weights"](rows_of(own)).axes
+    assert len({line.get_linestyle() for line in axes.lines}) == len(own) == 2
+
+
+def test_titles_of_panels_are_not_cut(drawn: dict[str, Figure]) -> None:
+    for axes in drawn["training_loss"].axes:
+        title = max(axes.findobj(Text), key=lambda text: len(text.get_text()))
+        assert Text.get_window_extent(title).x1 < axes.get_window_extent().x1 + 4, title.get_text()
+
+
 def test_figure_8_shows_every_rung_and_that_the_sham_is_zero(drawn: dict[str, Figure], toy: tuple[Store, Results]) -> None:
     last, rate = drawn["training_ladder"].axes[-2:]
     names = [label.get_text() for label in last.get_yticklabels()]

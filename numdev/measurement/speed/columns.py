@@ -94,11 +94,11 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
         "tflops": rate / 1e12,
         "share": rate / row["matmul_flops"],
         "bandwidth": (row["input_bytes"] + row["output_bytes"]) / row["latency"] / 1e9,
-        "intensity": row["operations"] / row["model_bytes"],
+        "intensity": row["operations"] / row.get("model_bytes", math.nan),
         "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
     }
     if "l2_bytes" not in row:
         return found
     moved = row["dram_read_bytes"] + row["dram_write_bytes"]
     found["measured_intensity"] = row["operations"] / moved if moved else math.nan
-    return found | {"l2_over_model": row["l2_bytes"] / row["model_bytes"]}
+    return found | {"l2_over_model": row["l2_bytes"] / row.get("model_bytes", math.nan)}

@@ -172,6 +172,7 @@ def test_an_unknown_algorithm_has_no_model(bench: Runner) -> None:
     row = bench.measure(PROBLEM, Exact()).rows[0]
     assert row["algorithm"] == ""
     assert math.isnan(derived(row)["intensity"])
+    assert math.isnan(derived({name: value for name, value in row.items() if name != "model_bytes"})["intensity"]), "read back"
 
 
 def test_derived_figures() -> None:

@@ -41,7 +41,7 @@ class ScaleOn(Enum):
     """Where the softmax scale (and log2(e), if folded) is applied."""
 
     SCORES = "scores"
-    QUERIES = "queries"  # once to q, which is rounded to the format of the inputs again
+    QUERIES = "queries"  # once to q: the exact product is rounded once, to the format of the inputs
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
@@ -119,7 +118,7 @@ class Tiled(UnderPolicy):
         k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
-            q, factor = self._scale_queries(q * factor), 1.0
+            q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = self._counters(q, k, factor, replicates) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
@@ -154,8 +153,3 @@ class Tiled(UnderPolicy):
         """A block of rows through every tile; how many rows a block has changes no bit."""
         splits = self.tiling.key_tiles(run.k.shape[-2])
         return through(run, splits, first, lambda split: Rows(run, first, last, split))
-
-    def _scale_queries(self, q: Tensor) -> Tensor:
-        """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""
-        inputs = self.precision.inputs
-        return inputs.apply_(q) if isinstance(inputs, Cast) else q

@@ -40,7 +40,7 @@ class SoftmaxSettings:
     exp_share: float | None = setting(
         None, "share of the columns that go by the polynomial; null is all, or as in a named one", column=""
     )
-    scale_on: str = setting("scores", "what 1/sqrt(d) is multiplied with: the scores, or the queries, which are rounded again")
+    scale_on: str = setting("scores", "what the forward pass multiplies with 1/sqrt(d): the scores, or the queries, whose product is rounded as inputs are")
     rescale_threshold: float = setting(
         0.0,
         "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always",

@@ -143,14 +143,15 @@ class Precision(Policy):
         return round_each(self.inputs, self.carrier, (q, k, v))  # type: ignore[return-value]
 
     def scale_queries(self, q: Float[Tensor, "*shape"], factor: float) -> Float[Tensor, "*shape"]:
-        """`factor q` as it enters `Q K^T`, in the carrier: the exact product with the FP64 number, rounded once by the inputs' cast.
+        """`factor q` as it enters `Q K^T`, in the carrier: the exact product, rounded once by the cast of the inputs.
 
         Quantised inputs are rounded to the carrier alone, as their grid and its scales are those of q.
         """
         carrier = LAYOUTS[q.dtype].format
         cast = self.inputs if isinstance(self.inputs, Cast) else Cast(carrier)
         noise = Noise(event=_SCALED_QUERIES)
-        return RoundedOnce(Operation.MULTIPLY, cast, carrier, factor, torch.float64)(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
+        scale = RoundedOnce(Operation.MULTIPLY, cast, carrier, factor, torch.float64)
+        return scale(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
 
     @classmethod
     def preset_names(cls) -> Mapping[Precision, str]:

@@ -398,7 +398,7 @@ def test_a_policy_prints_its_steps() -> None:
 @pytest.mark.parametrize("scale", [0.7, 0.1, 0.3, 1 / math.sqrt(128), math.log2(math.e) / 8, 0.125])
 @pytest.mark.parametrize("cast", ["bf16", "bf16:toward_zero", "fp16", "e4m3fn:saturate", "int8", "int8:toward_zero", "fp32"])
 def test_scaled_queries_are_the_exact_product_rounded_once(cast: str, scale: float, dtype: torch.dtype) -> None:
-    """Against rational arithmetic: every significand of the format, or 2048 of them, over 8 binades; 0.1 and 0.7 are near ties."""
+    """Against rational arithmetic: every significand of the format, or 2048 of them, over 8 binades; 0.1 and 0.7 make ties."""
     to = Cast.parse(cast)
     significand = torch.arange(2 ** min(to.to.precision, 11), dtype=dtype)
     q = significand if to.to.is_integer else torch.ldexp(significand, torch.arange(len(significand)) % 8 - 8)

@@ -14,7 +14,8 @@ FORWARD_STEPS = (
     | settings_of("forward_precision", Precision)
     | settings_of("forward_precision.quantise", Quantised)
 )
-RECOMPUTED = (settings_of("recompute", Recompute) - {"recompute.exponential"}) | {"recompute.exp"}
+_EXPONENTIAL = {"recompute.exp", "recompute.exp_coefficients", "recompute.exp_share"}  # of `exponential`
+RECOMPUTED = (settings_of("recompute", Recompute) - {"recompute.exponential"}) | _EXPONENTIAL
 TILED = STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILES - {"tiling.splits"})
 """The settings that both tiled passes read; there are no splits, since gradients of ranges of keys cannot be combined."""
 

@@ -19,7 +19,7 @@ from numdev.attention.counters import Counters
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.gpurule import BR, Asked
 from numdev.attention.gpurule import obstacle as obstacle_to_kernel
-from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -32,7 +32,7 @@ from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 from numdev.attention.together import Inputs, Limits, split, together
 from numdev.attention.walk import Walk
-from numdev.errors import Unsupported
+from numdev.errors import NotHonoured, Unsupported
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
@@ -71,6 +71,10 @@ class Tiled(UnderPolicy):
     @property
     def idle(self) -> dict[str, str]:
         return super().idle | self.tiling.idle
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
 
     def cost_model(self, ran: Ran) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)

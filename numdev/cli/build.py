@@ -42,7 +42,7 @@ def point(
     honoured.check(request)
     config, made = request.config, made or nodes.Made()
     variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
-    honoured.check_built(request, variant)
+    honoured.check_built(request, variant, problem)
     baseline = nodes.build(config, "baseline", made)
     if nodes.satisfies(baseline, Rule):
         if not isinstance(problem, _problem_of(type(baseline).of)):

@@ -49,6 +49,7 @@ def point(
             mend = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
             raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)
         baseline = baseline.of(variant, problem)
+    honoured.check_effective(request, baseline, problem)
     return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
 
 

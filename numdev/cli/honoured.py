@@ -44,7 +44,7 @@ def check(request: Request) -> None:
 
 
 def check_built(request: Request, variant: Any, problem: Any) -> None:
-    """Check for settings that are read only under another setting, and for values that cannot have an effect on the problem.
+    """Check for settings that are read only under another setting; then as `check_effective`.
 
     Raises:
         NotHonoured: naming the setting, and the setting under which it is read, or the values that have an effect.
@@ -57,9 +57,18 @@ def check_built(request: Request, variant: Any, problem: Any) -> None:
             if name in request.said:
                 reads = f"{kind_of(request)} reads {_called(name, request.said)} only with {reader}"
                 raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
-        for error in part.ineffective(getattr(problem, "shape", None)) if nodes.satisfies(part, OnShape) else ():
-            if error.field in request.said:
-                raise _refusal(error.field, request.said, error.mend)
+        check_effective(request, part, problem)
+
+
+def check_effective(request: Request, made: Any, problem: Any) -> None:
+    """Check for values that cannot have an effect on the problem.
+
+    Raises:
+        NotHonoured: naming the setting, and the values that have one.
+    """
+    for error in made.ineffective(getattr(problem, "shape", None)) if nodes.satisfies(made, OnShape) else ():
+        if error.field in request.said:
+            raise _refusal(error.field, request.said, error.mend)
 
 
 def kind_of(request: Request) -> str:

@@ -153,9 +153,9 @@ def test_a_lazy_maximum_that_drops_a_tie_lets_p_saturate(path: Path) -> None:
 
 @pytest.mark.parametrize("path", Path)
 def test_a_distance_that_is_rounded_up_lets_p_saturate(path: Path) -> None:
-    """Scores 0 | 8.78125 below a threshold of 8.79: BF16 makes the distance 8.8125, and 2^8.8125 > 448 > 2^8.79."""
+    """Scores 0 | 8.785 below a threshold of 8.79: BF16 makes the distance 8.8125, and 2^8.8125 > 448 > 2^8.79."""
     precision = Precision.kernel(BF16).with_step(exponential="bf16", probabilities="e4m3fn:saturate")
-    k = torch.tensor([0.0, 8.78125]).view(1, 1, 2, 1)
+    k = torch.tensor([0.0, 8.785]).view(1, 1, 2, 1)
     lazy = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.79)
     with by(path):
         counters = Tiled(precision, Tiling(1, 1), lazy)(torch.ones(1, 1, 1, 1), k, k, Mask(), 1 / lazy.log_scale).counters

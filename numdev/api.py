@@ -10,6 +10,7 @@ from functools import lru_cache
 from numdev.attention.base import Attention
 from numdev.attention.baseline import baseline_for
 from numdev.attention.exact import Exact
+from numdev.attention.honours import OnShape
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem
 from numdev.measurement.deviation.measurement import Deviations
@@ -40,8 +41,11 @@ def measure(
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
-        BadInput: for a request that cannot be measured; every other failure is a status of the record.
+        BadInput: for a request that cannot be measured, or in part has no effect; every other failure is a status of the record.
     """
+    if isinstance(variant, OnShape):
+        for refusal in variant.ineffective(problem.shape):
+            raise refusal
     return bench(device).measure(problem, variant, baseline or baseline_for(variant.format), problem.replicates(seeds))
 
 

@@ -112,3 +112,15 @@ def test_bad_requests_are_raised() -> None:
 def test_the_bench_of_a_device_is_kept() -> None:
     assert api.bench("cpu") is api.bench("cpu")
     assert api.bench("cpu").kind.operation.golden == nd.Exact()
+
+
+def test_a_value_that_cannot_have_an_effect_is_refused() -> None:
+    policy = nd.Precision.parse("bf16")
+    for variant, field in (
+        (nd.Tiled(policy, nd.Tiling(16, 16, splits=100)), "tiling.splits"),
+        (nd.Tiled(policy.with_step(row_sum="bf16@1000"), nd.Tiling(16, 16)), "precision.row_sum"),
+        (nd.Tiled(policy, nd.Tiling(16, 32), nd.OnlineSoftmax(exp=nd.Exponential.parse("exp2_fa4"))), "softmax.exp"),
+        (nd.Triton(bc=16, splits=100), "tiling.splits"),
+    ):
+        with pytest.raises(nd.BadInput, match=f"^{field}: .*; give "):
+            nd.measure(PROBLEM, variant, seeds=1, device="cpu")

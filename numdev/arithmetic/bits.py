@@ -99,7 +99,7 @@ def round_scaled(
 def round_listed(
     x: Float[Tensor, "*shape"], to: Listing, rounding: Rounding, bits: Float[Tensor, "*shape"] | None = None
 ) -> Float[Tensor, "*shape"]:
-    """`x` rounded to a number of a list by any mode; NaN stays NaN.
+    """`x` rounded to a number of a list by any mode; NaN stays NaN, and an infinity becomes NaN where the list has NaR.
 
     A value beyond the list becomes the last number; or, if the list has NaN, the number that would follow, which the cast then
     handles as overflow.
@@ -122,7 +122,8 @@ def round_listed(
         place = torch.where(bits < share, high, low)  # where low equals high, share is NaN and low is taken
     if not to.has_nan:
         place = place.clamp(1, len(to.numbers))
-    return torch.where(x.isnan(), x, to.number(place).to(x.dtype))
+    lost = ~x.isfinite() if to.has_nar else x.isnan()
+    return torch.where(lost, torch.full_like(x, float("nan")), to.number(place).to(x.dtype))
 
 
 def _power_of_two(exponent: Int[Tensor, "*shape"], layout: Layout, carrier: torch.dtype) -> Tensor:

@@ -31,12 +31,14 @@ class Listing:
             neighbour, what lies below to the lower one, and the boundary itself to the neighbour whose distance from zero,
             counted in places of the list, is even.
         has_nan: whether results beyond the largest number become NaN; without NaN they become the largest number.
+        has_nar: whether an infinity becomes NaN all the same, as posits have NaR ("not a real") for what is no real number.
     """
 
     name: str
     numbers: tuple[float, ...] = field(repr=False, compare=False)
     turns: tuple[float, ...] = field(repr=False, compare=False)
     has_nan: bool = field(default=False, compare=False)
+    has_nar: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         pairs = zip(self.numbers, self.turns, self.numbers[1:], strict=False)
@@ -100,7 +102,7 @@ class Listing:
         numbers = self._extended.to(x.device)
         clipped = x.clamp(float(numbers[0]), float(numbers[-1]))
         low = (torch.searchsorted(numbers, clipped, right=True) - 1).clamp(0, len(numbers) - 1)
-        return low, torch.where(numbers[low] == clipped, low, low + 1)
+        return low, torch.where(numbers[low] == clipped, low, low + 1).clamp(max=len(numbers) - 1)  # NaN equals no number
 
     def number(self, place: Tensor) -> Tensor:
         """The numbers at the places that `below` gives, in FP64."""
@@ -140,14 +142,15 @@ def _trailing(value: float) -> int:
 def posit(bits: int) -> Listing:
     """Posits of 3 to 16 bits (Standard for Posit Arithmetic 2022: `es` is 2): sign, regime, two exponent bits, fraction.
 
-    A nonzero value never rounds to 0, nor beyond the largest number. Rounding is defined on the encoding (section 4.1): the
+    A nonzero real number never rounds to 0, nor beyond the largest number; infinities and NaN of IEEE 754 become NaR,
+    which is NaN here. Rounding is defined on the encoding (section 4.1): the
     boundary between two neighbours is the posit with one bit more that lies between them.
     """
     magnitudes, finer = _posits(bits), _posits(bits + 1)
     numbers = [-value for value in reversed(magnitudes[1:])] + magnitudes
     inner = finer[3:-1:2]  # finer[2 k] is magnitudes[k]; finer[1] is no boundary, since nothing nonzero rounds to 0
     turns = [-value for value in reversed(inner)] + [0.0, 0.0] + inner
-    return Listing(f"posit{bits}", tuple(numbers), tuple(turns))
+    return Listing(f"posit{bits}", tuple(numbers), tuple(turns), has_nar=True)
 
 
 def _posits(bits: int) -> list[float]:

@@ -24,7 +24,7 @@ class Overflow(Enum):
     """What a result beyond the largest number of the format becomes."""
 
     INFINITY = "infinity"  # as IEEE 754 section 7.4: infinity, or the largest number where the mode points inward
-    SATURATE = "saturate"  # the largest number of the same sign, for an infinity too
+    SATURATE = "saturate"  # the largest number of the same sign, for an infinity too; but posits have NaR for that
 
 
 class Subnormals(Enum):
@@ -60,7 +60,7 @@ class Cast:
         if self.overflow is None:
             object.__setattr__(self, "overflow", default)
         elif self.overflow is Overflow.INFINITY and not self.to.has_nan:
-            raise BadInput("overflow", "infinity", f"{self.to.name} has neither infinity nor NaN; use saturate")
+            raise BadInput("overflow", "infinity", f"{self.to.name} has no infinity, nor NaN for what is finite; use saturate")
         if (self.to.is_integer or self.to.listing is not None) and self.subnormals is Subnormals.FLUSHED:
             raise BadInput("subnormals", "flush", f"{self.to.name} has no normal numbers: all would become 0; leave it out")
         if self.seed and self.rounding is not Rounding.STOCHASTIC:

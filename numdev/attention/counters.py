@@ -33,7 +33,7 @@ class Counters:
         self._largest = rows.new_full(rows.shape, float("-inf"))
         self._maximum_lags = maximum_lags(softmax)
         self._limit = precision.probabilities.largest
-        self._can_saturate = can_saturate(softmax, self._limit)
+        self._can_saturate = can_saturate(precision, softmax)
         self._lost = torch.zeros(replicates, dtype=torch.int64, device=rows.device)
         self._scratch = rows.new_empty(0)
         self._reach = reach_of_one(precision, softmax)
@@ -172,9 +172,16 @@ class Counters:
         }
 
 
-def can_saturate(softmax: OnlineSoftmax, limit: float) -> bool:
-    """Whether an entry of P, scaled, can be beyond the largest number of its format."""
-    return softmax.p_scale * math.exp2(softmax.rescale_threshold) > limit
+def can_saturate(precision: Precision, softmax: OnlineSoftmax) -> bool:
+    """Whether an entry of P, scaled, can be beyond the largest number of its format; also true where this is not known.
+
+    Taken from a maximum that follows every score, `x = S - m <= 0`, so that `e^x <= 1`, and for a polynomial `2^floor(x) p(x -
+    floor(x)) <= sum |c_i|`; the exponential's cast adds at most `2 u` of that. A lazy maximum has no such bound: the distance is
+    rounded after it is compared, and a maximum of a tile that is NaN, as of a tie whose shift overflows, is not followed.
+    """
+    coefficients = softmax.exp.coefficients
+    largest = math.fsum(map(abs, coefficients)) * (1 + 4 * precision.exponential.to.u) if coefficients else 1.0
+    return softmax.rescale_threshold > 0 or softmax.p_scale * max(1.0, largest) > precision.probabilities.largest
 
 
 def _equal_in_rows(rows: Tensor, value: Tensor | float) -> Tensor:

@@ -14,8 +14,10 @@ from numdev.arithmetic.formats import Format
 from numdev.arithmetic.quantise import Quantised
 from numdev.attention.base import Emulated, Modelled
 from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
+from numdev.errors import NotHonoured
 
 
 def settings_of(group: str, kind: type) -> frozenset[str]:
@@ -63,6 +65,29 @@ class Honouring(Protocol):
     def idle(self) -> Mapping[str, str]:
         """Settings that it honours, but does not read as it is, and the setting under which it would."""
         ...
+
+
+@runtime_checkable
+class OnShape(Protocol):
+    """An implementation that knows which of its settings cannot have an effect on a problem."""
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """A refusal of each setting whose value is accepted and can change no bit on this shape; None for an unknown one.
+
+        Of what the number of keys decides, splits alone are refused: a sum, a threshold or an order of one tile is what a sweep
+        over it begins with.
+        """
+        ...
+
+
+def tiled_ineffective(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, shape: Shape | None) -> list[NotHonoured]:
+    """See `OnShape`, for a forward pass over tiles."""
+    lengths = dict.fromkeys(("row_sum", "values"), tiling.bc)
+    if shape is not None:
+        smoothed = isinstance(precision.inputs, Quantised) and precision.inputs.smoothing.of_q
+        lengths["scores"] = shape.head_dim * (2 if smoothed else 1)
+    of_keys = [] if shape is None else tiling.ineffective(shape.keys)
+    return precision.ineffective(lengths) + of_keys + softmax.exp.ineffective(tiling.bc)
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from numdev.attention.base import Output, UnderPolicy, check_shapes
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.kernels.runtime import require
 from numdev.attention.mask import Mask
@@ -20,6 +20,7 @@ from numdev.attention.ran import Ran
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
 from numdev.attention.walk import Walk
+from numdev.errors import NotHonoured
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Instrumented(UnderPolicy):
     @property
     def idle(self) -> dict[str, str]:
         return super().idle | self.tiling.idle
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
 
     def cost_model(self, ran: Ran) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, softmax_scale
 from numdev.attention.kernels.launch import Device, Launch, with_stages
 from numdev.attention.kernels.runtime import check_scale, generation, shared_memory
@@ -46,7 +45,8 @@ class KernelRun:
         factor, launch = self._factor(q, scale), self._launch(q)
         request = portable.Request(*self._settings, exactly=True, warps=launch.warps, stages=launch.stages)
         if self.softmax.scale_on is ScaleOn.QUERIES:
-            q, factor = self._scale_queries(q.float() * (factor * self.softmax.log_scale)), 1.0 / self.softmax.log_scale
+            log_scale = self.softmax.log_scale
+            q, factor = self.precision.scale_queries(q.float(), factor * log_scale), 1.0 / log_scale
         out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
         ran = Ran(INSTRUMENTED, launch.br, launch.bc, launch.warps, launch.stages, self.tiling.splits)
         return Output(self.precision.output.apply_(out), lse, ran=ran)
@@ -84,7 +84,3 @@ class KernelRun:
     @property
     def _settings(self) -> tuple[Precision, Tiling, OnlineSoftmax]:
         return self.precision, self.tiling, self.softmax
-
-    def _scale_queries(self, q: Tensor) -> Tensor:
-        inputs = self.precision.inputs
-        return inputs.apply_(q) if isinstance(inputs, Cast) else q

@@ -15,7 +15,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.rounding import Cast, Overflow
 from numdev.attention.policystep import Step, as_step, casts_of, reseeded
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 
 FORMATS = (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64)
 """The formats whose presets a policy is told by."""
@@ -80,6 +80,20 @@ class Policy:
             return self
         steps: dict[str, Any] = {field.name: reseeded(getattr(self, field.name), seed) for field in fields(self)}
         return replace(self, **steps)
+
+    def ineffective(self, lengths: Mapping[str, int], group: str = "precision") -> list[NotHonoured]:
+        """Sums that end before the products after which they would be rounded; `lengths` are the terms of each, by its step."""
+        dots = {name: getattr(self, name) for name in lengths}
+        return [
+            NotHonoured(
+                f"{group}.{name}",
+                str(dot),
+                f"a sum of {lengths[name]} terms is never rounded after {dot.every}; give {dot.accumulate}, or at most "
+                f"{lengths[name]} behind @",
+            )
+            for name, dot in dots.items()
+            if dot.every is not None and dot.every > lengths[name]
+        ]
 
     @property
     def format(self) -> Format:

@@ -7,16 +7,22 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.dot import Dot
+from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import E4M3FN, FP16, FP64, INT8, Format
 from numdev.arithmetic.microscale import BlockScale, Microscaled
+from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.policy import FORMATS, Policy, by_name, inside, round_each, saturating, stored
 from numdev.errors import BadInput
+
+_SCALED_QUERIES = 1 << 16  # rounding event, above those of the inputs and below those of the tiles (`Noise.at`)
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,6 +141,17 @@ class Precision(Policy):
             rounded = self.inputs(q, k, v)
             return tuple(t.to(self.carrier) for t in rounded)  # type: ignore[return-value]
         return round_each(self.inputs, self.carrier, (q, k, v))  # type: ignore[return-value]
+
+    def scale_queries(self, q: Float[Tensor, "*shape"], factor: float) -> Float[Tensor, "*shape"]:
+        """`factor q` as it enters `Q K^T`, in the carrier: the exact product, rounded once by the cast of the inputs.
+
+        Quantised inputs are rounded to the carrier alone, as their grid and its scales are those of q.
+        """
+        carrier = LAYOUTS[q.dtype].format
+        cast = self.inputs if isinstance(self.inputs, Cast) else Cast(carrier)
+        noise = Noise(event=_SCALED_QUERIES)
+        scale = RoundedOnce(Operation.MULTIPLY, cast, carrier, factor, torch.float64)
+        return scale(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
 
     @classmethod
     def preset_names(cls) -> Mapping[Precision, str]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 
 
 class Normalise(Enum):
@@ -41,7 +41,7 @@ class ScaleOn(Enum):
     """Where the softmax scale (and log2(e), if folded) is applied."""
 
     SCORES = "scores"
-    QUERIES = "queries"  # once to q, which is rounded to the format of the inputs again
+    QUERIES = "queries"  # once to q: the exact product is rounded once, to the format of the inputs
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,16 @@ class Exponential:
     def share(self) -> float:
         """Of the columns of a tile of whole periods, those that go by the polynomial."""
         return len(self.columns) / self.period
+
+    def ineffective(self, bc: int, group: str = "softmax") -> list[NotHonoured]:
+        """The polynomial, where no column of a tile of `bc` keys goes by it, under each of the settings that may state it."""
+        if not self.columns or self.columns[0] < bc:
+            return []
+        why = (
+            f"its first column by the polynomial is {self.columns[0]}, and a tile has {bc}; give tiling.bc of at least "
+            f"{self.columns[0] + 1}, or another {group}.exp_share"
+        )
+        return [NotHonoured(f"{group}.{name}", str(self), why) for name in ("exp", "exp_coefficients", "exp_share")]
 
     def __call__(self, x: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows columns"]:
         """e^x, or 2^x, of a tile, in the carrier of `x`, in place where it can be."""

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import Counters
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.gpurule import BR, Asked
 from numdev.attention.gpurule import obstacle as obstacle_to_kernel
-from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours
+from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -33,7 +32,7 @@ from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 from numdev.attention.together import Inputs, Limits, split, together
 from numdev.attention.walk import Walk
-from numdev.errors import Unsupported
+from numdev.errors import NotHonoured, Unsupported
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
@@ -72,6 +71,10 @@ class Tiled(UnderPolicy):
     @property
     def idle(self) -> dict[str, str]:
         return super().idle | self.tiling.idle
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
 
     def cost_model(self, ran: Ran) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
@@ -119,7 +122,7 @@ class Tiled(UnderPolicy):
         k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
-            q, factor = self._scale_queries(q * factor), 1.0
+            q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = self._counters(q, k, factor, replicates) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
@@ -154,8 +157,3 @@ class Tiled(UnderPolicy):
         """A block of rows through every tile; how many rows a block has changes no bit."""
         splits = self.tiling.key_tiles(run.k.shape[-2])
         return through(run, splits, first, lambda split: Rows(run, first, last, split))
-
-    def _scale_queries(self, q: Tensor) -> Tensor:
-        """Scaled queries enter the product in the format of the inputs; a quantised grid is not cast to again."""
-        inputs = self.precision.inputs
-        return inputs.apply_(q) if isinstance(inputs, Cast) else q

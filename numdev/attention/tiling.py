@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 
 
 class Order(Enum):
@@ -51,6 +51,12 @@ class Tiling:
         """Settings that this order does not read, and the one that does."""
         readers = {"stride": Order.STRIDED, "seed": Order.RANDOM}
         return {f"tiling.{name}": f"tiling.order={order.value}" for name, order in readers.items() if self.order is not order}
+
+    def ineffective(self, keys: int) -> list[NotHonoured]:
+        """The splits, where there are more of them than tiles of keys, so that some stay empty."""
+        tiles = math.ceil(keys / self.bc)
+        why = f"{keys} keys are {tiles} tiles of {self.bc}, and a split has at least one; give at most {tiles}"
+        return [NotHonoured("tiling.splits", self.splits, why)] if self.splits > tiles else []
 
     @staticmethod
     def from_sram(elements: int, head_dim: int) -> Tiling:

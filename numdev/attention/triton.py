@@ -24,7 +24,7 @@ from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.walk import Walk
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
 __all__ = ["Kernel", "Products", "Triton"]
@@ -92,6 +92,12 @@ class Triton(Primary):
     def idle(self) -> dict[str, str]:
         """Only FP32 has two ways to be multiplied."""
         return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`; the launch table's Bc is known on the GPU alone."""
+        if shape is None or self.bc is None or self.splits is None:
+            return []
+        return Tiling(bc=self.bc, splits=self.splits).ineffective(shape.keys)
 
     @property
     def formats(self) -> dict[str, Format]:

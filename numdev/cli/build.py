@@ -42,13 +42,14 @@ def point(
     honoured.check(request)
     config, made = request.config, made or nodes.Made()
     variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
-    honoured.check_built(request, variant)
+    honoured.check_built(request, variant, problem)
     baseline = nodes.build(config, "baseline", made)
     if nodes.satisfies(baseline, Rule):
         if not isinstance(problem, _problem_of(type(baseline).of)):
             mend = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
             raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)
         baseline = baseline.of(variant, problem)
+    honoured.check_effective(request, baseline, problem)
     return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
 
 

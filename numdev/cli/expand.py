@@ -238,6 +238,7 @@ class Expander:
         """For each point of a scenario: its entries by axis, its request, and why a label would be wrong, if it would."""
         merged = fields["axes"] | mapping("axes", own.get("axes"))
         layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
+        self.layers.check_replaced(self.task)
         task_choices, task_values = self.layers.split(self.task)
         axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
         grounds: dict[str, Ground] = {}  # by the options that entries choose: a grid of values has one

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from numdev.attention.honours import Honouring, Honours
+from numdev.attention.honours import Honouring, Honours, OnShape
 from numdev.cli import nodes, schema
 from numdev.cli.library import Library, config_folder
 from numdev.cli.nodes import TARGET
@@ -43,11 +43,11 @@ def check(request: Request) -> None:
             raise _refusal(name, said, f"{stronger} overrides it completely; leave it out")
 
 
-def check_built(request: Request, variant: Any) -> None:
-    """Check for settings that are read only under another setting.
+def check_built(request: Request, variant: Any, problem: Any) -> None:
+    """Check for settings that are read only under another setting; then as `check_effective`.
 
     Raises:
-        NotHonoured: naming the setting, and the setting under which it is read.
+        NotHonoured: naming the setting, and the setting under which it is read, or the values that have an effect.
     """
     parts = [variant]
     if not nodes.satisfies(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
@@ -57,6 +57,18 @@ def check_built(request: Request, variant: Any) -> None:
             if name in request.said:
                 reads = f"{kind_of(request)} reads {_called(name, request.said)} only with {reader}"
                 raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
+        check_effective(request, part, problem)
+
+
+def check_effective(request: Request, made: Any, problem: Any) -> None:
+    """Check for values that cannot have an effect on the problem.
+
+    Raises:
+        NotHonoured: naming the setting, and the values that have one.
+    """
+    for error in made.ineffective(getattr(problem, "shape", None)) if nodes.satisfies(made, OnShape) else ():
+        if error.field in request.said:
+            raise _refusal(error.field, request.said, error.mend)
 
 
 def kind_of(request: Request) -> str:

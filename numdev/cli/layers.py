@@ -10,7 +10,7 @@ from typing import Any
 from numdev.cli.composed import Composer
 from numdev.cli.library import Library
 from numdev.cli.nodes import TARGET
-from numdev.cli.requests import Flat, Request, Statement, changed, flat, request
+from numdev.cli.requests import Flat, Request, Statement, changed, flat, request, written
 from numdev.cli.statements import Statements
 from numdev.errors import BadInput, NotHonoured
 from numdev.nearest import one_of
@@ -111,6 +111,8 @@ class Layers:
 
     def _chosen(self, layers: Sequence[Statements]) -> dict[str, str]:
         """The option of each group that the layers choose; the last choice counts."""
+        for layer in layers:
+            self.check_replaced(layer)
         return {group: self._option(group, layer[group]) for layer in layers for group in layer if group in self.composer.choices}
 
     def _stated(self, layers: Sequence[Statements], chosen: Mapping[str, str]) -> Iterator[tuple[Flat, str, frozenset[str]]]:
@@ -127,6 +129,21 @@ class Layers:
                     own = self.composer.values(group, chosen[group])
                     yield {key: value for key, value in own.items() if key in names}, group, frozenset()
             yield dict(flat(values)), "", frozenset(group for group in last if last[group] > i)
+
+    def check_replaced(self, layer: Statements) -> None:
+        """Check a layer for an option of whose file nothing is left, since values of the layer itself replace it.
+
+        Raises:
+            NotHonoured: naming the group.
+        """
+        choices, values = self.split(layer)
+        replaced = dict(flat(values))
+        for group, option in choices.items():
+            own = flat({group: self.library.leaf(group, self._option(group, option))})
+            own_values = {key: value for key, value in own if value is not None}
+            if own_values and all(replaced.get(key, value) not in (None, value) for key, value in own_values.items()):
+                stronger = " and ".join(f"{key}={written(replaced[key])}" for key in own_values)
+                raise NotHonoured(group, option, f"{stronger} replaces all that it states; leave one of them out")
 
     def split(self, statements: Statements) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options of groups, and values."""

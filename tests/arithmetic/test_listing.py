@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -150,14 +151,37 @@ def test_nearest_is_the_nearer_number(name: str) -> None:
         assert abs(Fraction(x) - Fraction(got)) - min(distances) <= Fraction(1, 2**53), (x, got)
 
 
+@pytest.mark.parametrize("mode", Rounding)
+@pytest.mark.parametrize("name", LISTINGS)
+def test_nan_stays_nan(name: str, mode: Rounding) -> None:
+    cast = replace(Cast.parse(name), rounding=mode)
+    assert cast(torch.tensor([math.nan, 1.0])).tolist() == pytest.approx([math.nan, 1.0], nan_ok=True)
+
+
 def test_what_is_beyond() -> None:
     far = torch.tensor([math.inf, -math.inf, 1e30, math.nan])
     assert Cast(Format.parse("e4m3fnuz"))(far).isnan().all()
     assert Cast.parse("e4m3fnuz:saturate")(far)[:3].tolist() == [240.0, -240.0, 240.0]
     assert Cast(Format.parse("nf4"))(far)[:3].tolist() == [1.0, -1.0, 1.0]
     assert Cast(Format.parse("posit8"))(torch.tensor([1e-30, -1e-30])).tolist() == [2.0**-24, -(2.0**-24)]
+    assert Cast(Format.parse("posit8"))(torch.tensor([1e30, -1e30])).tolist() == [2.0**24, -(2.0**24)]
     with pytest.raises(BadInput, match="no normal numbers"):
         Cast(Format.parse("nf4"), subnormals=Subnormals.FLUSHED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", Rounding)
+@pytest.mark.parametrize("name", ["posit8", "posit16", "posit8:saturate"])
+def test_what_is_no_real_number_becomes_nar(name: str, mode: Rounding, dtype: torch.dtype) -> None:
+    """Standard for Posit Arithmetic 2022: converting an infinity or NaN gives NaR, and every finite number a posit."""
+    cast = replace(Cast.parse(name), rounding=mode)
+    top = cast.to.max
+    finite = torch.tensor([torch.finfo(dtype).max, -torch.finfo(dtype).max, 2 * top, 0.0], dtype=dtype)
+    assert cast(torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)).isnan().all()
+    assert cast(finite).tolist() == [top, -top, top, 0.0]
+    zero = torch.zeros(1, dtype=dtype)
+    quotient = RoundedOnce(Operation.DIVIDE, cast, cast.to, cast.to, dtype)
+    assert quotient(torch.ones(1, dtype=dtype), zero).isnan().all()
 
 
 @pytest.mark.parametrize("name", ["nf4", "posit8"])

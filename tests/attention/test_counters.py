@@ -67,6 +67,12 @@ CASES = {
     "splits": (Precision.uniform(E5M2), Tiling(16, 8, splits=3), OnlineSoftmax(exp=Exponential.EXP2), 0.5),
     "flushed": (FLUSHING, Tiling(16, 16), OnlineSoftmax(), 8.0),
     "saturated": (FLUSHING, Tiling(16, 8), OnlineSoftmax(p_scale=400.0, rescale_threshold=2.0), 2.0),
+    "a polynomial above 1": (
+        Precision.kernel(BF16).with_step(probabilities="int2"),
+        Tiling(16, 8),
+        OnlineSoftmax(exp=Exponential.parse("exp2_poly2")),
+        1.0,
+    ),
     "stagnant": (STAGNANT, Tiling(16, 4), OnlineSoftmax(), 0.5),
 }
 
@@ -97,6 +103,7 @@ def test_counters_are_what_counting_gives(case: str, mask: str, path: Path) -> N
         ("plain", "p_one_per_row"),
         ("flushed", "p_flushed"),
         ("saturated", "p_saturated"),
+        ("a polynomial above 1", "p_saturated"),
         ("stagnant", "stagnated_per_row"),
     ],
 )
@@ -131,6 +138,29 @@ def test_ties_across_tiles_and_splits_count_once_a_row() -> None:
     for tiling in (Tiling(16, 16), Tiling(16, 16, splits=3), Tiling(16, 48), Tiling(16, 8, Order.REVERSE)):
         counters = Tiled(Precision.uniform(FP32), tiling)(torch.ones(1, 1, 5, 4), k, k, Mask()).counters
         assert counters["tied_rows"] == 1.0
+
+
+@pytest.mark.parametrize("path", Path)
+def test_a_lazy_maximum_that_drops_a_tie_lets_p_saturate(path: Path) -> None:
+    """Scores 288, 288 | 16, 16: the shift makes 576, which is NaN in E4M3 and not followed, so that P is exp(288) twice."""
+    precision = Precision.kernel(BF16).with_step(scores="e4m3fn", probabilities="e4m3fn:saturate")
+    k = torch.tensor([18.0, 18.0, 1.0, 1.0]).view(1, 1, 4, 1)
+    lazy = OnlineSoftmax(tie_shift=2.0, rescale_threshold=1.0)
+    with by(path):
+        counters = Tiled(precision, Tiling(2, 2), lazy)(torch.full((1, 1, 1, 1), 16.0), k, k, Mask(), 1.0).counters
+    assert counters["p_saturated"] == 0.5
+
+
+@pytest.mark.parametrize("path", Path)
+def test_a_distance_that_is_rounded_up_lets_p_saturate(path: Path) -> None:
+    """Scores 0 | 8.785 below a threshold of 8.79: BF16 makes the distance 8.8125, and 2^8.8125 > 448 > 2^8.79."""
+    precision = Precision.kernel(BF16).with_step(exponential="bf16", probabilities="e4m3fn:saturate")
+    k = torch.tensor([0.0, 8.785]).view(1, 1, 2, 1)
+    lazy = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.79)
+    with by(path):
+        counters = Tiled(precision, Tiling(1, 1), lazy)(torch.ones(1, 1, 1, 1), k, k, Mask(), 1 / lazy.log_scale).counters
+    assert 2**8.79 < 448
+    assert counters["p_saturated"] == 0.5
 
 
 def test_rows_without_keys_are_not_tied() -> None:

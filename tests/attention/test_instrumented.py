@@ -19,6 +19,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 from tests.cases import MASKS, POLICIES, Sizes, draw, fitted, lse_of, mixed, on
+from tests.oracles.table import exactly_scaled
 
 SIZES: Sizes = (2, 2, 1, 37, 53, 24)
 NARROW = [
@@ -104,6 +105,19 @@ def test_products_between_roundings_of_a_sum(device: str) -> None:
         plain = Tiled(base, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
         if field != "scores":  # small whole scores are exact either way
             assert not torch.equal(got.out, plain.out), f"{field}: rounding must show"
+
+
+@pytest.mark.parametrize("inputs", ["bf16", "bf16:toward_zero"])
+def test_scaled_queries_are_rounded_once(inputs: str, device: str) -> None:
+    """`scale_on=queries` equals factor 1 on queries that rational arithmetic scales and rounds."""
+    policy = Precision.parse("kernel_bf16").with_step(inputs=inputs)
+    q, k, v = policy.round_inputs(*draw((1, 1, 1, 19, 23, 16)))
+    scaled = on(device, (exactly_scaled(q, 0.7, Cast.parse(inputs)), k, v))
+    tiling = Tiling(16, 16)
+    got = Instrumented(policy, tiling, OnlineSoftmax(scale_on=ScaleOn.QUERIES))(*on(device, (q, k, v)), Mask(), 0.7)
+    expected = Instrumented(policy, tiling)(*scaled, Mask(), 1.0)
+    assert torch.equal(got.out, expected.out)
+    assert torch.equal(lse_of(got), lse_of(expected))
 
 
 @pytest.mark.parametrize("text", ["e4m3fn", "e5m7finite", "bf16:saturate"])

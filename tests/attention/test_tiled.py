@@ -19,6 +19,7 @@ from numdev.attention.base import Output
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
@@ -26,6 +27,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
+from tests.oracles.table import exactly_scaled
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 BATCH_ONE: Sizes = (1, 2, 1, 37, 53, 24)
@@ -363,14 +365,18 @@ def test_tied_rows_are_shifted_away_from_one() -> None:
     check_against_exact((q, -q.abs(), v), tiling, OnlineSoftmax(tie_shift=2.0), Mask())
 
 
-def test_scaled_queries_are_rounded_again() -> None:
-    """`scale_on=queries` rounds `scale q` to the inputs' format: the same as scaling them beforehand, with factor 1."""
-    precision = Precision.kernel(BF16)
-    q, k, v = precision.round_inputs(*draw(SIZES))
-    on_q = Tiled(precision, Tiling(16, 16), OnlineSoftmax(scale_on=ScaleOn.QUERIES))(q, k, v, Mask(), 0.3)
-    by_hand = Tiled(precision, Tiling(16, 16))(precision.inputs(q * 0.3), k, v, Mask(), 1.0)  # type: ignore[call-arg,arg-type]
+@pytest.mark.parametrize("inputs", ["bf16", "bf16:toward_zero"])
+@pytest.mark.parametrize("path", [Path.TENSORS, Path.COMPILED])
+def test_scaled_queries_are_rounded_once(path: Path, inputs: str) -> None:
+    """`scale_on=queries` equals factor 1 on queries that rational arithmetic scales and rounds, at a scale near many ties."""
+    precision = Precision.uniform(BF16).with_step(inputs=inputs)
+    q, k, v = precision.round_inputs(*draw(BATCH_ONE))
+    scaled = exactly_scaled(q, 0.7, Cast.parse(inputs))
+    with by(path):
+        on_q = Tiled(precision, Tiling(16, 16), OnlineSoftmax(scale_on=ScaleOn.QUERIES))(q, k, v, Mask(), 0.7)
+        by_hand = Tiled(precision, Tiling(16, 16))(scaled, k, v, Mask(), 1.0)
+        on_s = Tiled(precision, Tiling(16, 16))(q, k, v, Mask(), 0.7)
     assert_same(on_q, by_hand)
-    on_s = Tiled(precision, Tiling(16, 16))(q, k, v, Mask(), 0.3)
     assert not torch.equal(on_q.out, on_s.out)
 
 

@@ -116,6 +116,33 @@ class TestWhatIsMade:
         assert variant(softmax="fa2_kernel", recompute__exp="exp").recompute.exponential == Exponential.EXP
         assert variant(backward="triton").recompute.exponential == Exponential.EXP2
         assert variant(backward="triton", recompute__exp="exp").recompute.exponential == Exponential.EXP
+        assert variant(backward="triton", softmax__exp="exp").recompute.exponential == Exponential.EXP
+        assert variant(backward="triton", recompute__exp="exp").forward.softmax.exp == Exponential.EXP2
+
+    @pytest.mark.parametrize("kind", ["tiled", "instrumented", "triton"])
+    @pytest.mark.parametrize("share", [None, 0.5])
+    def test_a_polynomial_stated_in_either_way_is_that_of_both_passes(self, kind: str, share: float | None) -> None:
+        cubic = Exponential.parse("exp2_poly3")
+        by_name = variant(backward=kind, softmax__exp="exp2_poly3", softmax__exp_share=share)
+        by_numbers = variant(backward=kind, softmax__exp_coefficients=list(cubic.coefficients), softmax__exp_share=share)
+        assert by_name == by_numbers
+        assert by_name.recompute.exponential == by_name.forward.softmax.exp
+        assert by_name.recompute.exponential == Exponential.polynomial(cubic.coefficients, share or 1.0)
+
+    def test_the_backward_pass_can_have_a_polynomial_of_its_own(self) -> None:
+        made = variant(softmax="fa4", recompute__exp_coefficients=[1.0, 0.7], recompute__exp_share=0.25)
+        assert made.forward.softmax.exp == Exponential.parse("exp2_fa4")
+        assert made.recompute.exponential == Exponential.polynomial((1.0, 0.7), 0.25)
+        assert variant(softmax="fa4", recompute__exp="exp2").recompute.exponential == Exponential.EXP2
+
+    def test_one_polynomial_stated_in_two_ways_gives_the_same_bits(self) -> None:
+        problem = point(problem__n=24, problem__head_dim=8).problem
+        inputs = ATTENTION_BACKWARD.draw(problem, 0, torch.device("cpu"))
+        linear = {"softmax__exp": "exp2_poly1"}, {"softmax__exp_coefficients": list(Exponential.parse("exp2_poly1").coefficients)}
+        first, second = (variant(tiling__bc=8, **stated) for stated in linear)
+        rounded = first.round_inputs(*inputs)
+        one, other = (each(*rounded, problem.mask, problem.scale).tensors() for each in (first, second))
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
     def test_tiles_of_both_passes(self) -> None:
         made = variant(tiling__br=16, tiling__bc=32, tiling__order="reverse", backward__query_order="forward")
@@ -155,7 +182,7 @@ class TestWhatIsMade:
     def test_settings_are_the_fields_of_the_objects(self) -> None:
         settings = {group: {one.name for one in declared(kind)} for group, kind in BACKWARD_GROUPS.items()}
         assert settings["precision"] == {"preset", *STEPS}
-        assert settings["recompute"] == {"delta", "output", "exp"}
+        assert settings["recompute"] == {"delta", "output", "exp", "exp_coefficients", "exp_share"}
         assert settings["forward_precision"] == {one.name for one in declared(GROUPS["precision"])}
 
 
@@ -191,9 +218,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"backward": "exact", "baseline": "emulation"}, "baseline", "give baseline=eager, uniform or none"),
     ({"baseline.normalise": "end"}, "baseline.normalise", "P is stored"),
     ({"precision.dss": "bf16"}, "precision.dss", "did you mean precision.ds"),
+    ({"precision.dk": "bf16@65"}, "precision.dk", "a sum of 64 terms is never rounded after 65; give bf16"),
+    ({"forward_precision.row_sum": "bf16@65"}, "forward_precision.row_sum", "at most 64 behind @"),
+    ({"recompute.exp": "exp2_fa4", "tiling.bc": 32}, "recompute.exp", "give tiling.bc of at least 45"),
     ({"recompute.detla": "output"}, "recompute.detla", "did you mean recompute.delta"),
     ({"recompute.delta": "outptu"}, "recompute.delta", "did you mean output"),
     ({"recompute.exp": "exp3"}, "recompute.exp", "did you mean exp or exp2"),
+    ({"softmax": "fa4", "recompute.exp_share": 0.5}, "recompute.exp_share", "give the polynomial too, as recompute.exp"),
+    ({"recompute.exp": "exp2_poly3", "recompute.exp_share": 2.0}, "recompute.exp_share", "give a fraction"),
+    ({"recompute.exp": "exp", "recompute.exp_coefficients": [1.0, 0.7]}, "recompute.exp_coefficients", "recompute.exp=exp2"),
     ({"precision": "fa3_fp8"}, "precision.preset", "use golden, or a format"),
     ({"precision.ds": "bf17"}, "precision.ds", "use one of fp64"),
     ({"forward_precision.scores": "bf17"}, "forward_precision.scores", "use one of fp64"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP64, Format
 from numdev.attention.honours import Declares
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
-from numdev.cli import build, honoured
+from numdev.cli import build, honoured, nodes
 from numdev.cli.composed import composer
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
@@ -307,6 +307,64 @@ class TestWords:
 
     def test_an_option_that_another_replaces_states_nothing(self) -> None:
         assert str(EXPANDER.request({"baseline": "emulation"}, {"baseline": "eager"}).said["baseline"]) == "baseline=eager"
+
+
+WITHOUT_EFFECT: list[tuple[Flat, str, str, Flat]] = [
+    # what is stated, the setting that is refused, what else the sentence says, and what gives the same bits
+    ({"softmax": "fa4", "tiling.bc": 32}, "softmax", "give tiling.bc of at least 45", {"softmax.exp": "exp2", "tiling.bc": 32}),
+    ({"softmax.exp": "exp2_fa4", "tiling.bc": 16}, "softmax.exp", "tiling.bc", {"softmax.exp": "exp2", "tiling.bc": 16}),
+    ({"softmax.exp": "exp2_poly3", "softmax.exp_share": 0.01}, "softmax.exp", "exp_share", {"softmax.exp": "exp2"}),
+    ({"tiling.splits": 100}, "tiling.splits", "100 keys are 2 tiles of 64, .*; give at most 2", {"tiling.splits": 2}),
+    ({"precision.row_sum": "bf16@1000"}, "precision.row_sum", "give bf16, or at most 64 behind @", {"precision.row_sum": "bf16"}),
+    ({"precision.values": "bf16@65"}, "precision.values", "64 terms", {"precision.values": "bf16"}),
+    ({"precision.scores": "bf16@33"}, "precision.scores", "a sum of 32 terms", {"precision.scores": "bf16"}),
+]
+
+
+class TestValuesWithoutEffect:
+    SMALL: ClassVar[Flat] = {"problem.n": 100, "problem.head_dim": 32}
+
+    @pytest.mark.parametrize("kind", ["tiled", "instrumented"])
+    @pytest.mark.parametrize(("layer", "field", "words", "same"), WITHOUT_EFFECT, ids=[str(one[0]) for one in WITHOUT_EFFECT])
+    def test_are_refused_by_name(self, kind: str, layer: Flat, field: str, words: str, same: Flat) -> None:
+        with pytest.raises(NotHonoured, match=words) as refused:
+            build.point(EXPANDER.request({"attention": kind} | self.SMALL | layer))
+        assert refused.value.field == field
+        build.point(EXPANDER.request({"attention": kind} | self.SMALL | same))
+
+    @pytest.mark.parametrize(("layer", "same"), [(one[0], one[3]) for one in WITHOUT_EFFECT], ids=str)
+    def test_have_none(self, layer: Flat, same: Flat) -> None:
+        """In Python such an object can be made; its bits are those of the settings that the refusal suggests."""
+        lazy = {"softmax.rescale_threshold": 8.0} if "softmax" in layer else {}  # as softmax=fa4 has it
+        problem = build.point(EXPANDER.request(self.SMALL)).problem
+        made = [nodes.build(EXPANDER.request(self.SMALL | lazy | stated).config, "variant") for stated in (layer, same)]
+        inputs = made[0].round_inputs(*problem.inputs(0).values())
+        first, second = (variant(*inputs, problem.mask) for variant in made)
+        assert torch.equal(first.out, second.out)
+        assert torch.equal(first.lse, second.lse)
+
+    def test_what_the_number_of_keys_decides_is_what_a_sweep_over_it_begins_with(self) -> None:
+        for layer in ({"tiling.order": "reverse"}, {"softmax.rescale_threshold": 8.0}, {"precision.row_sum": "bf16@64"}):
+            build.point(EXPANDER.request({"problem.n": 16} | layer))
+        made = study(axes={"problem.n": [64, 256]}, base={"tiling.splits": 4})
+        assert ["at most 1" in point.refused for point in made.points] == [True, False]
+
+    @pytest.mark.parametrize("precision", ["sage1", "sage2"])
+    def test_a_preset_is_not_refused_for_its_own_steps(self, precision: str) -> None:
+        build.point(EXPANDER.request({"precision": precision, "tiling.bc": 8}))
+
+    @pytest.mark.parametrize(
+        "layer",
+        [{"precision": "kernel_bf16", "precision.preset": "fp16"}, {"softmax": "fa2", "softmax.normalise": "each"}],
+        ids=str,
+    )
+    def test_an_option_of_which_nothing_is_left_is_refused(self, layer: Flat) -> None:
+        group = next(iter(layer))
+        with pytest.raises(NotHonoured, match=rf"^{group}: .* replaces all that it states; leave one of them out"):
+            EXPANDER.request(layer)
+        above = EXPANDER.request({group: layer[group]}, {name: value for name, value in layer.items() if name != group})
+        build.point(above)
+        EXPANDER.request({"softmax": "fa1", "softmax.normalise": "end"})
 
 
 class Measuring:

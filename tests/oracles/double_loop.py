@@ -201,8 +201,9 @@ class DoubleLoop:
     ) -> tuple[Tensor, Tensor]:
         factor = scale * (math.log2(math.e) if self.softmax.exp.is_binary else 1.0)
         if self.softmax.scale_on is ScaleOn.QUERIES:
-            q, factor = q * factor, 1.0
-            q = self.precision.inputs(q) if isinstance(self.precision.inputs, Cast) else q
+            inputs = self.precision.inputs
+            cast = inputs if isinstance(inputs, Cast) else Cast(LAYOUTS[q.dtype].format)
+            q, factor = times(cast, q.double(), factor).to(q.dtype), 1.0
         q_tiles = [range(i, min(i + self.tiling.br, len(q))) for i in range(0, len(q), self.tiling.br)]
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):

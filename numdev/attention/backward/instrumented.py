@@ -12,7 +12,7 @@ from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.function import BySaved
-from numdev.attention.backward.honours import TILED, idle_recompute
+from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.timed import TimedFromSaved
@@ -27,7 +27,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.tiling import Tiling
-from numdev.errors import Unsupported
+from numdev.errors import NotHonoured, Unsupported
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
     def idle(self) -> dict[str, str]:
         """Settings that have no effect, and the setting under which each would."""
         return self.tiling.idle | idle_recompute(self.recompute)
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
 
     @property
     def reads(self) -> OutputForDelta:

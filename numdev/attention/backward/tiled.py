@@ -15,7 +15,7 @@ from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.counters import BackwardCounters
 from numdev.attention.backward.function import BySaved
-from numdev.attention.backward.honours import TILED, idle_recompute
+from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
 from numdev.attention.backward.meetings import Meeting, Sizes, Turns, in_order
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
@@ -33,7 +33,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.attention.ran import Ran
 from numdev.attention.tiling import Order, Tiling
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
 from numdev.settings import setting
 
 
@@ -84,6 +84,10 @@ class TiledBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         tiles = [replace(self.tiling, order=order).idle for order in orders if order is not None]
         unread = {name: reader for name, reader in tiles[0].items() if all(name in others for others in tiles)}
         return unread | idle_recompute(self.recompute)
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
 
     @property
     def reads(self) -> OutputForDelta:

@@ -179,6 +179,6 @@ def _settings(precision: Precision, softmax: OnlineSoftmax, factor: float, *, co
     found[at.EACH] = softmax.normalise is Normalise.EACH
     found[at.SUM_ROUNDED] = softmax.sum_over is SumOver.PROBABILITIES
     found[at.KEEPS] = precision.exponential.keeps_minus_infinity
-    found[at.LAGS], found[at.SATURATES] = maximum_lags(softmax), can_saturate(softmax, precision.probabilities.largest)
+    found[at.LAGS], found[at.SATURATES] = maximum_lags(softmax), can_saturate(precision, softmax)
     found[at.COUNT], found[at.EVERY] = count, precision.row_sum.every or 0
     return found

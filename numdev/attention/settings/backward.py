@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from numdev.attention.settings.precision import PrecisionSettings, policy_of
 from numdev.attention.settings.problem import ProblemSettings
 from numdev.attention.settings.problem import problem as forward_problem
-from numdev.nearest import NotAChoice, choice, named
+from numdev.attention.settings.softmax import exponential
+from numdev.nearest import choice, named
 from numdev.settings import Overruled, setting
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numdev.attention.backward.problem import BackwardProblem
     from numdev.attention.backward.recompute import Recompute
     from numdev.attention.precision import Precision
+    from numdev.attention.softmax import OnlineSoftmax
 
 _TILE = "; behind `@`, after how many products the running sum is rounded to it; without, once at the end"
 
@@ -106,21 +108,33 @@ class RecomputeSettings:
         "rounded", "O of which delta is made: `rounded`, as the forward pass returns it, or `unrounded`, before its last cast"
     )
     exp: str | None = setting(
-        "${softmax.exp}",
-        "how the exponential of S - LSE is computed, as softmax.exp takes it; null is exp, and exp2 for backward=triton",
+        None,
+        "how the exponential of S - LSE is computed, as softmax.exp takes it; null is as in the forward pass",
         column="exponential",
     )
+    exp_coefficients: list[float] | None = setting(
+        None, "of a polynomial of the backward pass's own, as softmax.exp_coefficients takes it", column=""
+    )
+    exp_share: float | None = setting(
+        None, "share of the columns that go by the polynomial of recompute.exp or recompute.exp_coefficients", column=""
+    )
+    softmax: Any = "${softmax}"  # the recurrence of the forward pass
 
 
-def recompute(delta: str, output: str, exp: str | None) -> Recompute:
-    """How the backward pass recomputes."""
+def recompute(
+    delta: str,
+    output: str,
+    exp: str | None,
+    exp_coefficients: list[float] | None,
+    exp_share: float | None,
+    softmax: OnlineSoftmax,
+) -> Recompute:
+    """How the backward pass recomputes: P by the exponential of the forward pass, unless another is stated."""
     from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
-    from numdev.attention.softmax import EXPONENTIALS, Exponential
 
-    if exp is not None and exp not in EXPONENTIALS:
-        raise NotAChoice("recompute.exp", exp, EXPONENTIALS)
+    own = exp, exp_coefficients, exp_share
     return Recompute(
         choice("recompute.delta", DeltaForm, delta),
         choice("recompute.output", OutputForDelta, output),
-        Exponential.EXP if exp is None else Exponential.parse(exp),
+        softmax.exp if own == (None, None, None) else exponential("recompute", *own),
     )

@@ -23,6 +23,7 @@ def triton(  # a parameter for each setting that it has beside the tiles
     softmax: OnlineSoftmax,
     recompute: Recompute,
     exp: str | None,
+    recompute_exp: str | None,
     products: Products,
     kernel: Kernel,
     design: Design | None,
@@ -32,8 +33,10 @@ def triton(  # a parameter for each setting that it has beside the tiles
 
     `kernel` is of both passes.
     """
-    if exp is None:
-        softmax, recompute = replace(softmax, exp=Exponential.EXP2), replace(recompute, exponential=Exponential.EXP2)
+    if exp is None and softmax.exp == Exponential.EXP:
+        softmax = replace(softmax, exp=Exponential.EXP2)
+        if recompute_exp is None and recompute.exponential == Exponential.EXP:
+            recompute = replace(recompute, exponential=Exponential.EXP2)
     order = tiles.pop("order")
     return TritonBackward(
         Triton(fmt, softmax=softmax, products=products, kernel=kernel),

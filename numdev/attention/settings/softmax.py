@@ -40,7 +40,9 @@ class SoftmaxSettings:
     exp_share: float | None = setting(
         None, "share of the columns that go by the polynomial; null is all, or as in a named one", column=""
     )
-    scale_on: str = setting("scores", "what 1/sqrt(d) is multiplied with: the scores, or the queries, which are rounded again")
+    scale_on: str = setting(
+        "scores", "what the forward pass multiplies with 1/sqrt(d): the scores, or the queries, then rounded as the inputs are"
+    )
     rescale_threshold: float = setting(
         0.0,
         "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always",
@@ -63,7 +65,7 @@ def softmax(**settings: Any) -> OnlineSoftmax:
     return OnlineSoftmax(
         normalise=choice("softmax.normalise", Normalise, settings["normalise"]),
         maximum=choice("softmax.maximum", Maximum, settings["maximum"]),
-        exp=_exponential(settings["exp"], settings["exp_coefficients"], settings["exp_share"]),
+        exp=exponential("softmax", settings["exp"], settings["exp_coefficients"], settings["exp_share"]),
         scale_on=choice("softmax.scale_on", ScaleOn, settings["scale_on"]),
         rescale_threshold=settings["rescale_threshold"],
         p_scale=settings["p_scale"],
@@ -72,20 +74,27 @@ def softmax(**settings: Any) -> OnlineSoftmax:
     )
 
 
-def _exponential(name: str | None, coefficients: list[float] | None, share: float | None) -> Exponential:
-    """A named exponential, or the polynomial whose coefficients are given, in the share of the columns that is given."""
+def exponential(group: str, name: str | None, coefficients: list[float] | None, share: float | None) -> Exponential:
+    """A named exponential, or the polynomial whose coefficients are given, in the share of the columns that is given.
+
+    Raises:
+        BadInput: naming the setting of the group.
+    """
     from numdev.attention.softmax import EXPONENTIALS, Exponential
 
     if name is not None and name not in EXPONENTIALS:
-        raise NotAChoice("softmax.exp", name, EXPONENTIALS)
+        raise NotAChoice(f"{group}.exp", name, EXPONENTIALS)
     chosen = Exponential.EXP if name is None else Exponential.parse(name)
     if coefficients is not None:
         if name not in (None, "exp2"):
-            raise BadInput("softmax.exp_coefficients", coefficients, f"{name} takes none; give softmax.exp=exp2 or null")
-        return Exponential.polynomial(tuple(coefficients), 1.0 if share is None else share)
+            raise BadInput(f"{group}.exp_coefficients", coefficients, f"{name} takes none; give {group}.exp=exp2 or null")
+        chosen, share = Exponential.EXP2, 1.0 if share is None else share
     if share is None:
         return chosen
-    if not chosen.coefficients:
-        mend = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
-        raise BadInput("softmax.exp_share", share, mend)
-    return Exponential.polynomial(chosen.coefficients, share)
+    if coefficients is None and not chosen.coefficients:
+        mend = f"give the polynomial too, as {group}.exp=exp2_poly3 or {group}.exp_coefficients"
+        raise BadInput(f"{group}.exp_share", share, mend)
+    try:
+        return Exponential.polynomial(chosen.coefficients if coefficients is None else tuple(coefficients), share)
+    except BadInput as error:
+        raise BadInput(error.field.replace("softmax", group), error.value, error.mend) from None

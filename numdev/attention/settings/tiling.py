@@ -42,8 +42,8 @@ class TilingSettings:
     seed: int = setting(0, "what the order `random` is drawn with")
     splits: int | None = setting(
         None,
-        "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp; null is 1, and a kernel's own "
-        "rule",
+        "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp, at most one for each "
+        "tile; null is 1, and a kernel's own rule",
         "count",
         word="splits of the keys",
     )

@@ -424,6 +424,21 @@ class TestStudy:
         assert found.config["variant"]["precision"]["name"] == "fp32"
         assert (found.config["variant"]["tiling"]["bc"], found.config["seeds"]) == (4, 2)
 
+    def test_scenarios_that_the_command_line_contradicts_are_left_out_and_named(self, numdev: Command, toy_configs: Path) -> None:
+        two = "scenarios: {even: {title: uniform inputs, problem: uniform}, bell: {title: normal inputs, problem: normal}}\n"
+        (toy_configs / "study" / "two.yaml").write_text(f"title: T\nbase: {{problem.n: 16, problem.head_dim: 4}}\n{two}")
+        given = ("measure", "--config-dir", str(toy_configs), "study=two", "seeds=1", "device=cpu")
+        left_out = "note: two: a scenario is left out, since the command line states other settings than it does: uniform inputs"
+        for more in ((), ("dry_run=true",), ("-m", "shard=0,1"), ("workers=2",)):
+            ran = numdev(*given, "problem=normal", *more)
+            assert (ran.code, left_out in ran.err) == (0, True), ran.err
+        manifest = Store(Path("results")).studies()["two"]
+        assert [one["title"] for one in manifest["scenarios"]] == ["normal inputs"]
+        assert manifest["overrides"] == []
+        ran = numdev(*given, "problem=constant")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "each of its scenarios is about other settings than problem=constant" in ran.err
+
     def test_defaults_are_not_explicit(self, numdev: Command, toy_configs: Path) -> None:
         numdev("measure", "--config-dir", str(toy_configs), "study=toy")
         assert all(record.config["seeds"] == 1 for record in Store(Path("results")).records())

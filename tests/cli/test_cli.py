@@ -21,6 +21,7 @@ from numdev.cli.composed import composer
 from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
 from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
 
@@ -529,8 +530,6 @@ class TestStudy:
             assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from numdev.measurement.runner import Runner
-
         original, calls = Runner.measure, []
 
         def interrupted(*arguments: object, **named: object) -> object:
@@ -568,7 +567,7 @@ class TestPaper:
         ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
         assert ran.code == 0, ran.err
         assert "3/3 points" in ran.err
-        assert asked[0][:4] == (Path("r"), Path("o"), ["toy", "other"], False)
+        assert (asked[0][0], *asked[0][2:4]) == (Path("r"), ["toy", "other"], False)
         assert asked[0][-1] is True  # report.pdf is part of it
 
     def test_names_every_study_that_ships(self) -> None:
@@ -592,6 +591,55 @@ class TestReport:
         ran = numdev("report", "out=o")
         assert ran.code == 0, ran.err
         assert list(Path("o").glob("*.csv"))
+        assert not list(Path("o").glob("results.csv"))
+
+    def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, toy_configs: Path) -> None:
+        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
+        few = ("tiling.bc=8", "results=kept/of_may")
+        assert numdev("measure", "--config-dir", str(toy_configs), "-m", "study=toy,other", *few).code == 0
+        for given, folder in ((("study=toy",), "toy"), (("studies=[toy,other]",), "toy_other"), ((), "of_may")):
+            ran = numdev("report", "results=kept/of_may", *given)
+            assert ran.out.splitlines()[-1] == f"report: reports/{folder}"
+        assert {path.name for path in Path("reports").iterdir()} == {"toy", "toy_other", "of_may"}
+        assert numdev("report", "results=kept/of_may", "study=toy", "format=pdf").code == 0
+        assert Path("reports/toy/report.pdf").is_file()
+        assert numdev("report", "results=kept/of_may", "study=toy").code == 0
+        assert not Path("reports/toy/report.pdf").exists(), "of tables that are replaced"
+        ran = numdev("report", "results=kept/of_may", "study=other", "out=reports/toy")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "it holds the report on toy in kept/of_may" in ran.err
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            (("measure", "results=file"), "results"),
+            (("measure", "results=file/below"), "results"),
+            (("measure", "-m", "problem.n=8,16", "results=file"), "results"),
+            (("measure", "plot=x: problem.n", "out=file"), "out"),
+            (("measure", "--config-dir", "mine", "study=toy", "results=file"), "results"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "results=file"), "results"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "out=file"), "out"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "out=old"), "out"),
+            (("speed", "results=file"), "results"),
+            (("speed", "study=speed_cpu", "out=file"), "out"),
+            (("train", "results=file"), "results"),
+            (("train", "study=fig8", "out=old"), "out"),
+            (("map", "out=file"), "out"),
+        ],
+    )
+    def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+        self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], field: str
+    ) -> None:
+        def measured(*_: object, **__: object) -> None:
+            raise AssertionError("measured")
+
+        monkeypatch.setattr(Runner, "measure", measured)
+        Path("file").touch()
+        Path("old").mkdir()
+        Path("old/columns.md").touch()
+        ran = numdev(*given)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+        assert ran.err.startswith(f"{field}: ")
 
     def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
         small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")

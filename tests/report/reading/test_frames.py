@@ -155,7 +155,7 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
     found = load(store)
     assert found.rows.empty
     write_tables(found, [], tmp_path / "out")
-    assert (tmp_path / "out" / "results.csv").read_text().startswith("study,scenario,key")
+    assert list(pd.read_parquet(tmp_path / "out" / "results.parquet"))[:3] == ["study", "scenario", "key"]
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:

@@ -401,6 +401,22 @@ class TestSweep:
         assert (ran.code, len(jobs(ran.out))) == (2, 1)
         assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
 
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            (("measure", "problem.n=64", "problem.n=128"), "problem.n"),
+            (("measure", "-m", "problem.n=64,128", "precision=bf16", "problem.n=256"), "problem.n"),
+            (("measure", "precision=bf16", "+precision=fp16"), "precision"),
+            (("speed", "problem.n=64", "problem.n=64"), "problem.n"),
+            (("report", "study=a", "studies=b"), "studies"),
+        ],
+    )
+    def test_a_setting_is_given_once(self, numdev: Command, given: tuple[str, ...], field: str) -> None:
+        ran = numdev(*given)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert ran.err.startswith(f"{field}: ")
+        assert "is given too; give one value" in ran.err
+
     def test_flags_stand_anywhere(self, numdev: Command) -> None:
         assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
         assert numdev("measure", "-m", "tiling.bc=8,16", *SMALL).code == 0

@@ -73,7 +73,8 @@ def _deviations(rows: Rows, points: pd.DataFrame) -> pd.DataFrame:
     found = found.merge(points[["study", SCENARIO, TITLE]].drop_duplicates(), how="left")
     labels = [name for name in found if str(name).startswith(LABEL)]
     shown = [f"{metric}.{statistic}" for metric in ("max_difference", "rmse") for statistic in ("mean", "low", "high")]
-    return found[["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *shown, "key"]]
+    names = ["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *shown, "key"]
+    return found[[name for name in names if name in found]]  # another operation may have no policies
 
 
 def to_csv(table: pd.DataFrame) -> bytes:

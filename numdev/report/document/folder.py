@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,14 @@ def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterat
         BadInput, StoreError: as `refuse_other`.
     """
     refuse_other(out, results, studies)
-    with tempfile.TemporaryDirectory(prefix=".report-", dir=_made(out)) as name:
-        yield Path(name)
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=_made(out)) as name:
+            yield Path(name)
             _publish(Path(name), out, {"results": _where(results, out), "studies": studies and sorted(studies)})
-        except OSError as error:
-            raise StoreError(f"out: {error.filename} could not be written ({error.strerror}); give another folder") from error
+    except BaseException:
+        with suppress(OSError):  # it holds something
+            out.rmdir()
+        raise
 
 
 def _made(folder: Path) -> Path:
@@ -64,8 +66,10 @@ def _publish(made: Path, out: Path, about: dict[str, Any]) -> None:
     last: dict[str, str] = (_read(out) or {"files": {}})["files"]
     _put(out, about, last | new)  # first, so that whatever ends this here, the next report knows of these files
     for file in new:
-        _made((out / file).parent)
-        os.replace(made / file, out / file)
+        try:
+            os.replace(made / file, _made((out / file).parent) / Path(file).name)
+        except OSError as error:
+            raise StoreError(f"out: {out / file} could not be written ({error.strerror}); give another folder") from error
     for file, digest in last.items():
         if file not in new and (out / file).is_file() and _digest(out / file) == digest:
             (out / file).unlink()

@@ -22,7 +22,7 @@ def code_of_point(status: Status) -> int:
 def code_of_study(statuses: Iterable[Status]) -> int:
     """The code of a study: `FAILED` for an error; else 0 if one of its points has figures, as others may lack them by design.
 
-    If none has figures, the gravest code of its points.
+    If none has figures, the first of 2, 1, 3 among the codes of its points.
     """
     found = list(statuses)
     if Status.ERROR in found:

@@ -41,7 +41,7 @@ Exit code:
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study
   130  Ctrl-C; the same command continues
-A sweep ends with the gravest code of its jobs: 2, 1, 3, 0."""
+A sweep ends with the first of 2, 1, 3, 0 that one of its jobs ended with."""
 
 COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
 

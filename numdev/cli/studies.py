@@ -179,5 +179,5 @@ def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:
     if failed:
         console.print(show.failures(failed))
     if store.torn:
-        console.print(f"{len(store.torn)} torn files in {store.path} were measured again, such as {store.torn[0].name}")
+        console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
     return Ended(gravest(code_of_study(done.statuses) for done in outcomes.values()))

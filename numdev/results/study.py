@@ -21,7 +21,7 @@ DONE = (Status.OK, Status.NONFINITE, Status.UNSUPPORTED)  # what a resumed study
 
 @dataclass(frozen=True)
 class Refused:
-    """Replaces a variant that does not honour what is stated about it.
+    """Replaces a variant that does not read what is stated about it.
 
     Attributes:
         kind: of the variant.

@@ -215,10 +215,10 @@ BAD = [
     (["shard=1"], "shard", "study="),
     (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
     (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
-    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
-    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
-    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
-    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not honour softmax.normalise"),
+    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not read it"),
+    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not read it"),
+    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not read it"),
+    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not read softmax.normalise"),
     (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
     (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
     (["tiling.loop=keys"], "tiling.loop", "no such setting"),
@@ -399,7 +399,7 @@ class TestSweep:
     def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
         assert (ran.code, len(jobs(ran.out))) == (2, 1)
-        assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
+        assert "tiling.bc: 16 cannot be used; attention=naive does not read it" in ran.err
 
     @pytest.mark.parametrize(
         ("given", "field"),
@@ -523,7 +523,7 @@ class TestStudy:
         points, claims = pd.read_csv("o/points.csv"), pd.read_csv("o/claims.csv")
         assert set(points["attention"]) == {"sdpa"}
         assert points[["format", "policy"]].isna().all(axis=None)
-        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not honour it").all()
+        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not read it").all()
         assert set(claims["verdict"]) == {"undecided"}
         assert set(claims["figure"]) == {"unknown"}
 

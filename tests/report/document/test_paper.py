@@ -172,7 +172,7 @@ def test_missing_and_torn_records_are_noted(toy_results: Store, tmp_path: Path) 
     second.write_bytes(second.read_bytes()[:100])
     printed = report(store.path, tmp_path / "out", ["sign"])
     assert "note: sign: 2 of 4 points are not measured yet" in printed
-    assert f"{second.name} is torn" in printed.replace("\n", "")
+    assert f"{second.name} is damaged" in printed.replace("\n", "")
 
 
 def test_failures_are_listed_with_their_reasons(toy_results: Store, tmp_path: Path) -> None:

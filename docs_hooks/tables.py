@@ -109,7 +109,7 @@ def _stated(value: object) -> str:
 
 
 def honoured() -> Iterator[str]:
-    """The settings that each variant and each baseline honours, a group's name with a star for all of its settings."""
+    """The settings that each variant and each baseline reads, a group's name with a star for all of its settings."""
     from numdev.cli.composed import Composer, composer
     from numdev.cli.honoured import honours_of
     from numdev.cli.library import config_folder
@@ -126,7 +126,7 @@ def honoured() -> Iterator[str]:
                 told += [f"`{name}`" for name in read]
         return ", ".join(told) or "nothing more"
 
-    yield from ("| | honours |", "|---|---|")
+    yield from ("| | reads |", "|---|---|")
     for operation, group in (("attention", "attention"), ("attention_backward", "backward"), ("attention", "baseline")):
         known = composer((config_folder(),), operation=operation)
         for option in known.library.options(group):

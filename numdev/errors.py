@@ -31,7 +31,7 @@ class NotHonoured(BadInput):
 
 
 class Unsupported(NumdevError):
-    """An implementation cannot honour what was asked for; `field` says which part, `reason` why."""
+    """An implementation cannot do what was asked for; `field` says which part, `reason` why."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

@@ -144,7 +144,7 @@ class TestByTheCommandLine:
             (("policy.summ=fp32",), "policy.summ: there is no such setting; did you mean policy.sum"),
             (("policyy=bf16",), "policyy: there is no such setting; did you mean policy"),
             (("problem.kind=sideways",), "problem.kind: 'sideways' cannot be used; use one of normal, outliers"),
-            (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not honour it"),
+            (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not read it"),
             (("norm.blok=3",), "norm.blok: there is no such setting; did you mean norm.block"),
             (("baseline=eager",), "baseline: 'eager' cannot be used; it is not a baseline for problems of rmsnorm.problem"),
             (("+hidden=3",), "hidden: 3 cannot be used; there is no such setting"),

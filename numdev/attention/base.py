@@ -50,7 +50,7 @@ class Output:
 
 @runtime_checkable
 class Attention(Protocol):
-    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot honour."""
+    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot do."""
 
     @property
     def formats(self) -> dict[str, Format]:

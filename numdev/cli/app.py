@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
 
 from numdev.cli.library import OPERATION, Library, config_folder, study_fields
 from numdev.cli.outcome import BAD_OUTPUT, Ended
 from numdev.cli.plotted import asked
 from numdev.errors import BadInput
 from numdev.nearest import one_of
+from numdev.results.files import refuse_unwritable
 
-FORMATS = ("csv", "parquet", "pdf", "html")
+FORMATS = ("parquet", "csv", "pdf", "html")
+_MOST_NAMED = 4  # studies after which the folder of their report is named
 
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
     if not asked(cfg) and any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
+    for name in ("results", "out") if asked(cfg) else ("results",):
+        refuse_unwritable(name, Path(cfg[name]))
     if cfg.study is not None:
         return _measure_study(cfg, "measure")
     from numdev.cli import point, show
@@ -36,14 +42,15 @@ def speed(cfg: DictConfig) -> Ended:
         from numdev.cli import point, show_speed
 
         _refuse_out(cfg)
+        refuse_unwritable("results", Path(cfg.results))
         return point.run(cfg, show_speed, "speed")
+    _refuse_folders(cfg, None)
     ended = _measure_study(cfg, "speed")
-    if cfg.dry_run:
-        return ended
-    from numdev.cli.console import output
-    from numdev.report.document.speed import make_speed_report
+    if not cfg.dry_run:
+        from numdev.report.document.speed import make_speed_report
 
-    make_speed_report(Path(cfg.results), Path(cfg.out), output())
+        with _report_of(cfg, None) as (results, folder, console):
+            make_speed_report(results, folder, console)
     return ended
 
 
@@ -54,10 +61,12 @@ def train(cfg: DictConfig) -> Ended:
         from numdev.cli import point, show_training
 
         _refuse_out(cfg)
+        refuse_unwritable("results", Path(cfg.results))
         return point.run(cfg, show_training, "train")
+    _refuse_folders(cfg, None)
     ended = _measure_study(cfg, "train")
     if not cfg.dry_run:
-        _make_report(Path(cfg.results), Path(cfg.out), None, "csv")
+        _make_report(cfg, None, "parquet")
     return ended
 
 
@@ -94,10 +103,11 @@ def paper(cfg: DictConfig) -> Ended:
     for name in cfg.studies:
         own = expander.of(name)
         work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
+    _refuse_folders(cfg, cfg.studies)
     if cfg.dry_run:
         return studies.plan(work, cfg, "paper")
     ended = studies.run(work, cfg, live=None)
-    _make_report(Path(cfg.results), Path(cfg.out), list(cfg.studies), cfg.format)
+    _make_report(cfg, list(cfg.studies), cfg.format)
     return ended
 
 
@@ -114,10 +124,15 @@ def report(cfg: DictConfig) -> Ended:
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
+    if cfg.out is None:
+        names = chosen or [Path(cfg.results).resolve().name]
+        more = [f"and_{len(names) - _MOST_NAMED}_more"] if len(names) > _MOST_NAMED else []
+        cfg.out = f"reports/{'_'.join([*names[:_MOST_NAMED], *more])}"
+    about = chosen
     if chosen == ["paper"]:
-        chosen = _measured_of_paper(Path(cfg.results))
-    sound = _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg))
-    return Ended(0 if sound else BAD_OUTPUT)
+        about = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
+        chosen = _measured_of(about, Path(cfg.results))
+    return Ended(0 if _make_report(cfg, chosen, cfg.format, asked(cfg), about) else BAD_OUTPUT)
 
 
 def _refuse_format(cfg: DictConfig) -> None:
@@ -125,12 +140,11 @@ def _refuse_format(cfg: DictConfig) -> None:
         raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
 
 
-def _measured_of_paper(results: Path) -> list[str]:
-    """The studies of the paper that were measured; all of them where none was, for the error to name."""
+def _measured_of(names: list[str], results: Path) -> list[str]:
+    """Those of some studies that were measured; all of them where none was, for the error to name."""
     from numdev.cli.console import output
     from numdev.results.store import Store
 
-    names = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
     held = Store(results).studies()
     if absent := [name for name in names if name not in held]:
         output().print(f"note: {results} holds no {', '.join(absent)}", markup=False, highlight=False)
@@ -192,11 +206,35 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> bool:
+def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
+    """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
+    from numdev.report.document.folder import refuse_other
+
+    refuse_unwritable("results", Path(cfg.results))
+    refuse_other(Path(cfg.out), Path(cfg.results), studies and list(studies))
+
+
+@contextmanager
+def _report_of(cfg: DictConfig, studies: list[str] | None) -> Iterator[tuple[Path, Path, Console]]:
+    """Results, a folder to write the report on some of their studies into, and where to print; at the end it is in `out`."""
     from numdev.cli.console import output
+    from numdev.report.document.folder import replacing
+
+    console, results, out = output(), Path(cfg.results), Path(cfg.out)
+    with replacing(out, results, studies) as folder:
+        yield results, folder, console
+    console.print(f"report: {out}", markup=False, highlight=False)
+
+
+def _make_report(
+    cfg: DictConfig, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None, about: list[str] | None = None
+) -> bool:
+    """The report on some studies, and whether all outputs are sound; `about` are those asked for, where not all are measured."""
     from numdev.report.document.paper import make_report
 
-    return make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
+    with _report_of(cfg, about or studies) as (results, folder, console):
+        sound = make_report(results, folder, studies, fmt == "csv", console, pdf=fmt == "pdf", html=fmt == "html", plot=plot)
+    return sound
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

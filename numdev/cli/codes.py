@@ -25,7 +25,8 @@ def code_of_point(status: Status) -> int:
 def code_of_study(statuses: Iterable[Status]) -> int:
     """The code of a study: `FAILED` for an error; else `BAD_OUTPUT` where a point ended so.
 
-    Else 0 if one of its points has figures, as others may lack them by design, or the gravest code of its points if none has.
+    Else 0 if one of its points has figures, as others may lack them by design. If none has, the first of 2, 1, 5, 3 among the
+    codes of its points.
     """
     found = list(statuses)
     codes = {code_of_point(status) for status in found}

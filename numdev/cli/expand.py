@@ -27,8 +27,12 @@
 Later statements override earlier ones, in this order: the defaults of `config.yaml`, `base`, the scenario, options chosen on an
 axis or the command line, values of an axis, values on the command line. Choosing an option of a group states the contents of its
 file. If the command line sets an axis, only that value of the axis is kept. All of these except the defaults are explicit, unless
-they are null: a point whose variant does not honour one of them is not measured, but recorded as unsupported. So is a point whose
+they are null: a point whose variant does not read one of them is not measured, but recorded as unsupported. So is a point whose
 label would be wrong because the command line overrides what an entry of the axis states.
+
+The command line leaves out a scenario that it would make into another: one that states another value of a setting, itself or by
+the file of an option, and one without the value of an axis that other scenarios have, or, where none has it, that states the axis
+itself. It is refused where no scenario is left. `seeds` changes no scenario.
 """
 
 from __future__ import annotations
@@ -116,7 +120,8 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        stated = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        every = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
+        stated = self._left(name, every, fields)
         scenarios = tuple(scenario_of(key, own) for key, own in stated.items())
         points = self._points(name, stated, fields)
         if not points:
@@ -135,6 +140,7 @@ class Expander:
             {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             fields["question"],
             plot,
+            tuple(scenario_of(key, own).title for key, own in every.items() if key not in stated),
         )
 
     @staticmethod
@@ -180,6 +186,40 @@ class Expander:
             mend = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
             raise BadInput("plot", operation.name, f"{mend}tensor; leave it out, the report draws its own figures")
         return list(comparable(self.program, operation).figures)
+
+    def _left(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
+        """The scenarios that the command line does not make into others; see the module.
+
+        Raises:
+            BadInput: if there are none.
+        """
+        task = {key: value for key, value in self.task.items() if key != "seeds"}
+        axes = {one: fields["axes"] | mapping("axes", own.get("axes")) for one, own in scenarios.items()}
+        holding = {key: [one for one in axes if self._holds(key, value, axes[one].get(key))] for key, value in task.items()}
+
+        def stays(one: str, own: Statements) -> bool:
+            swept = [key for key in task if key in axes[one]]
+            stated = mapping("axes", own.get("axes"))
+            has = all(one in holding[key] if holding[key] else key not in stated for key in swept)
+            return has and self._keeps({key: value for key, value in task.items() if key not in swept}, own, fields["base"])
+
+        left = {one: own for one, own in scenarios.items() if stays(one, own)}
+        if not left:
+            overrides = " ".join(f"{key}={written(value)}" for key, value in task.items())
+            mend = "leave that out, or change a copy of the study's file"
+            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {mend}")
+        return left
+
+    def _holds(self, key: str, value: Any, entries: Any) -> bool:
+        """Whether an axis has a value."""
+        return isinstance(entries, list) and self._typed(key, value) in [self._typed(key, entry) for entry in entries]
+
+    def _keeps(self, task: Statements, own: Statements, base: Statements) -> bool:
+        """Whether everything that a scenario states is as stated under these overrides."""
+        layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
+        plain, after = self.layers.ground(base, layer).settings, self.layers.ground(base, layer, task).settings
+        stated = (key for key, value in self._stands_for(layer).items() if value is not None and key in plain)
+        return all(key in after and after[key] == plain[key] for key in stated)
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
@@ -258,16 +298,18 @@ class Expander:
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """The reason why a label of an axis would be wrong: the command line overrides what the label stands for."""
-        choices, values = self.layers.split(entry.statements)
-        stands_for = {
-            key: value for group, option in choices.items() for key, value in flat({group: self.library.leaf(group, str(option))})
-        }
-        stands_for |= choices | dict(flat(values))
+        stands_for = self._stands_for(entry.statements)
         for key, value in self.task.items():
             if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
                 mend = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
                 return NotHonoured(key, value, mend)
         return None
+
+    def _stands_for(self, statements: Statements) -> Flat:
+        """The options and values that are stated, and what the files of the options state."""
+        choices, values = self.layers.split(statements)
+        leaves = {group: self.library.leaf(group, str(option)) for group, option in choices.items()}
+        return dict(flat(leaves)) | choices | dict(flat(values))
 
     def _typed(self, key: str, value: Any) -> Any:
         return self.composer.check("", "", key, value) if key in self.composer.values() else value

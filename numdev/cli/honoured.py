@@ -175,7 +175,7 @@ def _why(ignored: list[str], request: Request, variant: str, reads: Honours) -> 
     also = "".join(f", nor {name}" for name in others)
     able = list(_able(variant, ignored))
     mend = f", or take {variant}={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
-    return f"{option} does not honour {it}{also}; leave {'them' if others else 'it'} out{mend}"
+    return f"{option} does not read {it}{also}; leave {'them' if others else 'it'} out{mend}"
 
 
 def _called(name: str, said: Said) -> str:

@@ -21,6 +21,7 @@ from numdev.cli.jobs import Job, NoFigure, Outlet, kept
 from numdev.cli.library import config_folder
 from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
 from numdev.cli.width import wrapped
+from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 
@@ -116,15 +117,25 @@ def ordered(command: str, arguments: list[str]) -> list[str]:
     A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given.
 
     Raises:
-        BadInput: for a flag that Hydra does not have.
+        BadInput: for a flag that Hydra does not have, and for a setting that is given twice.
     """
     overrides, others = flags.split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        return [*(re.sub("^study=", "studies=", text) for text in overrides), *others]
+        overrides = [re.sub("^study=", "studies=", text) for text in overrides]
     try:
-        given = {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
+        every = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException:
         return [*overrides, *others]  # Hydra reports the error
+    given: dict[str, Override] = {}
+    for override in every:
+        key = override.get_key_element().lstrip("+~")
+        if key in given and not key.startswith("hydra"):
+            one, other = (str(each.input_line).partition("=")[2] for each in (given[key], override))
+            both = "" if command == "report" else f", or -m {key}={one},{other} for both"
+            raise BadInput(key, other, f"{key}={one} is given too; give one value{both}")
+        given[key] = override
+    if command == "report":
+        return [*overrides, *others]
     folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
     return [*overrides, *_shards(given), *folder, *others]
 

@@ -186,4 +186,4 @@ def _not_null(said: Mapping[str, Statement], settings: Flat, chosen: Mapping[str
 
 def lacking(group: str, option: str, able: Sequence[str]) -> str:
     """How to correct a setting that this option lacks and other options have."""
-    return f"{group}={option} does not honour it; leave it out, or take {group}={' or '.join(able)}"
+    return f"{group}={option} does not read it; leave it out, or take {group}={' or '.join(able)}"

@@ -113,12 +113,13 @@ def is_preset(group: str, option: str) -> bool:
 def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a study, checked against `StudyConfig`; those that are not given have their defaults."""
     own = {key: value for key, value in loaded.items() if key != "defaults"}
+    if unknown := next((key for key in own if key not in StudyConfig.__annotations__), None):
+        raise BadInput("study", name, f"a study has no field {unknown}; {one_of(unknown, StudyConfig.__annotations__)}")
     try:
         checked = OmegaConf.merge(OmegaConf.structured(StudyConfig), own)
         fields = OmegaConf.to_container(checked, resolve=False, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput("study", name, f"{reason}; a study has {', '.join(StudyConfig.__annotations__)}") from None
+        raise BadInput("study", name, f"{str(error).splitlines()[0]}; see docs/how-to/add-study.md") from None
     assert isinstance(fields, dict)
     return {str(key): value for key, value in fields.items()}
 

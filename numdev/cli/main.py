@@ -43,7 +43,7 @@ Exit code:
     5  an output is NaN or Inf where the exact one is finite, or 0 everywhere, or
        of another shape, dtype or device; report and compare: results hold such
   130  Ctrl-C; the same command continues
-A sweep ends with the gravest code of its jobs: 2, 1, 5, 3, 0."""
+A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 
 COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
 

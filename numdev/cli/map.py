@@ -21,6 +21,7 @@ from numdev.cli.runners import runner
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation.head import Compared, Head, Place, Reference, Subject
 from numdev.nearest import choice, one_of
+from numdev.results.files import refuse_unwritable
 
 _TITLE = 60  # characters beside the words at the right of the histogram
 
@@ -59,9 +60,10 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
 
 
 def _refuse(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise BadInput for what is stated and would have no effect."""
+    """Raise BadInput for what is stated and would have no effect, StoreError for a folder that cannot be written."""
     from numdev.report.document.map import WRITERS
 
+    refuse_unwritable("out", Path(cfg.out))
     if cfg.format not in WRITERS:
         raise BadInput("format", cfg.format, one_of(cfg.format, WRITERS))
     if HydraConfig.get().runtime.choices.get("study") is not None:

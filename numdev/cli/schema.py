@@ -102,7 +102,7 @@ class StudiesConfig:
     studies: list[str] = MISSING
     out: str = setting("reports/paper", "folder of the report")
     format: str = setting(
-        "pdf", "what the report has beside tables and figures, as numdev report takes it: pdf, html, csv, parquet"
+        "pdf", "what the report has beside tables and figures, as numdev report takes it: pdf, html, parquet, csv"
     )
 
 
@@ -144,9 +144,13 @@ class ReportConfig:
     """`numdev report`."""
 
     results: str = setting("results", "folder of the records")
-    out: str = setting("reports/paper", "folder of the report")
+    out: str | None = setting(None, "folder of the report; null is that of the study, or else of the results, in reports")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
-    format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf report.pdf, html report.html")
+    format: str = setting(
+        "parquet",
+        "tables and figures, with a row per replicate in results.parquet; csv has these in results.csv, pdf adds report.pdf, "
+        "html report.html",
+    )
     plot: PlotConfig = field(default_factory=PlotConfig)
 
 

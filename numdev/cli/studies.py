@@ -86,6 +86,7 @@ def run(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, *, live: bool | N
         Interrupted: on Ctrl-C, with the number of points that are in the store.
     """
     store, shard = Store(Path(cfg.results)), shard or Shard()
+    _note_left_out(work)
     with pooled.one_thread(work[0][1]):
         pooled.refuse_unusable(cfg.workers, work[0][1])
         keys = [keys_of(study, bench) for study, bench in work]
@@ -98,6 +99,16 @@ def run(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, *, live: bool | N
         with pooled.Workers(count, work, store) if count > 1 else nullcontext() as workers:  # before a bar starts its thread
             outcomes = _measured(work, keys, store, cfg, shard, workers, live)
     return _summarise(outcomes, store)
+
+
+def _note_left_out(work: Sequence[tuple[Study, Runner]]) -> None:
+    """Name the scenarios that the command line would make into others, and that are not measured."""
+    for study, _ in work:
+        if study.left_out:
+            one, titles = len(study.left_out) == 1, "; ".join(study.left_out)
+            count = "a scenario is" if one else f"{len(study.left_out)} scenarios are"
+            why = f"left out, since the command line states other settings than {'it does' if one else 'they do'}"
+            ERRORS.print(f"note: {study.name}: {count} {why}: {titles}", markup=False)
 
 
 def _workers(work: Sequence[tuple[Study, Runner]], keys: Sequence[list[str]], store: Store, cfg: DictConfig, shard: Shard) -> int:
@@ -139,6 +150,7 @@ def _measured(
 def plan(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, program: str, shard: Shard | None = None) -> Ended:
     """Show what measuring studies would take, a row for each; measures and writes nothing."""
     store, shard = Store(Path(cfg.results)), shard or Shard()
+    _note_left_out(work)
     plans, known, seen = dict[str, Plan](), None, set[str]()
     with pooled.one_thread(work[0][1]):
         pooled.refuse_unusable(cfg.workers, work[0][1])
@@ -167,5 +179,5 @@ def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:
     if failed:
         console.print(show.failures(failed))
     if store.torn:
-        console.print(f"{len(store.torn)} torn files in {store.path} were measured again, such as {store.torn[0].name}")
+        console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
     return Ended(gravest(code_of_study(done.statuses) for done in outcomes.values()))

@@ -40,6 +40,19 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             os.unlink(temporary)
 
 
+def refuse_unwritable(setting: str, folder: Path) -> None:
+    """Find out that nothing can be written into a folder, which need not be there; leaves nothing behind.
+
+    Raises:
+        StoreError: naming the setting that states the folder.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise StoreError(f"{setting}: {nearest} cannot be written ({error.strerror}); give another folder") from error
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -94,7 +94,7 @@ class Record:
 
         Raises:
             OldResults: for the record of an older numdev.
-            ValueError: if the data are torn or not a record.
+            ValueError: if the data are damaged or not a record.
         """
         try:
             loaded = json.loads(data)

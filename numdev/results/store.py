@@ -35,7 +35,7 @@ class Store:
     torn: list[Path] = field(default_factory=list)
 
     def get(self, key: str) -> Record | None:
-        """The record of a key, or None where there is none, or where its file or that of a long table is torn.
+        """The record of a key, or None where there is none, or where its file or that of a long table is damaged.
 
         Raises:
             OldResults: for the record of an older numdev.
@@ -81,7 +81,7 @@ class Store:
         """The rows of a long table; ValueError where they are not those that were stored."""
         data = (self.path / "records" / stated["file"]).read_bytes()
         if hashlib.sha256(data).hexdigest() != stated["digest"]:
-            raise ValueError(f"{stated['file']} is torn")
+            raise ValueError(f"{stated['file']} is damaged")
         return unpack(data)
 
     def records(self) -> Iterator[Record]:
@@ -102,7 +102,7 @@ class Store:
         return {name: found for name in names if (found := self.study(name)) is not None}
 
     def study(self, name: str) -> dict[str, Any] | None:
-        """The manifest of one study or sweep, or None where there is none or its file is torn."""
+        """The manifest of one study or sweep, or None where there is none or its file is damaged."""
         path = self.path / "studies" / f"{name}.json"
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())

@@ -21,7 +21,7 @@ DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does
 
 @dataclass(frozen=True)
 class Refused:
-    """Replaces a variant that does not honour what is stated about it.
+    """Replaces a variant that does not read what is stated about it.
 
     Attributes:
         kind: of the variant.
@@ -75,6 +75,7 @@ class Study:
         words: word and unit of the axes by name, for figures.
         question: what it asks, in words.
         plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
+        left_out: titles of the scenarios of its file that the command line left out.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Study:
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     question: str = ""
     plot: Mapping[str, Any] | None = None
+    left_out: tuple[str, ...] = ()
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""

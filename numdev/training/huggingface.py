@@ -36,7 +36,7 @@ def register(name: str, variant: Variant, *, read_masks: bool = False) -> Seen:
 
     Raises:
         BadInput: for a name that cannot be had, and for what is no implementation of attention.
-        Unsupported: where transformers, 4.56 or later, is not installed; in a call, what `attend` does not honour.
+        Unsupported: where transformers, 4.56 or later, is not installed; in a call, what `attend` does not read.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

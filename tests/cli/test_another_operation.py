@@ -93,7 +93,7 @@ def test_a_variant_without_a_declaration_honours_its_own_node_and_what_that_refe
     made = study(library, axes={"variant": ["mean", "other"], "steps.bits": [8]})
     mean, other = made.points
     assert (mean.variant, mean.refused) == (Mean(Steps(8), Direction.UP), "")
-    assert other.refused.startswith("steps.bits: 8 cannot be used; variant=other does not honour it")
+    assert other.refused.startswith("steps.bits: 8 cannot be used; variant=other does not read it")
     assert study(library, base={"variant": "other", "variant.order": "up"}).points[0].refused.startswith("variant.order: 'up'")
 
 

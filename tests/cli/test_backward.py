@@ -188,17 +188,17 @@ class TestWhatIsMade:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # settings, the one that the sentence names, what else it says
-    ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not honour it"),
-    ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not honour it"),
-    ({"backward": "naive", "forward_precision.values": "fp32"}, "forward_precision.values", "backward=naive does not honour"),
+    ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not read it"),
+    ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not read it"),
+    ({"backward": "naive", "forward_precision.values": "fp32"}, "forward_precision.values", "backward=naive does not read"),
     ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=flex, instrumented, tiled or triton"),
-    ({"backward": "exact", "precision.ds": "fp32"}, "precision.ds", "backward=exact does not honour it"),
+    ({"backward": "exact", "precision.ds": "fp32"}, "precision.ds", "backward=exact does not read it"),
     ({"backward": "triton", "precision.ds": "fp32"}, "precision.ds", "arithmetic of its own"),
     ({"backward": "triton", "precision": "eager_bf16"}, "precision.preset", "backward=triton has an arithmetic of its own"),
-    ({"backward": "triton", "forward_precision.preset": "bf16"}, "forward_precision.preset", "does not honour it"),
+    ({"backward": "triton", "forward_precision.preset": "bf16"}, "forward_precision.preset", "does not read it"),
     ({"backward": "triton", "backward.products": "tf32"}, "backward.products", "only products of fp32"),
     ({"backward": "instrumented", "backward.query_order": "reverse"}, "backward.query_order", "take backward=tiled"),
-    ({"tiling.splits": 2}, "tiling.splits", "backward=tiled does not honour it"),
+    ({"tiling.splits": 2}, "tiling.splits", "backward=tiled does not read it"),
     ({"tiling.stride": 3}, "tiling.stride", "only with tiling.order=strided"),
     (
         {"recompute.delta": "probabilities", "recompute.output": "unrounded"},

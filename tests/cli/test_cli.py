@@ -21,6 +21,7 @@ from numdev.cli.composed import composer
 from numdev.cli.library import config_folder
 from numdev.cli.main import COMMANDS, main
 from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
 
@@ -214,10 +215,10 @@ BAD = [
     (["shard=1"], "shard", "study="),
     (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
     (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
-    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not honour it"),
-    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not honour it"),
-    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not honour it"),
-    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not honour softmax.normalise"),
+    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not read it"),
+    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not read it"),
+    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not read it"),
+    (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not read softmax.normalise"),
     (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
     (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
     (["tiling.loop=keys"], "tiling.loop", "no such setting"),
@@ -398,7 +399,23 @@ class TestSweep:
     def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
         assert (ran.code, len(jobs(ran.out))) == (2, 1)
-        assert "tiling.bc: 16 cannot be used; attention=naive does not honour it" in ran.err
+        assert "tiling.bc: 16 cannot be used; attention=naive does not read it" in ran.err
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            (("measure", "problem.n=64", "problem.n=128"), "problem.n"),
+            (("measure", "-m", "problem.n=64,128", "precision=bf16", "problem.n=256"), "problem.n"),
+            (("measure", "precision=bf16", "+precision=fp16"), "precision"),
+            (("speed", "problem.n=64", "problem.n=64"), "problem.n"),
+            (("report", "study=a", "studies=b"), "studies"),
+        ],
+    )
+    def test_a_setting_is_given_once(self, numdev: Command, given: tuple[str, ...], field: str) -> None:
+        ran = numdev(*given)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert ran.err.startswith(f"{field}: ")
+        assert "is given too; give one value" in ran.err
 
     def test_flags_stand_anywhere(self, numdev: Command) -> None:
         assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
@@ -423,6 +440,21 @@ class TestStudy:
         (found,) = Store(Path("results")).records()
         assert found.config["variant"]["precision"]["name"] == "fp32"
         assert (found.config["variant"]["tiling"]["bc"], found.config["seeds"]) == (4, 2)
+
+    def test_scenarios_that_the_command_line_contradicts_are_left_out_and_named(self, numdev: Command, toy_configs: Path) -> None:
+        two = "scenarios: {even: {title: uniform inputs, problem: uniform}, bell: {title: normal inputs, problem: normal}}\n"
+        (toy_configs / "study" / "two.yaml").write_text(f"title: T\nbase: {{problem.n: 16, problem.head_dim: 4}}\n{two}")
+        given = ("measure", "--config-dir", str(toy_configs), "study=two", "seeds=1", "device=cpu")
+        left_out = "note: two: a scenario is left out, since the command line states other settings than it does: uniform inputs"
+        for more in ((), ("dry_run=true",), ("-m", "shard=0,1"), ("workers=2",)):
+            ran = numdev(*given, "problem=normal", *more)
+            assert (ran.code, left_out in ran.err) == (0, True), ran.err
+        manifest = Store(Path("results")).studies()["two"]
+        assert [one["title"] for one in manifest["scenarios"]] == ["normal inputs"]
+        assert manifest["overrides"] == []
+        ran = numdev(*given, "problem=constant")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "each of its scenarios is about other settings than problem=constant" in ran.err
 
     def test_defaults_are_not_explicit(self, numdev: Command, toy_configs: Path) -> None:
         numdev("measure", "--config-dir", str(toy_configs), "study=toy")
@@ -491,7 +523,7 @@ class TestStudy:
         points, claims = pd.read_csv("o/points.csv"), pd.read_csv("o/claims.csv")
         assert set(points["attention"]) == {"sdpa"}
         assert points[["format", "policy"]].isna().all(axis=None)
-        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not honour it").all()
+        assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not read it").all()
         assert set(claims["verdict"]) == {"undecided"}
         assert set(claims["figure"]) == {"unknown"}
 
@@ -514,8 +546,6 @@ class TestStudy:
             assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from numdev.measurement.runner import Runner
-
         original, calls = Runner.measure, []
 
         def interrupted(*arguments: object, **named: object) -> object:
@@ -553,7 +583,7 @@ class TestPaper:
         ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
         assert ran.code == 0, ran.err
         assert "3/3 points" in ran.err
-        assert asked[0][:4] == (Path("r"), Path("o"), ["toy", "other"], False)
+        assert (asked[0][0], *asked[0][2:4]) == (Path("r"), ["toy", "other"], False)
         assert asked[0][-1] is True  # report.pdf is part of it
 
     def test_names_every_study_that_ships(self) -> None:
@@ -577,6 +607,55 @@ class TestReport:
         ran = numdev("report", "out=o")
         assert ran.code == 0, ran.err
         assert list(Path("o").glob("*.csv"))
+        assert not list(Path("o").glob("results.csv"))
+
+    def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, toy_configs: Path) -> None:
+        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
+        few = ("tiling.bc=8", "results=kept/of_may")
+        assert numdev("measure", "--config-dir", str(toy_configs), "-m", "study=toy,other", *few).code == 0
+        for given, folder in ((("study=toy",), "toy"), (("studies=[toy,other]",), "toy_other"), ((), "of_may")):
+            ran = numdev("report", "results=kept/of_may", *given)
+            assert ran.out.splitlines()[-1] == f"report: reports/{folder}"
+        assert {path.name for path in Path("reports").iterdir()} == {"toy", "toy_other", "of_may"}
+        assert numdev("report", "results=kept/of_may", "study=toy", "format=pdf").code == 0
+        assert Path("reports/toy/report.pdf").is_file()
+        assert numdev("report", "results=kept/of_may", "study=toy").code == 0
+        assert not Path("reports/toy/report.pdf").exists(), "of tables that are replaced"
+        ran = numdev("report", "results=kept/of_may", "study=other", "out=reports/toy")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "it holds the report on toy in kept/of_may" in ran.err
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            (("measure", "results=file"), "results"),
+            (("measure", "results=file/below"), "results"),
+            (("measure", "-m", "problem.n=8,16", "results=file"), "results"),
+            (("measure", "plot=x: problem.n", "out=file"), "out"),
+            (("measure", "--config-dir", "mine", "study=toy", "results=file"), "results"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "results=file"), "results"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "out=file"), "out"),
+            (("paper", "--config-dir", "mine", "studies=[toy]", "out=old"), "out"),
+            (("speed", "results=file"), "results"),
+            (("speed", "study=speed_cpu", "out=file"), "out"),
+            (("train", "results=file"), "results"),
+            (("train", "study=fig8", "out=old"), "out"),
+            (("map", "out=file"), "out"),
+        ],
+    )
+    def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+        self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], field: str
+    ) -> None:
+        def measured(*_: object, **__: object) -> None:
+            raise AssertionError("measured")
+
+        monkeypatch.setattr(Runner, "measure", measured)
+        Path("file").touch()
+        Path("old").mkdir()
+        Path("old/columns.md").touch()
+        ran = numdev(*given)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
+        assert ran.err.startswith(f"{field}: ")
 
     def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
         small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")

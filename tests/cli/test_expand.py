@@ -225,14 +225,16 @@ class TestBadStudies:
             ({"scenarios": {"s": {"role": "papers"}}}, r"study\.scenarios\.s\.role: 'papers' .*paper"),
             ({"axes": {"step": {"one": {"role": "star"}}}}, r"axes\.step\.one\.role: 'star' .*control"),
             ({"scenarios": {"s": {"title": " "}}}, r"study\.scenarios\.s\.title: ' ' .*in words"),
-            ({"settings": {"s": {}}}, r"study: 'toy' .*'settings'.*a study has .*scenarios"),
+            ({"settings": {"s": {}}}, r"study: 'toy' .*no field settings; .*scenarios"),
+            ({"scenario": {"s": {}}}, r"study: 'toy' .*no field scenario; did you mean scenarios"),
+            ({"axess": {}, "claim": []}, r"study: 'toy' .*no field axess; did you mean axes"),
             ({"base": {"device": "cpu"}}, r"device: 'cpu' .*command line"),
             ({"base": {"tiling": {"bc": 0}}}, r"tiling: "),
             ({"base": {"tiling.bc": 0}}, r"tiling\.bc: 0 .*at least 1 \(study toy, scenario default\)"),
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
             (
                 {"axis": {}},
-                r"study: 'toy' .*'axis'.*a study has title, figure, more, claims, question, plot, base, scenarios, axes",
+                r"study: 'toy' .*no field axis; did you mean axes, or another of title, figure, more, claims, question, plot",
             ),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],
@@ -349,6 +351,61 @@ def test_a_study_knows_what_the_command_line_changed(task: dict[str, Any], overr
     made = study(task, base={"problem.n": 128}, axes={"precision": ["bf16", "fp16"]})
     assert made.overrides == overrides
     assert made.manifest(["k"] * len(made.points), "deviation")["overrides"] == list(overrides)
+
+
+def _scenarios(name: str, **task: Any) -> tuple[set[str], Study]:
+    made = Expander(LIBRARY, {key.replace("__", "."): value for key, value in task.items()}).study(name, LIBRARY.study(name))
+    return {point.scenario for point in made.points}, made
+
+
+class TestScenariosThatTheCommandLineContradicts:
+    @pytest.mark.parametrize("name", ["fig3", "fig4", "fig5a", "fig4_assumptions"])
+    @pytest.mark.parametrize("option", ["uniform", "normal", "captured", "normal_logits"])
+    def test_every_scenario_that_is_measured_has_the_inputs_of_its_title(self, name: str, option: str) -> None:
+        plain = Expander(LIBRARY).study(name, LIBRARY.study(name))
+        source = {point.scenario: point.problem.source for point in plain.points}
+        own = build.point(Expander(LIBRARY).request({"problem": option})).problem.source
+        wanted = {one for one, its in source.items() if its == own}
+        if not wanted:
+            with pytest.raises(BadInput, match=rf"^study: '{name}' .*other settings than problem={option}; .*a copy"):
+                _scenarios(name, problem=option)
+            return
+        scenarios, made = _scenarios(name, problem=option)
+        assert scenarios == wanted == {one.name for one in made.scenarios}
+        assert {point.scenario: point.problem.source for point in made.points} == {one: source[one] for one in wanted}
+        assert set(made.left_out) == {one.title for one in plain.scenarios if one.name not in wanted}
+        assert made.overrides == ()  # its points are some of the study's own, and so are its titles
+
+    @pytest.mark.parametrize(
+        ("name", "task", "left"),
+        [
+            ("fig3", {"seeds": 2}, 9),
+            ("fig3", {"tiling__bc": 32}, 9),  # no scenario states it: the title says what was changed
+            ("fig3", {"problem__n": 64}, 6),  # captured inputs state the length of their file
+            ("fig3", {"problem__n": 256}, 9),
+            ("fig3", {"softmax": "fa2"}, 6),
+            ("fig3", {"softmax__maximum": "running"}, 6),  # the file of fa1 states another one
+            ("fig3", {"precision": "bf16"}, 6),  # the others have FP32 inside
+            ("fig3", {"precision": "kernel_bf16"}, 3),
+            ("fig3", {"precision": "e4m3fn"}, 6),  # every step in F, of another F
+            ("fig5a", {"problem__n": 4096}, 2),
+            ("delta", {"problem__source__copies": 1}, 3),
+        ],
+    )
+    def test_are_left_out(self, name: str, task: dict[str, Any], left: int) -> None:
+        stated = {key.replace("__", "."): value for key, value in task.items()}
+        made = replace(Expander(LIBRARY).of(name), task=stated).study(name, LIBRARY.study(name))
+        assert len(made.scenarios) == left
+        assert len(made.left_out) == len(LIBRARY.study(name)["scenarios"]) - left
+
+    def test_a_group_replaces_the_settings_that_a_scenario_states_of_it(self) -> None:
+        parts: dict[str, Any] = {
+            "base": {"problem": "tied"},
+            "scenarios": {"ties": {"problem.source.copies": 2}, "any": {"tiling.bc": 16}},
+        }
+        assert [point.scenario for point in study({"problem": "normal"}, **parts).points] == ["any"]
+        assert len(study({"problem": "tied"}, **parts).points) == 1  # four copies again
+        assert len(study({"problem": "tied", "problem.source.copies": 2}, **parts).scenarios) == 2
 
 
 def test_captured_heads_are_all_measured_unless_a_number_is_given() -> None:

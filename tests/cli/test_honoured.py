@@ -200,7 +200,7 @@ class TestTheLaw:
             if set(stated) <= honours:
                 build.point(asked)
             else:
-                with pytest.raises(NotHonoured, match=rf"^{group}: '{option}' .*attention={kind} does not honour {group}\."):
+                with pytest.raises(NotHonoured, match=rf"^{group}: '{option}' .*attention={kind} does not read {group}\."):
                     build.point(asked)
 
 
@@ -281,7 +281,7 @@ class TestWords:
             ({"tiling.stride": 5}, r"tiling\.stride: 5 .*only with tiling\.order=strided"),
             ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*only with precision=fp32"),
             ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
-            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not honour"),
+            ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read"),
             (
                 {"baseline": "emulation", "baseline.precision": "fp16"},
                 r"baseline\.precision: .*baseline=emulation does not",
@@ -419,7 +419,7 @@ class TestStudies:
         records = list(store.records())
         assert len(records) == len(made.points)  # each filed for itself, by what it states
         assert {record.status for record in records} == {Status.UNSUPPORTED}
-        assert all("attention=sdpa does not honour" in record.reason and not record.rows for record in records)
+        assert all("attention=sdpa does not read" in record.reason and not record.rows for record in records)
         assert {record.config["variant"]["type"] for record in records} == {"Refused"}
         assert run(made, bench, store).skipped == len(made.points)
 

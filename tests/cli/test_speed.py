@@ -71,7 +71,7 @@ def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
     ("arguments", "words"),
     [
         (("out=shown",), "out: 'shown' cannot be used; a study ends with a report"),
-        (("attention=flex", "tiling.splits=2"), "tiling.splits: 2 cannot be used; attention=flex does not honour it"),
+        (("attention=flex", "tiling.splits=2"), "tiling.splits: 2 cannot be used; attention=flex does not read it"),
         (("baseline.normalise=end",), "baseline.normalise: only baseline=eager and baseline=uniform have it"),
         (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),

@@ -94,7 +94,7 @@ class TestWhatIsMade:
             ({"baseline.numerics": "bf16"}, "baseline.numerics: 'bf16' .*autocast_bf16"),
             ({"rung.restart": "exakt"}, "rung.restart: 'exakt' .*did you mean exact"),
             ({"backward": "tiled", "tiling.sram": 4096}, "tiling.sram: 4096 .*give tiling.br"),
-            ({"backward": "sdpa", "precision": "bf16", "tiling.bc": 32}, "tiling.bc: 32 .*backward=sdpa does not honour it"),
+            ({"backward": "sdpa", "precision": "bf16", "tiling.bc": 32}, "tiling.bc: 32 .*backward=sdpa does not read it"),
             ({"rung.ranks": 0}, "rung.ranks: 0 "),
             ({"baseline": "eager"}, "baseline: 'eager' .*it is not a baseline for"),
             ({"task": "scenes_smal"}, "task: 'scenes_smal' .*did you mean scenes_small"),

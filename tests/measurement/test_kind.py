@@ -142,8 +142,8 @@ def test_kinds_that_stand_beside_one_another_have_folders_of_their_own(store: St
     points = (StudyPoint(problem(16), Exact(), None, 1, "one", {"n": 16}),)
     run(Study("far", "Far", None, (), points), Runner(Deviations(ATTENTION), "cpu"), store)
     make_report(store.path, tmp_path / "both", console=Console(file=StringIO()))
-    assert set(pd.read_csv(tmp_path / "both" / "results.csv")["study"]) == {"far"}
-    assert set(pd.read_csv(tmp_path / "both" / "largest" / "results.csv")["study"]) == {"mine"}
+    assert set(pd.read_parquet(tmp_path / "both" / "results.parquet")["study"]) == {"far"}
+    assert set(pd.read_parquet(tmp_path / "both" / "largest" / "results.parquet")["study"]) == {"mine"}
     with pytest.raises(BadInput, match="a figure is of one kind; name the studies of deviation or largest"):
         make_report(store.path, tmp_path / "no", plot={"x": "n"})
 

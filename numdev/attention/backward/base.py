@@ -72,7 +72,7 @@ class Gradients:
 
 @runtime_checkable
 class Backward(Protocol):
-    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for a request that it cannot honour."""
+    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for a request that it cannot meet."""
 
     @property
     def formats(self) -> dict[str, Format]:

@@ -8,14 +8,19 @@ the sources of the compiled modules: `sources` is a variable of every function h
 from __future__ import annotations
 
 import hashlib
+import logging
+import multiprocessing
 import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 from numdev.attention.fused import layout, passes, rounding
+
+LOG = logging.getLogger("numdev")
 
 
 def is_writable(folder: Path) -> bool:
@@ -43,6 +48,25 @@ def stamp(*modules: ModuleType) -> str:
         found.update(Path(str(module.__file__)).read_bytes())
     return found.hexdigest()
 
+
+class Announce(event.Listener):  # type: ignore[misc]
+    """Say once, before it happens, that a pass is compiled: the first point seems to hang otherwise."""
+
+    def __init__(self) -> None:
+        self.done = not multiprocessing.current_process().name.endswith(("MainProcess", "-1"))  # of several workers the first
+
+    def on_start(self, event: event.Event) -> None:
+        if self.done or not event.data["dispatcher"].py_func.__module__.startswith("numdev."):
+            return
+        self.done = True
+        again = "later commands find it compiled" if is_cached() else "NUMBA_CACHE_DIR names a folder to keep it in"
+        LOG.warning("compiling the arithmetic of tiles for this processor, which takes about half a minute; %s", again)
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing: the figures follow."""
+
+
+event.register("numba:compile", Announce())
 
 MODULES = (layout, rounding, passes)
 

@@ -65,7 +65,7 @@ class Request:
             if field.name not in _READ and getattr(soft, field.name) != field.default:
                 default = field.default.value if isinstance(field.default, Enum) else field.default
                 mend = f"give {'null' if default is None else default}, or attention=tiled"
-                raise Unsupported(f"softmax.{field.name}", f"the kernel does not honour it; {mend}")
+                raise Unsupported(f"softmax.{field.name}", f"the kernel does not read it; {mend}")
         if isinstance(self.precision.probabilities, Microscaled):
             raise Unsupported("precision.probabilities", "the kernel cannot round P to a microscaled format; use attention=tiled")
         if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:

@@ -35,7 +35,7 @@ SIGNIFICANT = 0.05  # adjusted p-values below it
 
 
 class Change(Enum):
-    """What became of a comparison from A to B, gravest first."""
+    """What became of a comparison from A to B, worst first."""
 
     BROKEN = "broken"  # a result in A; in B none, or zeros, or more NaN and Inf
     ONLY_A = "only in A"  # B lacks the point

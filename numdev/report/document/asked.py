@@ -26,7 +26,7 @@ class Asked:
     Attributes:
         plot: draws it.
         rows: what it is drawn from.
-        notes: what the reader should know of the rows: points that are missing, torn files.
+        notes: what the reader should know of the rows: points that are missing, damaged files.
     """
 
     plot: Plot

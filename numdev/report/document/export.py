@@ -17,6 +17,7 @@ from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, is_broken
 from numdev.report.reading.once import is_repeated
+from numdev.report.reading.primary import is_compared
 from numdev.report.reading.rows import Rows
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 from numdev.report.reading.words import Words
@@ -30,32 +31,50 @@ _GROUP = [*PLACE, "subject", "output", "reference"]
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
 
 
-def write_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
-    """Write results.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json into `out`.
+def write_tables(results: Results, claims: list[ClaimResult], out: Path, csv: bool = False) -> None:
+    """Write results.parquet, deviations.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json.
 
-    Times differ from run to run and stand in timings.csv alone. With `parquet`, results.parquet beside results.csv.
+    Times differ from run to run and stand in timings.csv alone. With `csv`, results.csv in place of results.parquet.
 
     Raises:
         StoreError: if a file cannot be written.
     """
     rows, once = results.stored, ~is_repeated(results.stored)
     tables: dict[str, Callable[[], pd.DataFrame]] = {  # made one by one: of a large study each takes memory
+        "deviations.csv": lambda: _deviations(rows, results.points),
         "summary.csv": lambda: summarise(rows, results.points, once),
         "points.csv": lambda: results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": lambda: results.points.reindex(columns=[*PLACE, "seconds"]),
         "claims.csv": lambda: claim_table(claims),
     }
-    write_atomically(out / "results.csv", csv_of(rows, once))
-    columns = {"results.csv": rows.columns}
+    columns = {write_rows(out, "results", rows, once, csv=csv): rows.columns}
     for name, make in tables.items():
         table = make()
         write_atomically(out / name, csv_of(table))
         columns[name] = list(table.columns)
-    if parquet:
-        write_atomically(out / "results.parquet", parquet_of(rows, once))
     said = dictionary(columns, results.columns | settings(results.manifests.values()))
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
+
+
+def write_rows(
+    out: Path, name: str, rows: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None, *, csv: bool = False
+) -> str:
+    """Write a table with a row per replicate as Parquet, a tenth as large as it is as CSV; returns the name of the file."""
+    file = f"{name}.csv" if csv else f"{name}.parquet"
+    write_atomically(out / file, csv_of(rows, chosen) if csv else parquet_of(rows, chosen))
+    return file
+
+
+def _deviations(rows: Rows, points: pd.DataFrame) -> pd.DataFrame:
+    """What a person reads: of each point how far its primary output is from golden and from the baseline."""
+    wanted = is_compared(rows.own) & rows.own["reference"].isin(("golden", "baseline")).to_numpy(dtype=bool)
+    found = summarise(rows, points, wanted[rows.places(np.arange(len(rows)))])
+    found = found.merge(points[["study", SCENARIO, TITLE]].drop_duplicates(), how="left")
+    labels = [name for name in found if str(name).startswith(LABEL)]
+    shown = [f"{metric}.{statistic}" for metric in ("max_difference", "rmse") for statistic in ("mean", "low", "high")]
+    names = ["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *shown, "key"]
+    return found[[name for name in names if name in found]]  # another operation may have no policies
 
 
 def to_csv(table: pd.DataFrame) -> bytes:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, csv_of, environments, summarise_by
-from numdev.report.document.parquet import parquet_of
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, write_rows
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results, load
@@ -33,16 +32,15 @@ def load_own(store: Store, kind: str, studies: Sequence[str]) -> Results:
     return load(store, studies, kind=kind, tables=list(tables))
 
 
-def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
-    """Write results.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json into `out`.
+def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, csv: bool = False) -> None:
+    """Write results.parquet, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json into `out`.
 
-    A further table has a file of its own name. With `parquet`, results.parquet beside results.csv.
+    A further table has a file of its own name. With `csv`, results.csv in place of results.parquet.
 
     Raises:
         StoreError: if a file cannot be written.
     """
     tables: dict[str, pd.DataFrame | Rows] = {
-        "results.csv": results.stored,
         "summary.csv": summary_of(results),
         "points.csv": results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": results.points.reindex(columns=[*PLACE, "seconds"]),
@@ -52,10 +50,9 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, par
         tables[f"{name}.csv" if f"{name}.csv" not in tables else f"table_{name}.csv"] = rows
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
-    if parquet:
-        write_atomically(out / "results.parquet", parquet_of(results.stored))
+    rows = write_rows(out, "results", results.stored, csv=csv)
     declared = results.columns | settings(results.manifests.values())
-    said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
+    said = dictionary({name: table.columns for name, table in {rows: results.stored, **tables}.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 

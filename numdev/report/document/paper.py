@@ -38,7 +38,7 @@ def make_report(
     results: Path,
     out: Path,
     studies: Sequence[str] | None = None,
-    parquet: bool = False,
+    csv: bool = False,
     console: Console | None = None,
     *,
     pdf: bool = False,
@@ -55,7 +55,7 @@ def make_report(
         results: folder of a `Store`.
         out: folder of the report; files of the same name are replaced.
         studies: their names; all unless given.
-        parquet: also write results.parquet.
+        csv: write a row per replicate into results.csv instead of results.parquet.
         console: where to print.
         pdf: also set report.pdf.
         html: also write report.html, one file with the claims, the figures and a table of the rows.
@@ -80,14 +80,12 @@ def make_report(
     notes: list[str] = []
     for kind in sorted(wanted, key=_place) if wanted or timed else (DEVIATION,):
         folder = out / kind if parts else out  # the tables of all kinds have the same names
-        part, found = _report(store, kind, wanted.get(kind, studies), (folder, console), plot, parquet=parquet)
+        part, found = _report(store, kind, wanted.get(kind, studies), (folder, console), plot, csv=csv)
         parts.append(part)
         notes += found
     if parts and (pdf or html):
         beside = [kind for kind in (TRAINING, SPEED) if kind not in wanted] if _is_paper(parts[0]) else []
         _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html)
-    if parts:
-        console.print(f"report: {out}", markup=False, highlight=False)
     sound = not any(bad_outputs(part.results) for part in parts)
     return (not timed or make_speed_report(results, out / SPEED if parts else out, console, timed, plot)) and sound
 
@@ -109,14 +107,14 @@ def _report(
     written: tuple[Path, Console],
     plot: Mapping[str, Any] | None,
     *,
-    parquet: bool,
+    csv: bool,
 ) -> tuple[Part, list[str]]:
     """Write the tables, the claims and the figures of one kind of measurement into the folder `written`, and print; notes too."""
     out, console = written
     loaded = _LOAD.get(kind, partial(load_own, kind=kind))(store, studies=names)
     asked = asked_of(loaded, plot) if plot else None  # checked before anything is written
     claims = judge(claims_of(loaded), loaded)
-    _TABLES.get(kind, write_own_tables)(loaded, claims, out, parquet)
+    _TABLES.get(kind, write_own_tables)(loaded, claims, out, csv)
     worst = worst_table(loaded) if kind == DEVIATION else None
     part = Part(loaded, claims, out / "figures")
     return part, _write_part(part, store.path, asked, console, failures_table(loaded), worst)

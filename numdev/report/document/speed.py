@@ -84,7 +84,6 @@ def make_speed_report(
     for shown in (*tables_shown, claims_table(claims) if claims else None):
         if shown is not None:
             console.print(shown)
-    console.print(f"report: {out}", markup=False, highlight=False)
     return not bad
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.export import claim_table, csv_of, environments, summarise_by
-from numdev.report.document.parquet import parquet_of
+from numdev.report.document.export import claim_table, csv_of, environments, summarise_by, write_rows
 from numdev.report.reading.columns import dictionary
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.frames import LABEL, PLACE, Results
@@ -26,17 +25,16 @@ _ABOUT = (
 _GROUP = ["step", "tensor"]
 
 
-def write_training_tables(results: Results, claims: list[ClaimResult], out: Path, parquet: bool = False) -> None:
-    """Write weights.csv, summary.csv, loss.csv, runs.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json.
+def write_training_tables(results: Results, claims: list[ClaimResult], out: Path, csv: bool = False) -> None:
+    """Write weights.parquet, summary.csv, loss.csv, runs.csv, points.csv, timings.csv, claims.csv, columns.md, environment.json.
 
-    Where runs were watched, watch.csv too. With `parquet`, weights.parquet beside weights.csv.
+    Where runs were watched, watch.csv too. With `csv`, weights.csv in place of weights.parquet.
 
     Raises:
         StoreError: if a file cannot be written.
     """
     weights = _narrow(results.stored)
     tables: dict[str, pd.DataFrame | Rows] = {
-        "weights.csv": weights,
         "summary.csv": summarise_weights(weights.frame()),
         "loss.csv": _narrow(results.further[LOSS]),
         "runs.csv": _narrow(results.further[RUN]),
@@ -47,10 +45,9 @@ def write_training_tables(results: Results, claims: list[ClaimResult], out: Path
     }
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
-    if parquet:
-        write_atomically(out / "weights.parquet", parquet_of(weights))
+    rows = write_rows(out, "weights", weights, csv=csv)
     declared = {name: _of_weights(column) for name, column in results.columns.items()} | settings(results.manifests.values())
-    said = dictionary({name: table.columns for name, table in tables.items()}, declared, _ABOUT)
+    said = dictionary({name: table.columns for name, table in {rows: weights, **tables}.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 

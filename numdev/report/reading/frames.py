@@ -65,7 +65,7 @@ class Results:
         manifests: the studies' manifests by name.
         environments: the different environments, in the order in which points need them.
         missing: how many points of a study have no record yet.
-        notes: what the reader should know: points missing, torn files.
+        notes: what the reader should know: points missing, damaged files.
         columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
         further: rows of other tables of the records, by the table's name, with the columns of their point as in `rows`.
     """
@@ -194,7 +194,7 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
             raise BadInput("results", str(store.path), mend)
     kept = {name: manifest for name, manifest in manifests.items() if kind in (None, manifest["kind"])}
     if not kept:
-        torn = f"; {', '.join(str(path) for path in store.torn)} is torn" if store.torn else ""
+        torn = f"; {', '.join(str(path) for path in store.torn)} is damaged" if store.torn else ""
         other = f" but {', '.join(manifests)}, {_on_which(manifests.values())}" if manifests else ""
         _, command = _COMMANDS.get(kind or "deviation", ("", f"numdev measure, by the kind {kind}"))
         mend = f"it holds no results{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
@@ -223,7 +223,7 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
         of = len(manifests[name]["points"])
         yield f"{name}: {count} of {of} points are not measured yet; run the study again to finish it"
     for path in store.torn:
-        yield f"{path} is torn and counts as not measured; run its study again"
+        yield f"{path} is damaged and counts as not measured; run its study again"
 
 
 def _facts(record: Record, labels: Mapping[str, Any], environment: int, lacking: frozenset[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -67,3 +67,21 @@ def test_the_stamp_follows_every_compiled_source(
             patch.setattr(module, "__file__", str(copy))
             assert entry.stamp(*modules) != before
     assert entry.stamp(*modules) == before
+
+
+def test_what_takes_half_a_minute_is_said_once_and_before_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    from numba.core.event import Event, EventStatus
+
+    def compiles(module: str) -> Event:
+        def function() -> None: ...
+
+        function.__module__ = module
+        return Event("numba:compile", EventStatus.START, {"dispatcher": SimpleNamespace(py_func=function)})
+
+    announce = entry.Announce()
+    announce.on_start(compiles("users.own"))
+    assert not caplog.messages
+    for _ in range(2):
+        announce.on_start(compiles("numdev.attention.fused.entry"))
+    (said,) = caplog.messages
+    assert said.startswith("compiling the arithmetic of tiles for this processor, which takes about half a minute; ")

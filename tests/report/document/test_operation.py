@@ -62,7 +62,7 @@ def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
     out = path / "out"
     assert (out / "report.pdf").read_bytes().startswith(b"%PDF-")
     assert {file.name for file in (out / "figures").iterdir()} == {"rmsnorm_blocks.png", "rmsnorm_blocks.svg"}
-    rows = pd.read_csv(out / "results.csv", low_memory=False)
+    rows = pd.read_parquet(out / "results.parquet")
     assert set(rows.query("primary")["output"]) == {"y"}
     assert not OF_ATTENTION.search(printed)
     loaded = load(Store(path / "results"))

@@ -22,7 +22,7 @@ from numdev.results.record import Status
 from numdev.results.store import Store
 from tests.toy_studies import title_of
 
-TABLES = ("results.csv", "summary.csv", "points.csv", "timings.csv", "claims.csv")
+TABLES = ("deviations.csv", "summary.csv", "points.csv", "timings.csv", "claims.csv")
 
 
 def report(results: Path, out: Path, studies: list[str] | None = None) -> str:
@@ -46,7 +46,7 @@ def made(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_a_report_is_complete(made: tuple[Path, str]) -> None:
     names = set(files(made[0]))
-    assert names >= {*TABLES, "claims.md", "columns.md", "environment.json"}
+    assert names >= {*TABLES, "results.parquet", "claims.md", "columns.md", "environment.json"}
     figures = ("fig4", "fig5", "fig5_fig5b", "sign")
     assert {name for name in names if "/" in name} == {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")}
 
@@ -62,9 +62,9 @@ def test_the_same_results_give_the_same_report(toy_results: Store, made: tuple[P
     }
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, "results.parquet"])
 def test_every_column_is_in_the_dictionary(made: tuple[Path, str], name: str) -> None:
-    columns = pd.read_csv(made[0] / name, nrows=1).columns
+    columns = (pd.read_parquet if name.endswith(".parquet") else pd.read_csv)(made[0] / name).columns
     dictionary = (made[0] / "columns.md").read_text()
     section = dictionary.split(f"## {name}\n")[1].split("\n## ")[0]
     for column in columns:
@@ -73,7 +73,27 @@ def test_every_column_is_in_the_dictionary(made: tuple[Path, str], name: str) ->
 
 
 def test_every_metric_is_a_column(made: tuple[Path, str]) -> None:
-    assert set(METRICS) <= set(pd.read_csv(made[0] / "results.csv", nrows=1).columns)
+    assert set(METRICS) <= set(pd.read_parquet(made[0] / "results.parquet"))
+
+
+def test_deviations_have_a_row_for_each_point_and_reference(made: tuple[Path, str]) -> None:
+    rows, points = pd.read_parquet(made[0] / "results.parquet"), pd.read_csv(made[0] / "points.csv")
+    found = pd.read_csv(made[0] / "deviations.csv").set_index(["study", "scenario.title", "key", "reference"])
+    assert found.index.is_unique
+    assert len(found) == 2 * len(points)
+    own = rows[(rows["subject"] == "variant") & (rows["output"] == "out")]
+    means = own.groupby(["study", "scenario.title", "key", "reference"])["rmse"].mean()
+    assert found["rmse.mean"].to_dict() == pytest.approx(means.loc[found.index].to_dict(), rel=1e-8)  # nine digits are written
+
+
+def test_rows_are_text_where_that_is_asked_for(toy_results: Store, tmp_path: Path) -> None:
+    make_report(toy_results.path, tmp_path / "csv", ["sign"], csv=True, console=Console(quiet=True))
+    make_report(toy_results.path, tmp_path / "parquet", ["sign"], console=Console(quiet=True))
+    names = {kind: {path.name for path in (tmp_path / kind).glob("results.*")} for kind in ("csv", "parquet")}
+    assert names == {"csv": {"results.csv"}, "parquet": {"results.parquet"}}
+    text, whole = pd.read_csv(tmp_path / "csv" / "results.csv"), pd.read_parquet(tmp_path / "parquet" / "results.parquet")
+    assert list(text) == list(whole)
+    assert text["rmse"].to_numpy() == pytest.approx(whole["rmse"].to_numpy(), rel=1e-8)
 
 
 def test_timings_stand_alone(made: tuple[Path, str]) -> None:
@@ -152,7 +172,7 @@ def test_missing_and_torn_records_are_noted(toy_results: Store, tmp_path: Path) 
     second.write_bytes(second.read_bytes()[:100])
     printed = report(store.path, tmp_path / "out", ["sign"])
     assert "note: sign: 2 of 4 points are not measured yet" in printed
-    assert f"{second.name} is torn" in printed.replace("\n", "")
+    assert f"{second.name} is damaged" in printed.replace("\n", "")
 
 
 def test_failures_are_listed_with_their_reasons(toy_results: Store, tmp_path: Path) -> None:
@@ -188,7 +208,7 @@ def test_a_study_without_a_figure_or_claims_has_its_tables(toy_results: Store, t
     store = changed(toy_results, tmp_path / "results")
     store.put_study("sign", store.studies()["sign"] | {"figure": None, "claims": []})
     assert "Claims" not in report(store.path, tmp_path / "out", ["sign"])
-    assert len(pd.read_csv(tmp_path / "out" / "results.csv")) > 0
+    assert len(pd.read_parquet(tmp_path / "out" / "results.parquet")) > 0
 
 
 def test_no_results_say_how_to_make_some(tmp_path: Path) -> None:

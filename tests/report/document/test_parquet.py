@@ -78,7 +78,7 @@ def results(toy_results: Store) -> Results:
 
 def test_a_report_has_the_distinct_rows(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GROUP", 1000)
-    write_tables(results, [], tmp_path, parquet=True)
+    write_tables(results, [], tmp_path)
     data = (tmp_path / "results.parquet").read_bytes()
     assert pq.read_metadata(io.BytesIO(data)).num_row_groups > 1
     assert_same(data, pandas_writes(distinct(results.rows)))

@@ -49,7 +49,7 @@ def shown(made: Path) -> dict[str, Any]:
 
 def test_the_files_of_a_report(made: Path) -> None:
     out = made / "out"
-    tables = {"weights.csv", "summary.csv", "loss.csv", "runs.csv", "points.csv", "timings.csv", "claims.csv"}
+    tables = {"weights.parquet", "summary.csv", "loss.csv", "runs.csv", "points.csv", "timings.csv", "claims.csv"}
     assert {path.name for path in out.iterdir()} == tables | {
         "claims.md",
         "columns.md",
@@ -111,9 +111,9 @@ def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -
     store = stored(tmp_path / "results", FEW[:2], "fig7")
     run(sign(Size(n=16, dim=8, seeds=2)), Bench(Exact(), "cpu"), store)
     make_report(tmp_path / "results", tmp_path / "out", ["sign", "fig7"], console=Console(quiet=True))
-    assert (tmp_path / "out" / "results.csv").is_file()
+    assert (tmp_path / "out" / "results.parquet").is_file()
     assert (tmp_path / "out" / "figures" / "sign.svg").is_file()
-    assert (tmp_path / "out" / "training" / "weights.csv").is_file()
+    assert (tmp_path / "out" / "training" / "weights.parquet").is_file()
     assert (tmp_path / "out" / "training" / "figures" / "fig7.svg").is_file()
     assert not (tmp_path / "out" / "figures" / "fig7.svg").is_file()
 

@@ -146,7 +146,7 @@ def test_torn_files_are_named(tmp_path: Path) -> None:
     torn = tmp_path / "records" / "b.json"
     torn.write_bytes(torn.read_bytes()[:40])
     notes = load(store).notes
-    assert any(str(torn) in note and "torn" in note for note in notes)
+    assert any(str(torn) in note and "damaged" in note for note in notes)
 
 
 def test_nothing_measured_still_loads(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
     found = load(store)
     assert found.rows.empty
     write_tables(found, [], tmp_path / "out")
-    assert (tmp_path / "out" / "results.csv").read_text().startswith("study,scenario,key")
+    assert list(pd.read_parquet(tmp_path / "out" / "results.parquet"))[:3] == ["study", "scenario", "key"]
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_torn_manifest_is_named_where_nothing_else_is_there(tmp_path: Path) ->
     torn = tmp_path / "studies" / "fig3.json"
     torn.parent.mkdir()
     torn.write_text('{"name": "fi')
-    with pytest.raises(BadInput, match=r"fig3\.json is torn"):
+    with pytest.raises(BadInput, match=r"fig3\.json is damaged"):
         load(Store(tmp_path))
 
 

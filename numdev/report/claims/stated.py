@@ -8,7 +8,7 @@ or at the narrowest. A claim on the largest difference is judged by RMSE too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -73,7 +73,7 @@ def weigh(stated: StatedClaim, rows: pd.DataFrame, names: Wording = _PLAIN_NAMES
 
 def _sentence_first(found: Evidence) -> Evidence:
     sentence = f"{found.sentence[0].upper()}{found.sentence[1:]}"
-    return Evidence(found.figure, sentence, found.questions, found.beside)
+    return replace(found, sentence=sentence)
 
 
 def _of_output(rows: pd.DataFrame, stated: StatedClaim) -> pd.DataFrame:

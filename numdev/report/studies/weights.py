@@ -26,7 +26,7 @@ from numdev.report.claims.finding import (
 )
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import of, ordered
-from numdev.report.statistics.estimates import Interval, Share, mean, significant
+from numdev.report.statistics.estimates import Interval, mean, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
 
@@ -39,7 +39,6 @@ _LESS = {
 }
 _BESIDE = (LARGEST, SIZE)  # what is told beside the Wasserstein distance, and decides nothing
 _FIRST = f"The {METRICS[WASSERSTEIN]}"
-_NONE = Region(-1e-300, 1e-300)  # zero and nothing else
 
 
 def weigh_fig7(rows: pd.DataFrame) -> Evidence:
@@ -180,10 +179,10 @@ def _same_bits(rows: pd.DataFrame, found: list[Rung], fails: str) -> Evidence:
     """Whether no weight of some rungs ever differs from the reference's; `fails` is what it means if one does."""
     most = max(_largest(rows, rung) for rung in found)
     count = len({(rung.name, seed) for rung in found for seed in rung.rows["seed"]})
-    value = Interval.of([Share(most, 0.0, 0)], count)  # whether bits differ: there is no chance in it
+    seen = Verdict.FAILS if most else Verdict.HOLDS
     text = "exactly 0" if most == 0 else significant(most)
     sentence = f"The largest difference of any weight at any step is {text}, over {count} {'run' if count == 1 else 'runs'}."
-    return Evidence(f"max difference {text}", sentence, (Question(value, _NONE),), says={Verdict.FAILS: fails})
+    return Evidence(f"max difference {text}", sentence, says={Verdict.FAILS: fails}, seen=seen)
 
 
 def _largest(rows: pd.DataFrame, sham: Rung) -> float:

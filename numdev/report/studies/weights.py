@@ -28,7 +28,7 @@ from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import of, ordered
 from numdev.report.statistics.estimates import Interval, mean, significant
 from numdev.report.studies.groups import Group
-from numdev.report.studies.rungs import LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
+from numdev.report.studies.rungs import ACTS, LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
 
 TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
 ULP = "One unit in the last place of one weight moves the weights as much as flash attention does"
@@ -135,7 +135,7 @@ def weigh_fig8_ranks(rows: pd.DataFrame) -> Evidence:
 
 def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
     found = _sound(rows)
-    controls, flash = of_group(found, group), of_group(found, Group.FLASH)
+    (controls, idle), flash = _acting(of_group(found, group)), of_group(found, Group.FLASH)
 
     times = [over(control.last(WASSERSTEIN), rung.last(WASSERSTEIN)) for control in controls for rung in flash]
     rest = [
@@ -143,7 +143,8 @@ def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
         for metric in _BESIDE
     ]
     each = _nested(controls, flash, WASSERSTEIN)
-    sentence = f"{_FIRST} with {group.words} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}"
+    control = controls[0].name if len(controls) == 1 else group.words
+    sentence = f"{_FIRST} with {control} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}{idle}"
     says = {Verdict.HOLDS: f"{words}.", Verdict.FAILS: _LESS[words]}
     return Evidence(
         _span(times), sentence + _stopped([*flash, *controls]), tuple(Question(one, NO_SMALLER) for one in times), says=says
@@ -167,12 +168,33 @@ def weigh_restart_exact(rows: pd.DataFrame) -> Evidence:
 def weigh_restart_lossy(rows: pd.DataFrame) -> Evidence:
     """A resume from less than the whole checkpoint moves the weights more than one ulp in one weight does."""
     found = _sound(rows)
-    lossy, controls = [rung for rung in of_group(found, Group.RESTART) if not rung.is_exact], of_group(found, Group.ULP)
+    lossy, moved = [rung for rung in of_group(found, Group.RESTART) if not rung.is_exact], of_group(found, Group.ULP)
     if not lossy:
         raise NotMeasured("no run was resumed from less than its checkpoint")
+    controls, idle = _acting(moved)
     times = [over(rung.last(WASSERSTEIN), control.last(WASSERSTEIN)) for rung in lossy for control in controls]
-    sentence = f"{_FIRST} with a resume over that with {Group.ULP.words}: {_nested(lossy, controls, WASSERSTEIN)}."
+    other = controls[0].name if len(controls) == 1 else Group.ULP.words
+    sentence = f"{_FIRST} with a resume over that with {other}: {_nested(lossy, controls, WASSERSTEIN)}.{idle}"
     return Evidence(_span(times), sentence + _stopped([*lossy, *controls]), tuple(Question(each, LARGER) for each in times))
+
+
+def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
+    """The controls that act, and a sentence on those that do not: what has no effect is no measure of an effect.
+
+    Raises:
+        Undecidable: if none acts.
+    """
+    idle = {rung.name: rung.idle() for rung in controls}
+    acting = [rung for rung in controls if not idle[rung.name]]
+    told = ", ".join(
+        f"{rung.name} (in {idle[rung.name]} of {len(rung.last(WASSERSTEIN))} replicates the {METRICS[WASSERSTEIN]} at the last step "
+        f"is not above {ACTS:g} times that before the first)"
+        for rung in controls
+        if idle[rung.name]
+    )
+    if not acting:
+        raise Undecidable(f"the control did not act: {told}")
+    return acting, f" Left out, because the control did not act: {told}." if told else ""
 
 
 def _same_bits(rows: pd.DataFrame, found: list[Rung], fails: str) -> Evidence:
@@ -279,8 +301,8 @@ def _size(flash: Rung, found: Mapping[Group, Rung]) -> str:
 
 
 def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    if Group.ULP not in found:
-        raise Undecidable("no weight was moved by one ulp")
+    if Group.ULP not in found or found[Group.ULP].idle():
+        raise Undecidable("no weight was moved by one ulp, or the forward pass saw nothing of it")
     times = over(found[Group.ULP].last(WASSERSTEIN), flash.last(WASSERSTEIN))
     return (
         f"With {found[Group.ULP].name} before training, and baseline attention throughout, the Wasserstein distance at step "

@@ -25,7 +25,7 @@ from numdev.results.record import student_quantile, summary
 Floats = NDArray[np.float64]
 
 STEP = math.log(2)
-"""What one replicate can add to, or take from, the logarithm that equal replicates share: see `p_of_equal`."""
+"""How far beyond a bound a replicate is taken to lie that differs from equal ones, in logarithms: see `p_of_equal`."""
 _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less: equal values have slope 0, not 1e-16
 
 
@@ -63,13 +63,13 @@ def p_of_equal(distance: float, count: int) -> float:
     """The p-value, from `count` replicates that are all equal, of the hypothesis that the mean of all lies `distance` away.
 
     Equal replicates have no standard error: what they bound is the share s of replicates that differ from them, which is below
-    `largest_share(count)` (Clopper & Pearson 1934). A replicate that differs is taken to do so by at most a factor of two, as a
-    maximum of one ulp that becomes two, or none of two that becomes one: `STEP` on the scale of logarithms. So does an
-    exponent: where half of the values double, a line over `R >= 1.5` in log x (x over a factor of 4.5) turns by at most
-    `1.5 log 2 / R <= STEP`. Then a mean that is `distance` away needs s >= distance / STEP, and `count` replicates show none
-    that differs with probability (1 - s)^count. s counts as 1/2 at most: then p is that of the sign test, and never 0.
+    `largest_share(count)` (Clopper & Pearson 1934). A replicate that differs is taken to lie at most a factor of two, `STEP`,
+    beyond the bound that is `distance` away: a maximum of one ulp becomes two, and if half of the values over R in log x double,
+    their exponent changes by at most `1.5 log 2 / R`, which is below `STEP` where x spans a factor of 4.5 or more. Then the mean
+    lies at the bound only if `s >= distance / (distance + STEP)`, and `count` replicates show none that differs with probability
+    `(1 - s)^count`, which is never 0.
     """
-    return (1 - min(0.5, max(0.0, distance) / STEP)) ** count
+    return (STEP / (max(0.0, distance) + STEP)) ** count
 
 
 def largest_share(count: int, confidence: float = 0.95) -> float:

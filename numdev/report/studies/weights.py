@@ -260,16 +260,16 @@ def _span(found: list[Interval]) -> str:
     return low.text() if len(found) == 1 else f"{low.text()} to {high.text()}"
 
 
-def findings(results: Results) -> Iterator[tuple[str, str]]:
-    """A heading and a sentence for each finding, of the study with the most kinds of runs."""
+def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
     measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
     found = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
     flash = found.get(Group.FLASH)
     if flash is None:
         return
-    for heading, tell in _FINDINGS.items():
+    for heading, (tell, claims) in _FINDINGS.items():
         try:
-            yield heading, tell(flash, found)
+            yield heading, tell(flash, found), claims
         except Undecidable:
             continue
 
@@ -311,7 +311,7 @@ def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
 
 
 _FINDINGS = {
-    "Growth over training": _growth,
-    "Size compared with other changes": _size,
-    "Sensitivity of training": _chaos,
+    "Growth over training": (_growth, ("fig7",)),
+    "Size compared with other changes": (_size, ("fig8", "fig8_precision")),
+    "Sensitivity of training": (_chaos, ("fig8_ulp",)),
 }

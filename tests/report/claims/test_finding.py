@@ -167,13 +167,14 @@ def test_clusters_that_disagree_decide_nothing() -> None:
 
 @given(st.integers(2, 60), st.floats(0.3, 3.0), st.sampled_from([LARGER, SMALLER, ALIKE, ABOVE]))
 def test_equal_replicates_bound_a_share(count: int, value: float, region: Region) -> None:
-    """By the binomial test: none of `count` differs, and a share of log(bound / value) / log 2, at most a half, would have to."""
+    """By the binomial test: none of `count` differs, and the share would have to that, twice beyond the bound, takes the mean there."""
     p = min(region.p(ratio([value] * count, [1.0] * count)))
     bounds = [bound for bound in (region.low, region.high) if 0 < bound < math.inf]
-    shares = [min(0.5, abs(math.log(bound / value)) / math.log(2)) for bound in bounds]
+    distances = [abs(math.log(bound / value)) for bound in bounds]
+    shares = [distance / (distance + math.log(2)) for distance in distances]
     expected = [float(stats.binomtest(0, count, share, alternative="less").pvalue) for share in shares]
     assert p == pytest.approx(max(expected), rel=1e-6, abs=1e-9)  # the nearest bound decides
-    assert p >= 0.5**count
+    assert p > 0
 
 
 def test_a_replicate_that_doubles_turns_a_line_by_less_than_is_assumed() -> None:

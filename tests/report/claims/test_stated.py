@@ -60,7 +60,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[], pd.DataFrame], Verdict]] = [
     ("ratio", OF | {"above": 2.0}, lambda: steps(a=3.0, c=1.0), NOT_MEASURED),
     ("order", ORDER, lambda: steps(a=3.0, b=2.0, c=1.0), HOLDS),
     ("order", ORDER, lambda: steps(a=3.0, b=1.0, c=2.0), FAILS),
-    ("order", ORDER, lambda: steps(0.0, a=3.0, b=1.0, c=1.0), FAILS),  # equal is no order
+    ("order", ORDER, lambda: steps(0.0, a=3.0, b=1.0, c=1.0), UNDECIDED),  # equal is no order, in five replicates
     ("order", ORDER, lambda: steps(0.4, a=3.0, b=1.1, c=1.0), UNDECIDED),
     ("order", ORDER, lambda: steps(a=3.0, b=2.0), NOT_MEASURED),
     ("same", OF, lambda: steps(0.005, a=1.02, b=1.0), HOLDS),
@@ -113,11 +113,11 @@ def test_points_are_paired_by_replicate_and_by_what_the_claim_leaves_open() -> N
     rows = lines({"a": 3.0, "b": 1.0}, 1.0, 0.0)
     rows["rmse"] *= rows["seed"].map(lambda seed: 10.0**seed)
     rows = rows[(rows["label.step"] == "a") | (rows["label.problem.n"] != 1024)]
-    found = find(rows, "ratio", **OF, above=2.9)
+    found = find(rows, "ratio", **OF, above=1.5)
     assert (found.verdict, found.figure) == (HOLDS, "ratio 3.00 in every replicate")
     assert found.sentence == (
         "The ratio of the RMSE of out from golden with step = a to that with step = b is 3.00 in every replicate, "
-        "averaged over problem.n."
+        "averaged over problem.n. Where all 5 replicates are equal, at most 45% of others differ (95 %)."
     )
 
 
@@ -208,7 +208,7 @@ def trained(end: Mapping[str, float], until: int = 8) -> pd.DataFrame:
     """Rows of weights as training keeps them: the difference of all weights is what `end` says after step 8, of a tensor 9."""
     rows = [
         {"key": rung, "seed": seed, "step": step, "tensor": tensor, "label.rung": rung, "problem.steps": 8}
-        | {"relative_frobenius": (value * step / 8 if tensor == "model" else 9.0) * (1 + 0.001 * seed)}
+        | {"relative_frobenius": (value * step / 8 if tensor == "model" else 9.0) * (1 + 0.001 * seed * (rung == "a"))}
         for rung, value in end.items()
         for seed in range(SEEDS)
         for step in (0, 4, 8)

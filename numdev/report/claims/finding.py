@@ -6,10 +6,10 @@ verdict at most can apply, a wide interval decides nothing, and that two things 
 different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
 
 The p-value of a value is the least alpha at which the interval of confidence 1 - alpha decides it; of replicates that are all
-equal, which have no interval, see `p_of_equal`. A claim may ask for several values: that every one of five kernels is in the region.
-That it holds is shown where each value is shown to be inside, so its p is the largest of theirs, without an adjustment among them
-(intersection-union: Berger 1982, Technometrics 24, 295). That it fails is shown where one of its m values is shown to be outside,
-which is a choice among m, so its p is m times the least (Bonferroni).
+equal, which have no interval, see `p_of_equal`. A claim may ask for several values: that each of five kernels lies in the region.
+It holds if each value is shown to lie inside, so its p is the largest of theirs, without an adjustment among them
+(intersection-union: Berger 1982, Technometrics 24, 295). It fails if one of its m values is shown to lie outside, which is a
+choice among m, so its p is m times the least (Bonferroni).
 
 A table holds many verdicts. A claim in one scenario, by one metric, is one question of the table, and what decides it is its p
 adjusted for the number of questions (Holm 1979): the probability of any wrong decision in the whole table is below 5 %.

@@ -187,8 +187,8 @@ def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
     idle = {rung.name: rung.idle() for rung in controls}
     acting = [rung for rung in controls if not idle[rung.name]]
     told = ", ".join(
-        f"{rung.name} (in {idle[rung.name]} of {len(rung.last(WASSERSTEIN))} replicates the {METRICS[WASSERSTEIN]} at the last step "
-        f"is not above {ACTS:g} times that before the first)"
+        f"{rung.name} (in {idle[rung.name]} of {len(rung.last(WASSERSTEIN))} replicates the {METRICS[WASSERSTEIN]} at the last "
+        f"step is not above {ACTS:g} times that before the first)"
         for rung in controls
         if idle[rung.name]
     )

@@ -167,7 +167,7 @@ def test_clusters_that_disagree_decide_nothing() -> None:
 
 @given(st.integers(2, 60), st.floats(0.3, 3.0), st.sampled_from([LARGER, SMALLER, ALIKE, ABOVE]))
 def test_equal_replicates_bound_a_share(count: int, value: float, region: Region) -> None:
-    """By the binomial test: none of `count` differs, and the share would have to that, twice beyond the bound, takes the mean there."""
+    """By the binomial test that none of `count` differs, of the share that takes the mean to the bound from twice beyond it."""
     p = min(region.p(ratio([value] * count, [1.0] * count)))
     bounds = [bound for bound in (region.low, region.high) if 0 < bound < math.inf]
     distances = [abs(math.log(bound / value)) for bound in bounds]
@@ -281,7 +281,7 @@ def test_that_one_of_several_parts_fails_is_a_choice_among_them(parts: int) -> N
 
 
 def test_claims_of_several_parts_are_wrong_in_less_than_5_of_100_tables() -> None:
-    """Eight claims of five parts each: four of which all parts but one are met far, and four of which all parts lie at the bound."""
+    """Eight claims of five parts: in four, one part lies at the bound and the others far inside; in four, all lie at it."""
     draws = np.random.default_rng(5)
     wrong = 0
     for _ in range(100):

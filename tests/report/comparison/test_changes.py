@@ -374,7 +374,8 @@ class TestCommand:
         run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "a"))
         slow = Store(tmp_path / "b")
         for made in Store(tmp_path / "a").records():
-            slow.put(dataclasses.replace(made, tables={"speed": [row | {"latency": (3 + 0.01 * place) * row["latency"]} for place, row in enumerate(made.rows)]}))
+            rows = [row | {"latency": (3 + 0.01 * i) * row["latency"]} for i, row in enumerate(made.rows)]
+            slow.put(dataclasses.replace(made, tables={"speed": rows}))
         slow.put_study("toy", Store(tmp_path / "a").studies()["toy"])
         assert numdev("compare", "a", "b").code == 0
         assert numdev("compare", "a", "b", "metric=latency", "tolerance=1.2").code == 1

@@ -217,6 +217,12 @@ class Evidence:
         return f" Where all {min(counts)} replicates are equal, at most {largest_share(min(counts)):.0%} of others differ (95 %)."
 
 
+def equal(value: Interval) -> Verdict:
+    """Whether a ratio is 1 in every measured replicate: seen, not inferred."""
+    is_one = all(share.mean == 0 and share.error in (0, math.inf) for share in value.shares)
+    return Verdict.HOLDS if value.shares and is_one and not value.excluded else Verdict.FAILS
+
+
 def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
     """The findings of one table, with all its questions adjusted together. What cannot be tested is no question."""
     raw = [min(part.p()) for one in evidence for part in one.each()]

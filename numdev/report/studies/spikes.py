@@ -192,7 +192,7 @@ CHAPTERS = (
                 draw_aligned,
                 "Six panels, one for each figure of attention, from 20 steps before a loss spike to 5 after it: its ratio to "
                 "ordinary steps, on a log axis. Thin grey lines are seeds, the blue line is their geometric mean, its band the "
-                "95 % interval by Student's t where three seeds or more have a value; a grey line marks 1, a dotted one the spike.",
+                "95 % interval by Student's t where three seeds or more have a value; grey marks 1, dots the spike.",
                 table=WATCH,
             ),
         },

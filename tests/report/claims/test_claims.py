@@ -444,5 +444,5 @@ def test_every_claim_is_judged_on_the_studies_of_the_paper(toy_results: Store) -
     found = {result.claim.name: result for result in judge(load(toy_results))}
     assert list(found) == list(CLAIMS)
     assert found["fig3"].main.name == "uniform_end"
-    assert found["fig3"].findings[found["fig3"].main].verdict is HOLDS
+    assert found["fig3"].findings[found["fig3"].main].verdict is UNDECIDED, "three seeds, all with a ratio of 8, among many"
     assert found["fig5b"].study == "fig5"

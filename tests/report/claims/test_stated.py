@@ -87,6 +87,17 @@ def test_every_kind_can_come_out_each_way(kind: str) -> None:
     assert {verdict for claim, _, _, verdict in CASES if claim == kind} == set(Verdict)
 
 
+@pytest.mark.parametrize(("a", "verdict"), [(1.0, HOLDS), (1.0 + 1e-9, FAILS)])
+def test_a_margin_of_1_asks_for_equal_numbers_of_the_measured_replicates(a: float, verdict: Verdict) -> None:
+    """What is equal by construction holds in a single replicate, without a test."""
+    rows = steps(0.0, a=a, b=1.0)
+    for own in (rows, rows[rows["seed"] == 0]):
+        found = find(own, "same", "out.max_difference", margin=1.0, **OF)
+        assert (found.verdict, found.told, found.over) == (verdict, verdict.value, "over no runs but these")
+        assert found.beside is not None
+        assert found.beside.verdict is verdict
+
+
 def test_a_claim_without_a_source_is_the_studys_own() -> None:
     stated = StatedClaim("It is so", ClaimKind.SAME, "out.rmse", **OF)
     assert (claim_of("s_1", stated).source, claim_of("s_1", stated).is_ours) == (OURS, True)
@@ -190,10 +201,10 @@ def test_a_nan_and_a_zero_are_told() -> None:
 
 
 def test_a_zero_is_left_out_of_a_slope() -> None:
-    rows = lines({"a": 1.0}, 0.5, 0.0)
+    rows = lines({"a": 1.0}, 2.0, 0.0)
     rows.loc[(rows["seed"] == 0) & (rows["label.problem.n"] == 512), "rmse"] = 0.0
     found = find(rows, "slope", **SLOPE)
-    assert (found.verdict, found.figure) == (HOLDS, "exponent 0.500 in every replicate")
+    assert (found.verdict, found.figure) == (HOLDS, "exponent 2.00 in every replicate")
     assert "Left out because a deviation is zero: 1." in found.sentence
 
 

@@ -135,10 +135,10 @@ def note(claims: Sequence[ClaimResult]) -> str:
     asked = list(dict.fromkeys(result.questions for result in claims)) or [0]
     counts = " and ".join(map(str, asked))
     of = f"all {counts} questions of this table" if len(asked) == 1 else f"all questions of their kind of measurement, {counts}"
-    each = "a claim in one scenario by one metric"
     return (
         "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
-        f"adjusted for {of} (Holm; {each} is one), so an interval alone may look more certain than its verdict. "
+        f"adjusted for {of} (Holm), so an interval alone may look more certain than its verdict. A claim in one scenario by one "
+        "metric is one question. "
         "What the source of a claim leaves open is our assumption, and is marked as that."
     )
 

@@ -233,8 +233,7 @@ def _make_report(
     from numdev.report.document.paper import make_report
 
     with _report_of(cfg, about or studies) as (results, folder, console):
-        sound = make_report(results, folder, studies, fmt == "csv", console, pdf=fmt == "pdf", html=fmt == "html", plot=plot)
-    return sound
+        return make_report(results, folder, studies, fmt == "csv", console, pdf=fmt == "pdf", html=fmt == "html", plot=plot)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

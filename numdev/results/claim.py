@@ -60,7 +60,8 @@ class StatedClaim:
         to: with which they are compared: other entries of the same axes, or `BASELINE`.
         above: the exponent or ratio above which the claim holds.
         below: the one below which it holds; with `above`, between the two.
-        margin: the factor within which a ratio is the same as 1; None for that of `numdev.report.claims.finding.MARGIN`.
+        margin: the factor within which a ratio is the same as 1; None for that of `numdev.report.claims.finding.MARGIN`; 1 where
+            the numbers of the measured replicates have to be equal, which says nothing of others.
 
     Raises:
         BadInput: naming the field that is missing, or that a claim of this kind cannot have.
@@ -135,8 +136,10 @@ class StatedClaim:
                 for name in ("above", "below"):
                     if (value := bounds[name]) is not None and value <= 0:
                         raise BadInput(name, value, "a ratio of deviations is positive; give a positive number")
-        if self.margin is not None and self.margin <= 1:
-            raise BadInput("margin", self.margin, "give the factor within which two are the same, above 1, as in 1.1")
+        if self.margin is not None and self.margin < 1:
+            raise BadInput(
+                "margin", self.margin, "give the factor within which two are the same, above 1, or 1 for equal numbers"
+            )
 
     @property
     def output(self) -> str:

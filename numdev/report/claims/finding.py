@@ -5,16 +5,23 @@ whole interval of the value lies inside the region, *fails* if the whole interva
 verdict at most can apply, a wide interval decides nothing, and that two things are the same has to be shown as their being
 different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
 
-A table holds many verdicts. The p-value of one is the least alpha at which the interval of confidence 1 - alpha decides it, and
-what decides is that p adjusted for the number of questions in the table (Holm 1979): the probability of any wrong decision in
-the whole table is below 5 %.
+The p-value of a value is the least alpha at which the interval of confidence 1 - alpha decides it; of replicates that are all
+equal, which have no interval, see `p_of_equal`. A claim may ask for several values: that each of five kernels lies in the region.
+It holds if each value is shown to lie inside, so its p is the largest of theirs, without an adjustment among them
+(intersection-union: Berger 1982, Technometrics 24, 295). It fails if one of its m values is shown to lie outside, which is a
+choice among m, so its p is m times the least (Bonferroni).
+
+A table holds many verdicts. A claim in one scenario, by one metric, is one question of the table, and what decides it is its p
+adjusted for the number of questions (Holm 1979): the probability of any wrong decision in the whole table is below 5 %.
+
+Whether runs that were measured have equal bits is no question about others: it is seen, not inferred, and has no p.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import pandas as pd
@@ -23,7 +30,7 @@ from numdev.errors import NumdevError
 from numdev.report.reading.frames import is_broken
 from numdev.report.reading.primary import compared
 from numdev.report.reading.scenarios import FORMATS, formats
-from numdev.report.statistics.estimates import Interval
+from numdev.report.statistics.estimates import Interval, largest_share
 from numdev.report.statistics.significance import holm
 
 ALPHA = 0.05
@@ -58,20 +65,22 @@ class Region:
             return Verdict.FAILS
         return Verdict.UNDECIDED
 
-    def p(self, value: Interval) -> float:
-        """The least alpha at which the interval of confidence 1 - alpha is decided; NaN where there is no value.
+    def p(self, value: Interval) -> tuple[float, float]:
+        """The p-values of its lying inside and of its lying outside: the least alpha at which its interval decides that.
 
-        A mean inside the region is tested against both bounds, one outside against the bound that it lies beyond. Clusters
-        have to agree, each by itself.
+        A mean inside the region is tested against both bounds, one outside against the bound that it lies beyond; the p-value of
+        the other is 1. Clusters have to agree, each by itself. NaN where there is no value.
         """
         low, high = value.scaled(self.low), value.scaled(self.high)
         if math.isnan(value.estimate) or not value.shares:
-            return math.nan
+            return math.nan, math.nan
         sides = {-1 if share.mean <= low else 1 if share.mean >= high else 0 for share in value.shares}
         if len(sides) > 1:
-            return 1.0
-        bounds = {-1: (low,), 1: (high,), 0: (low, high)}[sides.pop()]
-        return max(share.beyond(bound) for share in value.shares for bound in bounds)
+            return 1.0, 1.0
+        side = sides.pop()
+        bounds = {-1: (low,), 1: (high,), 0: (low, high)}[side]
+        p = max(share.beyond(bound) for share in value.shares for bound in bounds)
+        return (1.0, p) if side else (p, 1.0)
 
 
 GROWS, SHRINKS, FLAT = Region(low=TREND), Region(high=-TREND), Region(-TREND, TREND)  # of an exponent
@@ -115,13 +124,9 @@ class Question:
     is_condition: bool = False
 
     @property
-    def p(self) -> float:
+    def p(self) -> tuple[float, float]:
+        """See `Region.p`."""
         return self.region.p(self.value)
-
-    def verdict(self, adjusted: float) -> Verdict:
-        """The verdict by an adjusted p-value, which is never below `p`."""
-        found = self.region.verdict(self.value) if adjusted < ALPHA else Verdict.UNDECIDED
-        return Verdict.UNDECIDED if self.is_condition and found is Verdict.FAILS else found
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Finding:
         verdict: see `Verdict`.
         figure: the measured figure that decides, such as `9.1 [8.7, 9.5]`.
         sentence: what was found, with the other figures that belong to it.
-        p: of the verdict, adjusted for the number of questions in its table; NaN where nothing could be tested.
+        p: of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test.
         over: what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`.
         beside: the same judged by another metric than the source's.
     """
@@ -164,6 +169,7 @@ class Evidence:
         beside: the same by RMSE, which sees every element; `sentence` is not told of it.
         says: what a verdict means in words that stand before the sentence, by verdict.
         is_measured: whether anything was measured that the claim speaks of.
+        seen: the verdict where the claim is about the measured runs alone, so that nothing is inferred; then it has no questions.
     """
 
     figure: str
@@ -172,28 +178,54 @@ class Evidence:
     beside: Evidence | None = None
     says: Mapping[Verdict, str] = field(default_factory=dict)
     is_measured: bool = True
+    seen: Verdict | None = None
 
-    def all_questions(self) -> Iterator[Question]:
-        yield from self.questions
+    def each(self) -> Iterator[Evidence]:
+        """What has a p-value of its own: this, and what is judged beside it."""
+        yield self
         if self.beside is not None:
-            yield from self.beside.all_questions()
+            yield from self.beside.each()
+
+    def p(self) -> tuple[float, float]:
+        """The p-values of the claim's holding and of its failing, as the module derives them; NaN where nothing can be tested."""
+        each = [(question.p, question.is_condition) for question in self.questions]
+        known = [(p, is_condition) for p, is_condition in each if not math.isnan(p[0])]
+        if not known:
+            return math.nan, math.nan
+        outside = [p[1] for p, is_condition in known if not is_condition]
+        inside = max(p[0] for p, _ in known) if len(known) == len(each) else 1.0
+        return inside, min(1.0, len(outside) * min(outside, default=1.0))
 
     def judged(self, adjusted: Iterator[float], over: str = "") -> Finding:
-        """With the adjusted p-value of each of `all_questions`."""
-        p = [next(adjusted) for _ in self.questions]
-        verdicts = [question.verdict(value) for question, value in zip(self.questions, p, strict=True)]
-        verdict = combined(verdicts) if self.is_measured else Verdict.NOT_MEASURED
-        deciding = [value for value, own in zip(p, verdicts, strict=True) if own is verdict and not math.isnan(value)]
-        least = (min if verdict is Verdict.FAILS else max)(deciding, default=math.nan)
+        """With the adjusted p-value of `each`."""
+        p, (inside, outside) = next(adjusted), self.p()
+        verdict = Verdict.UNDECIDED
+        if p < ALPHA:
+            verdict = Verdict.HOLDS if inside < outside else Verdict.FAILS
+        verdict = self.seen or verdict if self.is_measured else Verdict.NOT_MEASURED
         beside = None if self.beside is None else self.beside.judged(adjusted)
         told = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
         first = f"{self.says[verdict]} " if verdict in self.says else ""
-        return Finding(verdict, self.figure, f"{first}{self.sentence}{told}", least, over, beside)
+        over = "over no runs but these" if self.seen else over
+        return Finding(verdict, self.figure, f"{first}{self.sentence}{self._equal()}{told}", p, over, beside)
+
+    def _equal(self) -> str:
+        """A sentence on replicates that are all equal, or nothing."""
+        counts = [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]
+        if not counts:
+            return ""
+        return f" Where all {min(counts)} replicates are equal, at most {largest_share(min(counts)):.0%} of others differ (95 %)."
+
+
+def equal(value: Interval) -> Verdict:
+    """Whether a ratio is 1 in every measured replicate: seen, not inferred."""
+    is_one = all(share.mean == 0 and share.error in (0, math.inf) for share in value.shares)
+    return Verdict.HOLDS if value.shares and is_one and not value.excluded else Verdict.FAILS
 
 
 def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
     """The findings of one table, with all its questions adjusted together. What cannot be tested is no question."""
-    raw = [question.p for one in evidence for question in one.all_questions()]
+    raw = [min(part.p()) for one in evidence for part in one.each()]
     tested = iter(holm([p for p in raw if not math.isnan(p)]))
     adjusted = iter([math.nan if math.isnan(p) else next(tested) for p in raw])
     return [one.judged(adjusted, words) for one, words in zip(evidence, over or [""] * len(evidence), strict=True)]
@@ -201,7 +233,7 @@ def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Findi
 
 def count(evidence: Iterable[Evidence]) -> int:
     """The number of questions of a table that can be tested."""
-    return sum(not math.isnan(question.p) for one in evidence for question in one.all_questions())
+    return sum(not math.isnan(min(part.p())) for one in evidence for part in one.each())
 
 
 class Undecidable(NumdevError):
@@ -230,14 +262,6 @@ def select(rows: pd.DataFrame, subject: str = "variant", reference: str = "basel
     return found
 
 
-def combined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Holds if all hold, fails if one fails."""
-    found = set(verdicts)
-    if Verdict.FAILS in found:
-        return Verdict.FAILS
-    return Verdict.HOLDS if found == {Verdict.HOLDS} else Verdict.UNDECIDED
-
-
 def left_out(*intervals: Interval) -> str:
     """A sentence about values without a logarithm, or nothing."""
     count = sum(interval.excluded for interval in intervals)
@@ -253,7 +277,7 @@ def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], mai
     found = judge(rows[rows["format"] == main])
     others = [f"{name} {_brief(rows[rows['format'] == name], judge)}" for name in names if name != main]
     rest = f" Other formats: {'; '.join(others)}." if others else ""
-    return Evidence(found.figure, f"At {main}: {found.sentence}{rest}", found.questions, found.beside)
+    return replace(found, sentence=f"At {main}: {found.sentence}{rest}")
 
 
 def _brief(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence]) -> str:

@@ -8,7 +8,7 @@ or at the narrowest. A claim on the largest difference is judged by RMSE too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,9 @@ from numdev.report.claims.finding import (
     Question,
     Region,
     Undecidable,
+    Verdict,
     by_format,
+    equal,
     left_out,
     select,
 )
@@ -73,7 +75,7 @@ def weigh(stated: StatedClaim, rows: pd.DataFrame, names: Wording = _PLAIN_NAMES
 
 def _sentence_first(found: Evidence) -> Evidence:
     sentence = f"{found.sentence[0].upper()}{found.sentence[1:]}"
-    return Evidence(found.figure, sentence, found.questions, found.beside)
+    return replace(found, sentence=sentence)
 
 
 def _of_output(rows: pd.DataFrame, stated: StatedClaim) -> pd.DataFrame:
@@ -141,11 +143,18 @@ def _named(stated: StatedClaim) -> set[str]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What was measured: the figure, the sentence with `{metric}` in it, and the intervals with the region of each."""
+    """What was measured: the figure, the sentence with `{metric}` in it, and the intervals with the region of each.
+
+    `seen` is the verdict of a claim about the measured replicates alone; see `Evidence`.
+    """
 
     figure: str
     sentence: str
     questions: tuple[Question, ...]
+    seen: Verdict | None = None
+
+    def evidence(self, sentence: str = "", beside: Evidence | None = None) -> Evidence:
+        return Evidence(self.figure, sentence, () if self.seen else self.questions, beside, seen=self.seen)
 
     @property
     def intervals(self) -> list[Interval]:
@@ -158,10 +167,10 @@ def _judge(stated: StatedClaim, names: Wording, rows: pd.DataFrame) -> Evidence:
     beside = None
     if stated.column == DEVIATION and EVERY in rows:
         every = _ANSWERS[stated.kind](stated.by(EVERY), rows, names)
-        beside = Evidence(every.figure, "", every.questions)
+        beside = every.evidence()
         rest += resolution(rows) if stated.reference is Reference.BASELINE else ""
     sentence = answer.sentence.replace("{metric}", _metric(stated, rows))
-    return Evidence(answer.figure, f"{sentence}{_averaged(rows, stated, names)}.{rest}", answer.questions, beside)
+    return answer.evidence(f"{sentence}{_averaged(rows, stated, names)}.{rest}", beside)
 
 
 def _metric(stated: StatedClaim, rows: pd.DataFrame) -> str:
@@ -221,7 +230,8 @@ def _ratio(stated: StatedClaim, rows: pd.DataFrame, names: Wording) -> _Answer:
 
 def _same(stated: StatedClaim, rows: pd.DataFrame, names: Wording) -> _Answer:
     margin = stated.margin or MARGIN
-    return _of_ratio(stated, rows, Region(1 / margin, margin), names)
+    answer = _of_ratio(stated, rows, Region(1 / margin, margin), names)
+    return replace(answer, seen=equal(answer.questions[0].value)) if margin == 1 else answer
 
 
 def _of_ratio(stated: StatedClaim, rows: pd.DataFrame, region: Region, names: Wording) -> _Answer:

@@ -137,7 +137,8 @@ def note(claims: Sequence[ClaimResult]) -> str:
     of = f"all {counts} questions of this table" if len(asked) == 1 else f"all questions of their kind of measurement, {counts}"
     return (
         "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
-        f"adjusted for {of} (Holm), so an interval alone may look more certain than its verdict. "
+        f"adjusted for {of} (Holm), so an interval alone may look more certain than its verdict. A claim in one scenario by one "
+        "metric is one question. "
         "What the source of a claim leaves open is our assumption, and is marked as that."
     )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.document.part import Part
 from numdev.report.document.tables import MOST_FAILURES, place
@@ -47,8 +48,15 @@ def findings(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def _told(part: Part) -> list[tuple[str, str]]:
-    words = words_for(part.results)
-    return list(words.findings(part.results)) or [(result.claim.text, _found(result)) for result in part.claims]
+    found = words_for(part.results).findings(part.results)
+    told = [(heading, sentence + _undecided(part, claims)) for heading, sentence, claims in found]
+    return told or [(result.claim.text, _found(result)) for result in part.claims]
+
+
+def _undecided(part: Part, claims: Sequence[str]) -> str:
+    """A sentence on those of some claims that are undecided, or nothing."""
+    texts = [f"“{one.claim.text}”" for one in part.claims if one.claim.name in claims and one.word == Verdict.UNDECIDED.value]
+    return f" Undecided: {', '.join(dict.fromkeys(texts))}." if texts else ""
 
 
 def _found(result: ClaimResult) -> str:

@@ -54,8 +54,9 @@ FIXED = {
     "text": "what is claimed",
     "source": "where it is claimed",
     "verdict": "holds, fails or undecided, in this scenario, by the metric of the source",
-    "p_verdict": "p-value of the verdict, adjusted for all `questions` of the table by Holm's method; it decides below 0.05",
-    "questions": "how many questions the table asks in all",
+    "p_verdict": "p-value of the verdict, adjusted for all `questions` of the table by Holm's method; it decides below 0.05; "
+    "empty where bits were compared and nothing is inferred",
+    "questions": "how many questions the table asks in all; a claim in one scenario by one metric is one",
     "figure": "the measured figure that decides, with its own 95 % confidence interval",
     "verdict_rmse": "the verdict by RMSE, which sees every element",
     "p_verdict_rmse": "p-value of `verdict_rmse`, adjusted as `p_verdict` is",

@@ -15,7 +15,7 @@ def _nothing(rows: pd.DataFrame) -> str:
     return ""
 
 
-def _none(results: Results) -> Iterable[tuple[str, str]]:
+def _none(results: Results) -> Iterable[tuple[str, str, tuple[str, ...]]]:
     return ()
 
 
@@ -34,7 +34,8 @@ class Words:
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
         cluster: what a cluster of replicates that are alike is.
-        findings: of some results, each a heading and a sentence in plain words; a report begins with the first three.
+        findings: of some results, each a heading, a sentence in plain words, and the claims on what it says; a report begins with
+            the first three, and says which of their claims are undecided.
         rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.finding.rules`.
     """
 
@@ -48,7 +49,7 @@ class Words:
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"
     cluster: str = "cluster"
-    findings: Callable[[Results], Iterable[tuple[str, str]]] = _none
+    findings: Callable[[Results], Iterable[tuple[str, str, tuple[str, ...]]]] = _none
     rules: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -24,6 +24,8 @@ from numdev.results.record import student_quantile, summary
 
 Floats = NDArray[np.float64]
 
+STEP = math.log(2)
+"""How far beyond a bound a replicate is taken to lie that differs from equal ones, in logarithms: see `p_of_equal`."""
 _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less: equal values have slope 0, not 1e-16
 
 
@@ -31,7 +33,8 @@ _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less:
 class Share:
     """What the replicates of one cluster say: their mean, its standard error, and the degrees of freedom of that.
 
-    One replicate alone has an infinite error. Replicates that are all equal have none.
+    One replicate alone has an infinite error. Replicates that are all equal have none, and bound a share in place of a mean: see
+    `p_of_equal`.
     """
 
     mean: float
@@ -45,13 +48,33 @@ class Share:
     def beyond(self, bound: float) -> float:
         """Two-sided p-value of the hypothesis that the mean is `bound`: the least 1 - confidence whose interval excludes it.
 
-        It is 0 where all replicates are equal: then there is no doubt on which side of the bound they lie.
+        Where all replicates are equal it is `p_of_equal`. Nothing lies beyond an infinite bound.
         """
-        if self.error == 0 or math.isinf(bound):
+        if math.isinf(bound):
             return 0.0
+        if self.error == 0:
+            return p_of_equal(abs(self.mean - bound), self.freedom + 1)
         from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
 
         return 1.0 if math.isinf(self.error) else min(1.0, 2 * float(stdtr(self.freedom, -abs(self.mean - bound) / self.error)))
+
+
+def p_of_equal(distance: float, count: int) -> float:
+    """The p-value, from `count` replicates that are all equal, of the hypothesis that the mean of all lies `distance` away.
+
+    Equal replicates have no standard error: what they bound is the share s of replicates that differ from them, which is below
+    `largest_share(count)` (Clopper & Pearson 1934). A replicate that differs is taken to lie at most a factor of two, `STEP`,
+    beyond the bound that is `distance` away: a maximum of one ulp becomes two, and if half of the values over R in log x double,
+    their exponent changes by at most `1.5 log 2 / R`, which is below `STEP` where x spans a factor of 4.5 or more. Then the mean
+    lies at the bound only if `s >= distance / (distance + STEP)`, and `count` replicates show none that differs with probability
+    `(1 - s)^count`, which is never 0.
+    """
+    return (STEP / (max(0.0, distance) + STEP)) ** count
+
+
+def largest_share(count: int, confidence: float = 0.95) -> float:
+    """The share of replicates that can differ where `count` of them are equal: `1 - (1 - confidence)^(1/count)`."""
+    return 1 - (1 - confidence) ** (1 / count)
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,7 @@ def ratio(
     logs = np.zeros(top.shape)
     positive = usable & ~equal
     logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
+    logs[np.abs(logs) < _NOISE] = 0.0
     excluded = int((~usable).sum())
     shares, count = _shares(logs[usable], _kept(replicates, usable), _kept(clusters, usable))
     if not shares:

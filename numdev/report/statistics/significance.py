@@ -1,7 +1,8 @@
 """Whether B is larger or smaller than A by more than a tolerance: the ratio B / A, its p-value, and those of many tests at once.
 
 The tolerance T is a ratio of at least 1. The hypothesis tested is |log ratio| <= log T, and p < 0.05 exactly where the 95 %
-confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is the usual two-sided t test.
+confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is the usual two-sided t test. Ratios that are equal
+in all replicates have the p-value of `p_of_equal`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr
 
-from numdev.report.statistics.estimates import NOTHING, Floats, Interval, Signs, ratio
+from numdev.report.statistics.estimates import NOTHING, Floats, Interval, Signs, p_of_equal, ratio
 
 _NOISE = 1e-12
 """Relative change that a metric's own FP64 arithmetic makes on another machine. A sum of N d terms in another order is off by
@@ -46,8 +47,6 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
 
     Where a pair has no finite ratio, such as a zero on one side alone, p is that of the sign test over all pairs.
     """
-    from scipy.stats import sem  # late, as below: it takes longer to import than numdev, and most tables test nothing
-
     with np.errstate(invalid="ignore"):
         b = np.where(np.abs(b - a) <= _NOISE * np.abs(a), a, b)
     found = ratio(b, a)
@@ -57,13 +56,13 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
         signs = Signs(int((b > tolerance * a).sum()), int((a > tolerance * b).sum()), 0)
         note = f"{found.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
         return Test(found, signs.p, signs.larger > signs.smaller, note)
-    logs = np.log(np.divide(b, a, out=np.ones_like(a), where=a != b))
-    return Test(found, _p(float(logs.mean()), float(sem(logs)), len(logs) - 1.0, tolerance), found.estimate > 1)
+    (share,) = found.shares
+    return Test(found, _p(share.mean, share.error, share.freedom, tolerance), found.estimate > 1)
 
 
 def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
     """By Welch's t on the logarithms of b and of a."""
-    from scipy.stats import sem, ttest_ind
+    from scipy.stats import sem, ttest_ind  # late: it takes longer to import than numdev, and most tables test nothing
 
     note = "not paired: problem, baseline or seeds differ"
     if min(len(a), len(b)) < 2:
@@ -71,11 +70,12 @@ def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
     if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
         return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
     before, after = np.log(a), np.log(b)
-    estimate, error = float(after.mean() - before.mean()), math.hypot(sem(before), sem(after))
-    freedom, low, high = 1.0, estimate, estimate
+    estimate = float(after.mean() - before.mean())
+    error = math.hypot(sem(before), sem(after)) if max(np.ptp(before), np.ptp(after)) > _NOISE else 0.0
+    freedom, low, high = min(len(a), len(b)) - 1.0, estimate, estimate
     if error > 0:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # replicates that are alike to the last bits
+            warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # one side may be alike to the last bits
             found = ttest_ind(after, before, equal_var=False)
         freedom, (low, high) = float(found.df), found.confidence_interval(0.95)
     interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
@@ -86,7 +86,7 @@ def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float
     """Two-sided p-value of |log ratio| <= log tolerance."""
     beyond = abs(estimate) - math.log(tolerance)
     if error == 0:
-        return 0.0 if beyond > 0 else 1.0
+        return p_of_equal(beyond, round(freedom) + 1)
     return min(1.0, 2 * float(stdtr(freedom, -beyond / error)))
 
 

@@ -20,6 +20,12 @@ from numdev.results.scenario import EntryRole
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
 METRICS = {WASSERSTEIN: "Wasserstein distance", LARGEST: "max difference", SIZE: "relative Frobenius norm"}
 """The metrics of a difference of weights, as a reader knows them."""
+ACTS = 10.0
+"""A control acts where the Wasserstein distance of all weights grows by more than this factor in every replicate.
+
+It is the sum of all differences over the number of weights. While the forward pass sees nothing of a moved weight, that weight
+alone differs and the distance stays what it was; ten times as much cannot be its own rounding.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ class Rung:
         """Steps after the first at which the runs differ in every replicate."""
         found = self.rows[self.rows["step"] > 0].groupby("step", sort=True)[list(METRICS)].min().min(axis=1)
         return [int(str(step)) for step, least in found.items() if least > 0]
+
+    def idle(self) -> int:
+        """In how many replicates it does not act; see `ACTS`."""
+        last, first = self.last(WASSERSTEIN), self.at(0, WASSERSTEIN)
+        return int((last <= ACTS * first.reindex(last.index)).sum())
 
     def growth(self, metric: str) -> Interval:
         """The difference at the last step over that at the first after which runs differ."""

@@ -17,7 +17,6 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import GREY, PAGE, TILED
 from numdev.report.reading.frames import LABEL, Results
 from numdev.report.reading.training import WATCH
-from numdev.report.statistics.bootstrap import bootstrap
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.report.statistics.excursions import FACTOR, WINDOW
 from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, Spike, Watched, lift_at, lifts, spikes, watched
@@ -26,7 +25,7 @@ from numdev.report.studies.training import chapter, claim
 
 _RUNG = f"{LABEL}rung"
 _INSIDE, _OUTSIDE = "BF16 inside", "FP32 inside"  # the entries of the study's axis that the last claim compares
-_LEAST = 3  # seeds with a spike for a band
+_LEAST = 3  # seeds with a known value for a band: the interval of two is 12.7 standard errors to each side
 _MORE = Region(low=0.0)
 
 
@@ -91,7 +90,7 @@ def weigh_inside(rows: pd.DataFrame) -> Evidence:
 
 
 def draw_aligned(rows: pd.DataFrame) -> Figure:
-    """The lift of every figure around spikes, with a band by the bootstrap over seeds."""
+    """The lift of every figure around spikes, with a band of its 95 % intervals by Student's t over seeds."""
     try:
         runs, found = _found(rows)
     except Undecidable as reason:
@@ -121,9 +120,9 @@ def _panel(axes: Any, steps: Any, logs: Any) -> None:
     for own in logs:
         axes.plot(steps, np.exp(own), color=GREY, linewidth=0.4)
     axes.plot(steps[known], np.exp(np.nanmean(logs[:, known], axis=0)), color=TILED)
-    if int(np.isfinite(logs).any(axis=1).sum()) >= _LEAST:
-        low, high = bootstrap(logs[:, known])
-        axes.fill_between(steps[known], np.exp(low), np.exp(high), color=TILED, alpha=0.2, linewidth=0)
+    bands = [mean(own[np.isfinite(own)].tolist()) for own in logs.T]  # of logarithms
+    ends = np.array([(one.low, one.high) if one.count >= _LEAST else (np.nan, np.nan) for one in bands])
+    axes.fill_between(steps, *np.exp(ends).T, color=TILED, alpha=0.2, linewidth=0)
     ends = np.exp(logs[np.isfinite(logs)])
     log_y(axes, min(float(ends.min()), 0.5) / 1.1, max(float(ends.max()), 2.0) * 1.1)
 
@@ -193,7 +192,7 @@ CHAPTERS = (
                 draw_aligned,
                 "Six panels, one for each figure of attention, from 20 steps before a loss spike to 5 after it: its ratio to "
                 "ordinary steps, on a log axis. Thin grey lines are seeds, the blue line is their geometric mean, its band the "
-                "95 % interval by the bootstrap over seeds; a grey line marks 1, and a dotted one the spike.",
+                "95 % interval by Student's t where three seeds or more have a value; grey marks 1, dots the spike.",
                 table=WATCH,
             ),
         },

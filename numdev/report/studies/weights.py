@@ -26,9 +26,9 @@ from numdev.report.claims.finding import (
 )
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import of, ordered
-from numdev.report.statistics.estimates import Interval, Share, mean, significant
+from numdev.report.statistics.estimates import Interval, mean, significant
 from numdev.report.studies.groups import Group
-from numdev.report.studies.rungs import LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
+from numdev.report.studies.rungs import ACTS, LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
 
 TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
 ULP = "One unit in the last place of one weight moves the weights as much as flash attention does"
@@ -39,7 +39,6 @@ _LESS = {
 }
 _BESIDE = (LARGEST, SIZE)  # what is told beside the Wasserstein distance, and decides nothing
 _FIRST = f"The {METRICS[WASSERSTEIN]}"
-_NONE = Region(-1e-300, 1e-300)  # zero and nothing else
 
 
 def weigh_fig7(rows: pd.DataFrame) -> Evidence:
@@ -136,7 +135,7 @@ def weigh_fig8_ranks(rows: pd.DataFrame) -> Evidence:
 
 def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
     found = _sound(rows)
-    controls, flash = of_group(found, group), of_group(found, Group.FLASH)
+    (controls, idle), flash = _acting(of_group(found, group)), of_group(found, Group.FLASH)
 
     times = [over(control.last(WASSERSTEIN), rung.last(WASSERSTEIN)) for control in controls for rung in flash]
     rest = [
@@ -144,7 +143,8 @@ def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
         for metric in _BESIDE
     ]
     each = _nested(controls, flash, WASSERSTEIN)
-    sentence = f"{_FIRST} with {group.words} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}"
+    control = controls[0].name if len(controls) == 1 else group.words
+    sentence = f"{_FIRST} with {control} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}{idle}"
     says = {Verdict.HOLDS: f"{words}.", Verdict.FAILS: _LESS[words]}
     return Evidence(
         _span(times), sentence + _stopped([*flash, *controls]), tuple(Question(one, NO_SMALLER) for one in times), says=says
@@ -168,22 +168,43 @@ def weigh_restart_exact(rows: pd.DataFrame) -> Evidence:
 def weigh_restart_lossy(rows: pd.DataFrame) -> Evidence:
     """A resume from less than the whole checkpoint moves the weights more than one ulp in one weight does."""
     found = _sound(rows)
-    lossy, controls = [rung for rung in of_group(found, Group.RESTART) if not rung.is_exact], of_group(found, Group.ULP)
+    lossy, moved = [rung for rung in of_group(found, Group.RESTART) if not rung.is_exact], of_group(found, Group.ULP)
     if not lossy:
         raise NotMeasured("no run was resumed from less than its checkpoint")
+    controls, idle = _acting(moved)
     times = [over(rung.last(WASSERSTEIN), control.last(WASSERSTEIN)) for rung in lossy for control in controls]
-    sentence = f"{_FIRST} with a resume over that with {Group.ULP.words}: {_nested(lossy, controls, WASSERSTEIN)}."
+    other = controls[0].name if len(controls) == 1 else Group.ULP.words
+    sentence = f"{_FIRST} with a resume over that with {other}: {_nested(lossy, controls, WASSERSTEIN)}.{idle}"
     return Evidence(_span(times), sentence + _stopped([*lossy, *controls]), tuple(Question(each, LARGER) for each in times))
+
+
+def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
+    """The controls that act, and a sentence on those that do not: what has no effect is no measure of an effect.
+
+    Raises:
+        Undecidable: if none acts.
+    """
+    idle = {rung.name: rung.idle() for rung in controls}
+    acting = [rung for rung in controls if not idle[rung.name]]
+    told = ", ".join(
+        f"{rung.name} (in {idle[rung.name]} of {len(rung.last(WASSERSTEIN))} replicates the {METRICS[WASSERSTEIN]} at the last "
+        f"step is not above {ACTS:g} times that before the first)"
+        for rung in controls
+        if idle[rung.name]
+    )
+    if not acting:
+        raise Undecidable(f"the control did not act: {told}")
+    return acting, f" Left out, because the control did not act: {told}." if told else ""
 
 
 def _same_bits(rows: pd.DataFrame, found: list[Rung], fails: str) -> Evidence:
     """Whether no weight of some rungs ever differs from the reference's; `fails` is what it means if one does."""
     most = max(_largest(rows, rung) for rung in found)
     count = len({(rung.name, seed) for rung in found for seed in rung.rows["seed"]})
-    value = Interval.of([Share(most, 0.0, 0)], count)  # whether bits differ: there is no chance in it
+    seen = Verdict.FAILS if most else Verdict.HOLDS
     text = "exactly 0" if most == 0 else significant(most)
     sentence = f"The largest difference of any weight at any step is {text}, over {count} {'run' if count == 1 else 'runs'}."
-    return Evidence(f"max difference {text}", sentence, (Question(value, _NONE),), says={Verdict.FAILS: fails})
+    return Evidence(f"max difference {text}", sentence, says={Verdict.FAILS: fails}, seen=seen)
 
 
 def _largest(rows: pd.DataFrame, sham: Rung) -> float:
@@ -239,16 +260,16 @@ def _span(found: list[Interval]) -> str:
     return low.text() if len(found) == 1 else f"{low.text()} to {high.text()}"
 
 
-def findings(results: Results) -> Iterator[tuple[str, str]]:
-    """A heading and a sentence for each finding, of the study with the most kinds of runs."""
+def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
     measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
     found = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
     flash = found.get(Group.FLASH)
     if flash is None:
         return
-    for heading, tell in _FINDINGS.items():
+    for heading, (tell, claims) in _FINDINGS.items():
         try:
-            yield heading, tell(flash, found)
+            yield heading, tell(flash, found), claims
         except Undecidable:
             continue
 
@@ -280,8 +301,8 @@ def _size(flash: Rung, found: Mapping[Group, Rung]) -> str:
 
 
 def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    if Group.ULP not in found:
-        raise Undecidable("no weight was moved by one ulp")
+    if Group.ULP not in found or found[Group.ULP].idle():
+        raise Undecidable("no weight was moved by one ulp, or the forward pass saw nothing of it")
     times = over(found[Group.ULP].last(WASSERSTEIN), flash.last(WASSERSTEIN))
     return (
         f"With {found[Group.ULP].name} before training, and baseline attention throughout, the Wasserstein distance at step "
@@ -290,7 +311,7 @@ def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
 
 
 _FINDINGS = {
-    "Growth over training": _growth,
-    "Size compared with other changes": _size,
-    "Sensitivity of training": _chaos,
+    "Growth over training": (_growth, ("fig7",)),
+    "Size compared with other changes": (_size, ("fig8", "fig8_precision")),
+    "Sensitivity of training": (_chaos, ("fig8_ulp",)),
 }

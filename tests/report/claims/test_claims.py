@@ -124,7 +124,7 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("long", lambda: lengths(-0.5).assign(reference="golden"), FAILS),
     ("long", lambda: lengths(0.5), UNDECIDED),  # golden alone says how far a kernel strays
     ("validate", lambda: predicted(0.1, 1.0), HOLDS),
-    ("validate", lambda: predicted(0.0, 1.0, noise=0.0), HOLDS),  # to the bit
+    ("validate", lambda: predicted(0.0, 1.0, noise=0.0), UNDECIDED),  # to the bit, in five replicates: of others, 45 % may differ
     ("validate", lambda: predicted(1.5, 1.0), FAILS),
     ("validate", lambda: predicted(0.1, 1.3), FAILS),
     ("validate", lambda: predicted(0.1, 0.7), FAILS),
@@ -146,7 +146,7 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("kernels", lambda: beside_policies(1.0).drop(columns="role.kernel"), UNDECIDED),  # no roles declared
     ("fig3", lambda: formats(FORMATS.values()), HOLDS),
     ("fig3", lambda: formats((1e-2, 1e-3, 1e-16, 1e-7)), FAILS),
-    ("fig3", lambda: formats((1e-2, 1e-3, 0.0, 0.0)), FAILS),  # equal is not falling
+    ("fig3", lambda: formats((1e-2, 1e-3, 0.0, 0.0)), UNDECIDED),  # equal is not falling, in five replicates
     ("fig3", lambda: formats((1.1, 1.0, 1e-3, 1e-6), noise=0.5), UNDECIDED),
     ("fig3", lambda: formats(FORMATS.values()).query("format != 'fp32'"), UNDECIDED),
     ("fig4", lambda: table(against_golden(9.0)), HOLDS),
@@ -162,18 +162,19 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("fig5a", lambda: lengths(0.5), HOLDS),
     ("fig5a", lambda: lengths(0.03, noise=0.005), FAILS),  # significant, and no growth
     ("fig5a", lambda: lengths(-0.2), FAILS),
-    ("fig5a", lambda: lengths(0.0, noise=0.0), FAILS),
+    ("fig5a", lambda: lengths(0.0, noise=0.0), UNDECIDED),  # equal in five replicates
+    ("fig5a", lambda: lengths(0.0, noise=1e-4), FAILS),
     ("fig5a", lambda: lengths(0.1, noise=0.9), UNDECIDED),
     ("fig5a", lambda: lengths(0.5).query("`problem.shape.keys` == 128"), UNDECIDED),
     ("fig5b", lambda: lengths(0.5), HOLDS),
-    ("fig5b", lambda: lengths(0.5).assign(std=1.0), FAILS),
+    ("fig5b", lambda: pd.concat([lengths(0.5).drop(columns="std"), lengths(0.0)[["std"]]], axis=1), FAILS),
     ("fig5b", lambda: lengths(0.1, noise=0.9), UNDECIDED),
     ("fig6a", lambda: shapes("swapped", 1.4), HOLDS),
     ("fig6a", lambda: shapes("swapped", 0.8), FAILS),
-    ("fig6a", lambda: shapes("swapped", 1.0, noise=0.0), FAILS),
+    ("fig6a", lambda: shapes("swapped", 1.0, noise=0.0), UNDECIDED),
     ("fig6a", lambda: shapes("swapped", 1.1, noise=0.4), UNDECIDED),
     ("fig6a", lambda: shapes("other", 1.4), UNDECIDED),
-    ("fig6b", lambda: shapes("square", 1.0, noise=0.0), HOLDS),
+    ("fig6b", lambda: shapes("square", 1.0, noise=0.0), UNDECIDED),
     ("fig6b", lambda: shapes("square", 1.01, noise=0.05), HOLDS),
     ("fig6b", lambda: shapes("square", 1.002, noise=0.001), HOLDS),  # significant, and no difference
     ("fig6b", lambda: shapes("square", 1.3), FAILS),
@@ -181,7 +182,7 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("fig6b", lambda: shapes("square", 1.0, bc=64), UNDECIDED),  # every tile is the paper's own
     ("fig6c", lambda: areas(-0.3), HOLDS),
     ("fig6c", lambda: areas(0.2), FAILS),
-    ("fig6c", lambda: areas(0.0, noise=0.0), FAILS),
+    ("fig6c", lambda: areas(0.0, noise=0.0), UNDECIDED),
     ("fig6c", lambda: areas(-0.1, noise=0.9), UNDECIDED),
     ("fa3_table3", lambda: methods(1.2), HOLDS),
     ("fa3_table3", lambda: methods(2.0), FAILS),
@@ -291,12 +292,13 @@ def test_a_sign_test_counts_seeds() -> None:
 
 
 def test_the_maximum_is_judged_beside_rmse() -> None:
-    """With FP32 inside the maximum is one ulp at every tile, while RMSE falls by 2 %: alike by both, and by neither unseen."""
+    """With FP32 inside the maximum is one ulp at every tile, which five replicates do not show of others; RMSE falls by 2 %."""
     rows = shapes("square", 1.0, noise=0.0).assign(max_u=1.6)
     other = rows["label.tiling.shape"] == "square"
     rows.loc[other, "rmse"] *= 0.9775 * (1 + 0.0005 * np.linspace(-1, 1, int(other.sum())))
     found = CLAIMS["fig6b"].find(rows)
-    assert (found.verdict, found.figure) == (HOLDS, "1.00 in every replicate")
+    assert (found.verdict, found.figure) == (UNDECIDED, "1.00 in every replicate")
+    assert "Where all 5 replicates are equal, at most 45% of others differ (95 %)." in found.sentence
     assert found.beside is not None
     assert (found.beside.verdict, found.beside.figure[:4]) == (HOLDS, "0.97")
     assert "In 100% of the replicates the maximum is one ulp of the output and sees no less." in found.sentence
@@ -442,5 +444,5 @@ def test_every_claim_is_judged_on_the_studies_of_the_paper(toy_results: Store) -
     found = {result.claim.name: result for result in judge(load(toy_results))}
     assert list(found) == list(CLAIMS)
     assert found["fig3"].main.name == "uniform_end"
-    assert found["fig3"].findings[found["fig3"].main].verdict is HOLDS
+    assert found["fig3"].findings[found["fig3"].main].verdict is UNDECIDED, "three seeds, all with a ratio of 8, among many"
     assert found["fig5b"].study == "fig5"

@@ -15,6 +15,7 @@ from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.cli import compare
 from numdev.report.claims.verdicts import judge
+from numdev.report.document.overview import findings
 from numdev.report.document.paper import make_report
 from numdev.report.document.part import Part
 from numdev.report.document.pdf import contents, write_pdf
@@ -60,6 +61,16 @@ def test_the_files_of_a_report(made: Path) -> None:
     figures = {path.stem for path in (out / "figures").glob("*.png")}
     assert figures == {"fig7", "fig8", "fig8_training_loss", "fig8_training_samples"}
     assert (out / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+@pytest.mark.parametrize(("law", "is_decided"), [(Law(1e-4), True), (Law(1e-4, noise=0.4), False)])
+def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: Law, is_decided: bool) -> None:
+    results = load_training(stored(tmp_path, ladder(triton=law), "fig7", ("fig7",)))
+    (claim,) = judge(CLAIMS, results)
+    assert (claim.word != "undecided") is is_decided
+    sentence = findings([Part(results, [claim], tmp_path)])[0]["sentence"]
+    assert "scales with the training step" in sentence
+    assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
 
 
 def test_the_summary_has_every_step_of_every_tensor(made: Path) -> None:

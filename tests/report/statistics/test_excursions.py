@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.report.statistics.bootstrap import bootstrap
 from numdev.report.statistics.excursions import FACTOR, WINDOW, Excursion, excursions
 
 
@@ -86,17 +85,3 @@ class TestPlanted:
         assert excursions([*noise(WINDOW - 1), 1000.0]) == []
         assert excursions([]) == []
         assert excursions([1.0] * 100) == []
-
-
-class TestBootstrap:
-    def test_it_covers_the_mean_about_as_often_as_stated(self) -> None:
-        draws = np.random.default_rng(0).standard_normal((200, 20, 1))
-        ends = [bootstrap(values) for values in draws]
-        covered = sum(bool(low[0] < 0 < high[0]) for low, high in ends) / len(ends)
-        assert 0.87 <= covered <= 0.98  # 20 replicates: about 0.93, whose standard error over 200 trials is 0.018
-
-    def test_columns_are_apart_and_nan_is_left_out(self) -> None:
-        low, high = bootstrap(np.array([[1.0, math.nan, 5.0], [1.0, math.nan, math.nan], [1.0, math.nan, 5.0]]))
-        assert (low[0], high[0]) == (1.0, 1.0)
-        assert math.isnan(low[1])
-        assert (low[2], high[2]) == (5.0, 5.0)

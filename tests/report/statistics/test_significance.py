@@ -17,4 +17,4 @@ def test_replicates_that_differ_in_the_last_bit_alone_are_tested_without_a_warni
     with warnings.catch_warnings(action="error"):
         found = unpaired(2 * a, a, 1.0)
     assert found.ratio.estimate == pytest.approx(0.5, rel=CLOSE)
-    assert found.p < 1e-12
+    assert found.p == 0.5**3  # half of all may differ

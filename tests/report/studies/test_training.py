@@ -112,6 +112,30 @@ def test_one_ulp_that_does_as_much_as_flash_attention_is_told_in_those_words() -
     assert not undecided.startswith("One unit")
 
 
+HIDDEN = Law(1e-10, start=1e-10)  # one weight differs as before the first step: the cast to BF16 hides it
+SEEN = Trained("one_ulp_of_bf16", Law(1.6e-4), {"ulp": 65536})
+
+
+@pytest.mark.parametrize("claim", ["fig8_ulp", "restart_lossy"])
+def test_a_control_that_does_not_act_divides_nothing(claim: str) -> None:
+    found = find(claim, one_ulp=HIDDEN)
+    assert found.verdict is UNDECIDED
+    assert found.sentence.startswith("The control did not act: one weight moved by one ulp (in 3 of 3 replicates the Wasserstein")
+    assert find(claim, one_ulp=Law(0.0)).sentence.startswith("The control did not act")
+    both = CLAIMS[claim].find(rows_of([*ladder(one_ulp=HIDDEN), SEEN]))
+    alone = CLAIMS[claim].find(rows_of([*(point for point in ladder() if point.label != "one_ulp"), SEEN]))
+    assert (both.verdict, both.figure) == (alone.verdict, alone.figure)
+    assert both.verdict is HOLDS
+    assert "Left out, because the control did not act: one weight moved by one ulp (in 3 of 3" in both.sentence
+
+
+def test_one_replicate_in_which_the_control_does_not_act_is_enough() -> None:
+    rows = rows_of(ladder())
+    own = (rows["label.rung"] == "one_ulp") & (rows["seed"] == 1)
+    rows.loc[own, WASSERSTEIN] = 1e-10
+    assert "in 1 of 3 replicates" in CLAIMS["restart_lossy"].find(rows).sentence
+
+
 def test_the_sham_that_differs_says_what_it_means() -> None:
     assert "Nothing else in this figure counts" in find("training_sham", sham=Law(1e-9)).sentence
 

@@ -74,7 +74,7 @@ def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: 
 
 
 def test_the_summary_has_every_step_of_every_tensor(made: Path) -> None:
-    weights, summary = (pd.read_csv(made / "out" / f"{name}.csv") for name in ("weights", "summary"))
+    weights, summary = pd.read_parquet(made / "out" / "weights.parquet"), pd.read_csv(made / "out" / "summary.csv")
     assert len(summary) * 3 == len(weights)
     assert set(summary["step"]) == set(STEPS)
     last = summary.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'").iloc[0]

@@ -94,6 +94,44 @@ def test_what_transformers_can_and_we_cannot_is_refused() -> None:
         model(input_ids=TOKENS, attention_mask=left)
 
 
+@pytest.mark.parametrize("family", ["Bloom", "CodeGen"])
+def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) -> None:
+    """Each read a mask of sdpa's as one of its own, and was not causal any more."""
+    named = {"vocab_size": 32, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    torch.manual_seed(0)
+    seen = register("numdev_exact", EXACT)
+    config = getattr(transformers(), f"{family}Config")(**named)
+    model = transformers().AutoModel.from_config(config, attn_implementation="numdev_exact").double()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=f"^attn_implementation: 'numdev_exact': transformers does not run {family}Model"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 0
+
+
+def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
+    seen = register("numdev_exact", EXACT)
+    model = llama("numdev_exact").train()
+    assert model.model(input_ids=TOKENS)[0].shape == (2, 6, 16)
+    assert (seen.calls, all(module.training for module in model.modules())) == (2, True)  # none of the probe's
+    model = llama("numdev_exact")
+    for module in model.modules():
+        module.is_causal = False
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="LlamaModel asks for a causal mask, and a later token changes"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 2
+
+
+def test_a_model_that_cannot_be_probed_says_so() -> None:
+    register("numdev_exact", EXACT)
+    model = llama("numdev_exact")
+    model.model.embed_tokens.requires_grad_(False)
+    inputs = model.model.embed_tokens(TOKENS)
+    model.model.embed_tokens = torch.nn.Identity()  # takes no tokens
+    with pytest.warns(UserWarning, match="LlamaModel was not probed for causality.* attn_implementation='sdpa'"):
+        model(inputs_embeds=inputs)
+
+
 def test_diffusers() -> None:
     """A transformer block of a diffusion model: self-attention over patches, cross-attention to a caption."""
     attention = pytest.importorskip("diffusers.models.attention")

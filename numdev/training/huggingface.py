@@ -100,8 +100,8 @@ def _is_causal(mask_function: Any = None, kv_length: int = 0, **_: Any) -> bool:
 def _probe(model: Any, name: str) -> None:
     """Raise Unsupported where the last of four tokens changes what a causal model makes of those before it.
 
-    A row of a product does not depend on the other rows, and a P behind a causal limit is exactly 0. So nothing changes, but where
-    an implementation groups rows by their content (a mixture of experts): by another order of sums, a few u of the format.
+    A row of a product does not depend on the other rows, and a P behind a causal limit is exactly 0. So nothing changes, but
+    where a model groups rows by their content (a mixture of experts): by another order of sums, a few u of the format.
     """
     modes = {module: module.training for module in model.modules()}
     tokens = torch.arange(4, device=model.device)[None]

@@ -53,8 +53,8 @@ class Run:
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The batches of the steps from `start` on: those of the task, or their examples in the order of the rung.
 
-        Another order is a permutation of the rows of all batches of the run: the steps are permuted, and then the rows within each
-        16 batches that follow each other. What the task draws for a row (noise, a time, a dropped caption) stays with it.
+        Another order is a permutation of the rows of all batches of the run: the steps are permuted, and then the rows within
+        each 16 batches that follow each other. What the task draws for a row (noise, a time, a dropped caption) stays with it.
         """
         task, order = self.task, self.rung.order
         if not order:

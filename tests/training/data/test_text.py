@@ -52,7 +52,7 @@ def test_no_file_is_refused() -> None:
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(BadInput, match=r"^task\.data\.path: '.*empty\.txt' cannot be used; the file is empty; name a file of text"):
+    with pytest.raises(BadInput, match=r"^task\.data\.path: '.*empty\.txt' cannot be used; the file is empty; name a"):
         Text(str(tmp_path / "empty.txt"))
 
 

@@ -36,6 +36,7 @@ Onward = Callable[[Asked], Tensor]
 _SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
 _FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, functional.softmax)
+_CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, functional.multi_head_attention_forward})
 _GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
 _PLAIN = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType})
 _NAMED = 12  # layers that a sentence names
@@ -212,9 +213,9 @@ def _unanswered(func: Any, args: Any, kwargs: Any) -> str:
         return _WEIGHTS if kwargs.get("need_weights", True) else ""
     if func in _FUSED:
         return f"torch.{func.__name__}"
-    if func not in _SOFTMAX and "softmax" not in str(func):
-        return str(func)
-    return f"matrix products in {_layer()}" if _is_of_scores(*args, **kwargs) else ""
+    if _is_softmax(func):
+        return f"matrix products in {_layer()}" if _is_of_scores(*args, **kwargs) else ""
+    return str(func)
 
 
 def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> bool:
@@ -236,12 +237,13 @@ def _layer() -> str:
 
 def _concerns(func: Any) -> bool:
     """Whether it computes attention. Every function of torch that a thread calls comes here: almost all are plain."""
-    if type(func) in _PLAIN:
-        return func is _SDPA or func in _FUSED or func in _SOFTMAX
-    if isinstance(func, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
-        name = str(func)
-        return "attention" in name or "attn" in name or name.split(".")[1:2] in (["softmax"], ["_softmax"], ["_safe_softmax"])
-    return func is functional.multi_head_attention_forward or func is functional.softmax
+    if type(func) not in _PLAIN and isinstance(func, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return "attention" in str(func) or "attn" in str(func) or _is_softmax(func)
+    return func in _CONCERNING
+
+
+def _is_softmax(func: Any) -> bool:
+    return func in _SOFTMAX or str(func).split(".")[:2] in (["aten", "softmax"], ["aten", "_softmax"], ["aten", "_safe_softmax"])
 
 
 class _Patch:

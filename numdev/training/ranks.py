@@ -256,11 +256,9 @@ def _joined(request: _Request, place: _Place, told: Told | None) -> Trained:
                 dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.size, device_id=bound)
             return Training(request.run, request.folder, device, told, request.execution, Ranks(), request.key).finish()
     except Exception as error:
-        others = [f"failed/{rank}" for rank in range(place.size) if rank != place.rank]
-        if isinstance(error, RuntimeError):
-            for name in others:
-                if place.store.check([name]):
-                    raise RuntimeError(place.store.get(name).decode()) from error
+        for name in [f"failed/{rank}" for rank in range(place.size)] if isinstance(error, RuntimeError) else ():
+            if place.store.check([name]):  # another process failed before, and closed what connects them
+                raise RuntimeError(place.store.get(name).decode()) from error
         place.store.set(f"failed/{place.rank}", f"rank {place.rank}: {type(error).__name__}: {error}")
         raise
     finally:

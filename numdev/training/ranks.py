@@ -90,14 +90,14 @@ class _Torchrun:
     """
 
     def __init__(self) -> None:
-        self._store, self._rank, self._size = next(dist.rendezvous("env://"))
+        self._store, self._rank, self._size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         self.runs, self.leads = 0, False
 
     def place(self) -> _Place:
         """That of this process in the next run."""
         self.runs += 1
         local, hosted = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-        store = dist.PrefixStore(f"numdev/{self.runs}", self._store)
+        store = dist.PrefixStore(f"numdev/{self.runs}", self._store)  # type: ignore[attr-defined]
         return _Place(self._rank, local, self._size, hosted == self._size, store)
 
     def ask(self, request: _Request | None) -> None:
@@ -218,7 +218,7 @@ def _child(rank: int, size: int, meeting: str, request: _Request, said: Any) -> 
         said.put(pickle.dumps(progress))
 
     try:
-        _joined(request, _Place(rank, rank, size, True, dist.FileStore(meeting, size)), tell)
+        _joined(request, _Place(rank, rank, size, True, dist.FileStore(meeting, size)), tell)  # type: ignore[attr-defined]
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[Seen]:
 
     Yields:
         what became of the calls: `calls`, `missed`, `elsewhere`, and `require()`, which raises where a call was missed or none
-        was made. Leaving the context after no call at all warns.
+        was made. Leaving the context after no call, or after a missed one, warns.
 
     Raises:
         BadInput: in a call, for arguments that do not fit together.
@@ -52,9 +51,7 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[Seen]:
     seen = Seen()
     with exchanging(variant, seen, read_masks):
         yield seen
-    if not seen.calls:
-        missed = f"; it ran {', '.join(seen.elsewhere)}" if seen.missed else ""
-        warnings.warn(f"attend: no call of scaled_dot_product_attention was made{missed}", stacklevel=3)
+    seen.warn("attend", stacklevel=4)
 
 
 def exchanging(variant: Variant, seen: Seen, read_masks: bool) -> Interception:

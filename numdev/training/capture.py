@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,9 +91,7 @@ class Capture:
         self._running.__exit__(kind, *error)
         if kind is None:
             self._write()
-            if not self.seen.calls:
-                told = "capture: no call of scaled_dot_product_attention was seen; enter capture after attend or shadow"
-                warnings.warn(told, stacklevel=2)
+            self.seen.warn("capture", "; enter capture after attend or shadow")
 
     def step(self, number: int | None = None) -> None:
         """Write what was kept of this step; the calls that follow are of the next one, or of the one that is given."""

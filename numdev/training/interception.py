@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,13 +29,17 @@ from torch.overrides import TorchFunctionMode
 
 from numdev.errors import NumdevError, Unsupported
 from numdev.training.call import Asked
+from numdev.training.steps import callers
 
 Onward = Callable[[Asked], Tensor]
 
 _SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
 _FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, functional.softmax)
+_CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, functional.multi_head_attention_forward})
 _GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
 _PLAIN = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType})
+_NAMED = 12  # layers that a sentence names
 _COMPILED = "torch.compile must not fuse what numdev computes"
 _WEIGHTS = "nn.MultiheadAttention with need_weights=True"
 
@@ -54,8 +59,9 @@ class Seen:
 
     Attributes:
         calls: those that were answered.
-        elsewhere: those that ran without being answered, by the name of what ran. Attention that a model computes of matrix
-            products is not seen at all, and neither is an operator that calls none of torch's.
+        elsewhere: those that ran without being answered, by the name of what ran. Attention of matrix products is known by its
+            softmax: over the last axis of at least four, or of three whose last two are of one length. One without torch's
+            softmax is not seen, and neither is an operator that calls none of torch's.
     """
 
     calls: int = 0
@@ -72,8 +78,19 @@ class Seen:
             why = "it called torch.nn.functional.scaled_dot_product_attention nowhere"
             raise Unsupported("model", f"{why}; choose its sdpa implementation (attn_implementation='sdpa', need_weights=False)")
         if self.missed:
-            told = ", ".join(f"{count} of {name}" for name, count in self.elsewhere.items())
-            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {told}")
+            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {self._ran()}")
+
+    def warn(self, who: str, hint: str = "", *, stacklevel: int = 3) -> None:
+        """Warn where there was no call or one was missed, for the caller of a context that ends."""
+        if not self.calls:
+            ran = f"; it ran {self._ran()}" if self.missed else ""
+            warnings.warn(f"{who}: no call of scaled_dot_product_attention was made{ran}{hint}", stacklevel=stacklevel)
+        elif self.missed:
+            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self._ran()}", stacklevel=stacklevel)
+
+    def _ran(self) -> str:
+        counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]
+        return ", ".join(counts[:_NAMED]) + (f" and {len(counts) - _NAMED} others" if len(counts) > _NAMED else "")
 
     def miss(self, name: str) -> None:
         self.elsewhere[name] = self.elsewhere.get(name, 0) + 1
@@ -184,21 +201,49 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _SDPA:
             return _uncompiled(Asked(*args, **kwargs), stack)
-        if func is functional.multi_head_attention_forward:
-            if kwargs.get("need_weights", True):
-                stack[-1].miss(_WEIGHTS)
-        else:
-            stack[-1].miss(f"torch.{func.__name__}" if func in _FUSED else str(func))
+        name = _unanswered(func, args, kwargs)
+        for each in stack if name else ():
+            each.miss(name)
         return func(*args, **kwargs)
+
+
+def _unanswered(func: Any, args: Any, kwargs: Any) -> str:
+    """The name of a function that computes attention itself; empty for one that does not."""
+    if func is functional.multi_head_attention_forward:
+        return _WEIGHTS if kwargs.get("need_weights", True) else ""
+    if func in _FUSED:
+        return f"torch.{func.__name__}"
+    if _is_softmax(func):
+        return f"matrix products in {_layer()}" if _is_of_scores(*args, **kwargs) else ""
+    return str(func)
+
+
+def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> bool:
+    """Whether a softmax with these arguments is that of scores `[..., heads, queries, keys]`, or `[batch, tokens, tokens]`."""
+    x = named.get("input", named.get("self", x))
+    if not isinstance(x, Tensor) or x.ndim < 3 or dim not in (-1, x.ndim - 1):
+        return False
+    return x.shape[-1] > 1 and (x.ndim > 3 or x.shape[-1] == x.shape[-2])
+
+
+def _layer() -> str:
+    """The innermost module whose method calls, by its name in the outermost one that runs on this thread."""
+    modules = [each for each in callers() if isinstance(each, torch.nn.Module)]
+    if not modules:
+        return "a function outside of any module"
+    names = {module: name for name, module in modules[-1].named_modules()}
+    return next((names[module] for module in modules if names.get(module)), type(modules[0]).__name__)
 
 
 def _concerns(func: Any) -> bool:
     """Whether it computes attention. Every function of torch that a thread calls comes here: almost all are plain."""
-    if type(func) in _PLAIN:
-        return func is _SDPA or func in _FUSED
-    if isinstance(func, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
-        return "attention" in str(func) or "attn" in str(func)
-    return func is functional.multi_head_attention_forward
+    if type(func) not in _PLAIN and isinstance(func, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return "attention" in str(func) or "attn" in str(func) or _is_softmax(func)
+    return func in _CONCERNING
+
+
+def _is_softmax(func: Any) -> bool:
+    return func in _SOFTMAX or str(func).split(".")[:2] in (["aten", "softmax"], ["aten", "_softmax"], ["aten", "_safe_softmax"])
 
 
 class _Patch:

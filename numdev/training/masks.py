@@ -20,6 +20,9 @@ _STATED = "a causal limit, a sliding window and padding behind the last key"
 class MaskReader:
     """Reads mask tensors, and keeps the last one that it read: a model gives the same to all of its layers.
 
+    A mask on a CPU is known by its content, since NumPy changes shared memory without a trace; one on a device, for whose content
+    the host would wait, by its memory and torch's count of changes.
+
     Attributes:
         waits: whether a mask on a device is read, for which the host waits; False refuses it.
     """
@@ -39,12 +42,14 @@ class MaskReader:
             return aligned
         if tensor.requires_grad:
             raise Unsupported(_FIELD, "it is learned, and no implementation here adds to the scores or has a gradient by them")
-        known = _identity(tensor, shape)
-        if self._last is not None and known and self._last[1] == known:
+        content = tensor.device.type == "cpu"
+        known = (tensor.shape, tensor.dtype, shape) if content else _identity(tensor, shape)
+        if self._last is not None and known and self._last[1] == known and (not content or torch.equal(self._last[0], tensor)):
             return self._last[2]
         self._check_device(tensor)
         mask = _read(tensor, shape)
-        self._last = (tensor, known, mask) if known else None  # holds the tensor: its memory is no other's while it is known
+        held = tensor.clone() if content else tensor  # holds a device's tensor: its memory is no other's while it is known
+        self._last = (held, known, mask) if known else None
         return mask
 
     def _check_device(self, tensor: Tensor) -> None:

@@ -46,8 +46,8 @@ class Prefetch:
 
     def _fill(self) -> None:
         try:
-            for step in range(self._start, self._run.task.steps):
-                self._queue.put(self._slice(self._run.task.batch_of(step, self._run.order_seed)))
+            for batch in self._run.batches(self._start):
+                self._queue.put(self._slice(batch))
                 if self._ended.is_set():
                     return
         except BaseException as error:  # whatever it is, it is the caller's to see

@@ -8,7 +8,10 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,7 @@ class Ranks(World):
 
 @dataclass(frozen=True)
 class _Request:
-    """What a process is told when it is started."""
+    """What every process is told of a run."""
 
     run: Run
     folder: Path
@@ -65,7 +68,79 @@ class _Request:
     execution: Execution
     key: str
     threads: int
-    meeting: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which of the processes this is, and the store by which they find each other."""
+
+    rank: int
+    local: int
+    size: int
+    is_one_host: bool
+    store: Any
+
+
+class _Torchrun:
+    """The processes that torchrun started.
+
+    Attributes:
+        runs: how many they have shared. Each has keys of its own in the store, which outlives them.
+        leads: whether the others wait for what this one asks for; else all train the same by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._store, self._rank, self._size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        self.runs, self.leads = 0, False
+
+    def place(self) -> _Place:
+        """That of this process in the next run."""
+        self.runs += 1
+        local, hosted = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+        store = dist.PrefixStore(f"numdev/{self.runs}", self._store)  # type: ignore[attr-defined]
+        return _Place(self._rank, local, self._size, hosted == self._size, store)
+
+    def ask(self, request: _Request | None) -> None:
+        """Have the others train their parts of the next run, or end; they import what this process does."""
+        self._store.set(f"numdev/asked/{self.runs}", pickle.dumps((sys.path, pickle.dumps(request))))
+
+    def asked(self) -> _Request | None:
+        """What rank 0 asks for next; waits as long as it takes, and for nothing where rank 0 has ended."""
+        try:
+            while not self._store.check([f"numdev/asked/{self.runs}"]):
+                time.sleep(_POLL)
+        except RuntimeError:  # rank 0 held the store
+            return None
+        path, request = pickle.loads(self._store.get(f"numdev/asked/{self.runs}"))
+        sys.path += [folder for folder in path if folder not in sys.path]
+        asked: _Request | None = pickle.loads(request)
+        return asked
+
+
+@lru_cache(maxsize=1)
+def _torchrun() -> _Torchrun:
+    return _Torchrun()
+
+
+def lead_or_follow(command: Callable[[], int]) -> int:
+    """The exit code of a command that torchrun started several times: rank 0 runs it, and the others only train what it asks for.
+
+    So one process alone plans, locks runs, writes and prints.
+    """
+    torchrun = _torchrun()
+    if os.environ["RANK"] == "0":
+        torchrun.leads = True
+        try:
+            return command()
+        finally:
+            torchrun.ask(None)
+    try:
+        while (request := torchrun.asked()) is not None:
+            with suppress(Exception):  # rank 0 has the same one, or hears of this one, and reports it
+                _joined(request, torchrun.place(), None)
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def train(run: Run, folder: Path, device: torch.device, told: Told | None, execution: Execution) -> Trained:
@@ -78,19 +153,21 @@ def train(run: Run, folder: Path, device: torch.device, told: Told | None, execu
         BadInput: where torchrun started another number, or a host has fewer CUDA devices than ranks.
     """
     size = run.rung.ranks
+    threads = max(1, torch.get_num_threads() // size)
+    request = _Request(run, folder.resolve(), device.type, execution, run.key(device), threads)
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != size:
             mend = f"torchrun started {os.environ['WORLD_SIZE']} processes; start as many as there are ranks"
             raise BadInput("rung.ranks", size, mend)
-        return _joined(run, folder, device.type, told, execution)
+        torchrun = _torchrun()
+        if torchrun.leads:
+            torchrun.ask(request)
+        return replace(_joined(request, torchrun.place(), told), folder=folder)
     if device.type == "cuda" and torch.cuda.device_count() < size:
         mend = f"this host has {torch.cuda.device_count()} CUDA devices; give at most that, or use torchrun over several hosts"
         raise BadInput("rung.ranks", size, mend)
-    with tempfile.TemporaryDirectory(prefix="numdev-ranks-") as meeting:
-        threads = max(1, torch.get_num_threads() // size)
-        request = _Request(run, folder, device.type, execution, run.key(device), threads, f"file://{meeting}/store")
-        _start(request, size, told)
-    found = Trained.find(folder, run.key(device), execution.kept)
+    _start(request, size, told)
+    found = Trained.find(folder, request.key, execution.kept)
     if found is None:
         raise RuntimeError("the processes ended and left no result")
     return found
@@ -100,7 +177,9 @@ def _start(request: _Request, size: int, told: Told | None) -> None:
     """Start the processes, pass on their progress, and raise what one of them raised."""
     context = processes.get_context("spawn")
     said: Any = context.SimpleQueue()
-    started = [context.Process(target=_child, args=(rank, size, request, said), daemon=True) for rank in range(size)]
+    meeting = tempfile.TemporaryDirectory(prefix="numdev-ranks-")
+    told_each = [(rank, size, f"{meeting.name}/store", request, said) for rank in range(size)]
+    started = [context.Process(target=_child, args=each, daemon=True) for each in told_each]
     if processes.get_start_method(allow_none=True) not in (None, *processes.get_all_start_methods()):
         # A process tells those it starts how it was started itself; a worker of joblib's says what Python does not know.
         processes.set_start_method("spawn", force=True)
@@ -120,6 +199,7 @@ def _start(request: _Request, size: int, told: Told | None) -> None:
         for process in started:
             process.terminate()
             process.join()
+        meeting.cleanup()
 
 
 def _hear(said: Any, told: Told | None) -> None:
@@ -131,18 +211,14 @@ def _hear(said: Any, told: Told | None) -> None:
             told(word)
 
 
-def _child(rank: int, size: int, request: _Request, said: Any) -> None:
+def _child(rank: int, size: int, meeting: str, request: _Request, said: Any) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    torch.set_num_threads(request.threads)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name need not resolve
 
     def tell(progress: Progress) -> None:
         said.put(pickle.dumps(progress))
 
     try:
-        _joined(request.run, request.folder, request.kind, tell, request.execution, request)
+        _joined(request, _Place(rank, rank, size, True, dist.FileStore(meeting, size)), tell)  # type: ignore[attr-defined]
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:
@@ -159,23 +235,33 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _joined(
-    run: Run, folder: Path, kind: str, told: Told | None, execution: Execution, request: _Request | None = None
-) -> Trained:
-    """The part of this process, in a process group that lasts as long."""
-    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
-    with deterministic():
-        if kind == "cuda":
-            torch.cuda.set_device(device)
-        where = request.meeting if request else "env://"
-        own = not dist.is_initialized()
-        if own:
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            backend, bound = ("nccl", device) if kind == "cuda" else ("gloo", None)
-            dist.init_process_group(backend, where, rank=rank, world_size=size, device_id=bound)
-        try:
-            key = request.key if request else run.key(device)
-            return Training(run, folder, device, told, execution, Ranks(), key).finish()
-        finally:
+def _joined(request: _Request, place: _Place, told: Told | None) -> Trained:
+    """The part of this process, in a process group that lasts as long.
+
+    Raises:
+        RuntimeError: what ended another process, where that is why this one cannot go on.
+    """
+    kind, threads = request.kind, torch.get_num_threads()
+    device = torch.device(kind, place.local) if kind == "cuda" else torch.device(kind)
+    if place.is_one_host and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name need not resolve
+    own = not dist.is_initialized()
+    torch.set_num_threads(request.threads)
+    try:
+        with deterministic():
+            if kind == "cuda":
+                torch.cuda.set_device(device)
             if own:
-                dist.destroy_process_group()
+                backend, bound = ("nccl", device) if kind == "cuda" else ("gloo", None)
+                dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.size, device_id=bound)
+            return Training(request.run, request.folder, device, told, request.execution, Ranks(), request.key).finish()
+    except Exception as error:
+        for name in [f"failed/{rank}" for rank in range(place.size)] if isinstance(error, RuntimeError) else ():
+            if place.store.check([name]):  # another process failed before, and closed what connects them
+                raise RuntimeError(place.store.get(name).decode()) from error
+        place.store.set(f"failed/{place.rank}", f"rank {place.rank}: {type(error).__name__}: {error}")
+        raise
+    finally:
+        if own and dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ from numdev.attention.operation import environment as of_attention
 from numdev.errors import BadInput
 from numdev.results.canonical import describe, key_of
 from numdev.results.environment import environment
+from numdev.training.data.counter import Purpose, stream
 from numdev.training.deterministic import FIXED
 from numdev.training.rung import APART, Restart, Rung
-from numdev.training.task import Task
+from numdev.training.task import Batch, Task
+
+_MIXED = 16  # batches whose rows another order mixes: they are in memory at once
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Run:
     Attributes:
         task: see `Task`.
         rung: see `Rung`.
-        replicate: its seeds of initialisation and order, before the rung moves them.
+        replicate: the seed of the data, and of the initial weights before the rung moves it.
     """
 
     task: Task
@@ -46,9 +50,24 @@ class Run:
     def init_seed(self) -> int:
         return self.replicate + APART * self.rung.init
 
-    @property
-    def order_seed(self) -> int:
-        return self.replicate + APART * self.rung.order
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The batches of the steps from `start` on: those of the task, or their examples in the order of the rung.
+
+        Another order is a permutation of the rows of all batches of the run: the steps are permuted, and then the rows within
+        each 16 batches that follow each other. What the task draws for a row (noise, a time, a dropped caption) stays with it.
+        """
+        task, order = self.task, self.rung.order
+        if not order:
+            yield from (task.batch_of(step, self.replicate) for step in range(start, task.steps))
+            return
+        seed = self.replicate + APART * order
+        steps = stream(Purpose.REORDERED, seed, 0).permutation(task.steps).tolist()
+        for first in range(start - start % _MIXED, task.steps, _MIXED):
+            parts = [task.batch_of(step, self.replicate) for step in steps[first : first + _MIXED]]
+            whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            rows = torch.from_numpy(stream(Purpose.REORDERED, seed, first + 1).permutation(len(parts) * task.batch))
+            for own in rows.split(task.batch)[max(start - first, 0) :]:
+                yield {name: x[own] for name, x in whole.items()}
 
     @property
     def half(self) -> int | None:

@@ -33,7 +33,7 @@ class Rung:
         attention: what computes attention, forward and backward.
         numerics: see `Numerics`.
         init: replicate r starts from the weights of seed `r + 1000 init`.
-        order: replicate r sees the data of seed `r + 1000 order`.
+        order: 0 is the order of the task; another number is another order of the same examples (`Run.batches`).
         ulp: by how many last places of FP32 one weight is moved before training (`numdev.training.start.moved`). A later rounding
             may take the move back: of the weight to BF16 under autocast, or of its first updates. Then the weights of the run are
             those of the reference again, which says nothing of chaos; 65,536 is one last place of BF16.

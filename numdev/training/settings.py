@@ -36,7 +36,9 @@ class RungSettings:
         None, f"formats of weights and products: {_NUMERICS}; null is that under which attention computes in its format"
     )
     init: int = setting(0, "which initialisation: replicate r starts from the weights of seed r + 1000 init")
-    order: int = setting(0, "which order of the data: replicate r sees that of seed r + 1000 order")
+    order: int = setting(
+        0, "which order of the data: another number shows the same examples over the run in another order, by a seed of its own"
+    )
     ulp: int = setting(0, "by how many last places of FP32 one weight is moved before training", "ulp")
     ranks: int = setting(1, "data-parallel processes that share each batch", "count")
     restart: str = setting(

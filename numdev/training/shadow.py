@@ -86,9 +86,11 @@ class Shadow:
         self._interception.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._interception.__exit__(*error)
-        self._running.__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self._interception.__exit__(kind, *error)
+        self._running.__exit__(kind, *error)
+        if kind is None:
+            self.seen.warn("shadow")
 
     def step(self, number: int | None = None) -> None:
         """The calls that follow are of the next step, or of the one that is given."""

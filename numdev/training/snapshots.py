@@ -6,12 +6,13 @@ import shutil
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.training.sealed import Sealed
+from numdev.training.sealed import Damaged, Sealed
 from numdev.training.state import State
 
 _SPARE = 64 << 20  # bytes beside snapshots and checkpoints
@@ -97,14 +98,17 @@ def read(path: Path) -> dict[str, Tensor]:
     Raises:
         Damaged: if the file is not what was written.
     """
-    return _sealed(path).read()[0]
+    return _opened(path)[0]
 
 
 def parameters(path: Path) -> dict[str, Tensor]:
     """The parameters of a snapshot of weights, without buffers; raises Damaged as `read` does."""
-    tensors, facts = _sealed(path).read()
+    tensors, facts = _opened(path)
     return {name: x for name, x in tensors.items() if name not in facts.get("buffers", ())}
 
 
-def _sealed(path: Path) -> Sealed:
-    return Sealed(path, int(path.name.split("-")[1]))
+def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        return Sealed(path, int(path.name.split("-")[1])).read()
+    except Damaged as error:
+        raise Damaged(f"{error}; delete it, and the same command trains the run again") from None

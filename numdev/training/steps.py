@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from torch import nn
+
+
+def callers() -> Iterator[Any]:
+    """Of every method on the stack of this thread, innermost first, the object whose method it is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames:
+            yield frame.f_locals.get("self")
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 class Steps:

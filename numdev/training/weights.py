@@ -101,7 +101,7 @@ def deviations(run: Weights, reference: Weights, device: torch.device) -> dict[s
     shapes = [{name: x.shape for name, x in part.items()} for part in parts]
     if any(each != shapes[0] for each in shapes) or not shapes[0]:
         raise BadInput("weights", "weights of different models", "compare runs of the same task")
-    held = [{name: part[name].detach().to(device) for name in part} for part in parts]
+    held = [{name: part[name].detach().to(device) for name in sorted(part)} for part in parts]  # files have no order
     whole = [torch.cat([part[name].reshape(-1) for name in held[0]]) for part in held]
     found = {MODEL: WeightDeviation.between(*whole)}
     for name in held[0]:

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as kept_by_name
+from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32, FP64
@@ -127,6 +129,101 @@ def test_weights_that_are_asked_for_are_computed_elsewhere(x: Tensor) -> None:
         Unsupported, match="attention ran elsewhere, and was not exchanged: 1 of nn.MultiheadAttention with need_weights"
     ):
         seen.require()
+
+
+class Block(nn.Module):
+    """A block of a vision transformer, whose attention is torch's function or matrix products with a softmax."""
+
+    def __init__(self, softmax: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.attn = Projected(None if softmax is None else lambda q, k, v: softmax(q @ k.mT / 2) @ v)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(x)
+
+
+class Vision(nn.Module):
+    """Four blocks, of which three multiply matrices themselves, and a head whose softmax is over classes."""
+
+    def __init__(self, softmax: Callable[[Tensor], Tensor], *, again: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block(softmax), Block(softmax), Block(softmax)])
+        self.head, self.again = nn.Linear(16, 3), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        classes: Tensor = self.head(x).softmax(-1)
+        return classes
+
+
+SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
+    "method": lambda x: x.softmax(-1),
+    "function": lambda x: torch.softmax(x, dim=3, dtype=torch.float64).float(),
+    "functional": lambda x: functional.softmax(x, dim=-1),
+    "module": nn.Softmax(dim=-1),
+    "special": lambda x: torch.special.softmax(x, -1),
+    "operator": lambda x: torch.ops.aten._softmax.default(x, -1, False),
+    "heads as batch": lambda x: x.flatten(0, 1).softmax(-1).view_as(x),
+    "one query": lambda x: torch.cat([row.softmax(dim=-1) for row in x.split(1, dim=2)], dim=2),
+}
+MISSED = r"attention ran elsewhere, and was not exchanged: (\d of matrix products in blocks\.[123]\.attn(, )?){3}"
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES.values(), ids=list(SOFTMAXES))
+def test_attention_of_matrix_products_is_named_and_refused(x: Tensor, softmax: Callable[[Tensor], Tensor]) -> None:
+    model = Vision(softmax)
+    with pytest.warns(UserWarning, match="^attend: " + MISSED), nd.attend(EXACT) as seen:
+        model(x)
+    assert seen.calls == 1
+    assert seen.missed in (3, 3 * x.shape[1])  # once for each query, in one of the spellings
+    with pytest.raises(Unsupported, match=MISSED):
+        seen.require()
+
+
+def test_shadow_and_capture_name_it_too(x: Tensor, tmp_path: Path) -> None:
+    model = Vision(SOFTMAXES["method"])
+    with pytest.warns(UserWarning, match="^shadow: " + MISSED), nd.shadow({"exact": EXACT}, EXACT) as log:
+        model(x)
+    assert (log.seen.calls, log.seen.missed) == (1, 3)
+    with (
+        pytest.warns(UserWarning, match="^attend: " + MISSED),
+        nd.attend(EXACT) as outer,
+        pytest.warns(UserWarning, match="^capture: " + MISSED),
+        nd.capture(model, tmp_path) as captured,
+    ):
+        model(x)
+    assert outer.missed == captured.seen.missed == 3
+    with pytest.warns(UserWarning, match="^shadow: no call .* was made$"), nd.shadow({"exact": EXACT}, EXACT):
+        nn.Linear(16, 16)(x)
+
+
+def test_layers_that_compute_again_are_missed_once(x: Tensor) -> None:
+    with pytest.warns(UserWarning, match="was not exchanged"), nd.attend(EXACT) as seen:
+        Vision(SOFTMAXES["method"], again=True)(x.requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]
+    assert (seen.calls, seen.missed) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((4, 4), -1), ((2, 5, 7), -1), ((2, 5, 5), 1), ((2, 3, 5, 5), 1), ((2, 3, 5, 1), -1)],
+    ids=["classes", "classes of tokens", "another axis", "channels", "one key"],
+)
+def test_another_softmax_is_no_attention(shape: tuple[int, ...], dim: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with nd.attend(EXACT) as seen:
+            torch.randn(shape).softmax(dim)
+            functional.log_softmax(torch.randn(2, 3, 5, 5), -1)
+    assert not seen.elsewhere
+
+
+def test_a_function_outside_of_any_module_is_named_so() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with nd.attend(EXACT) as seen:
+            torch.randn(1, 1, 4, 4).softmax(-1)
+    assert seen.elsewhere == {"matrix products in a function outside of any module": 1}
 
 
 def test_a_model_without_attention(x: Tensor) -> None:
@@ -321,8 +418,6 @@ def test_who_replaced_the_function_before_keeps_it(x: Tensor, monkeypatch: pytes
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_layers_compute_again_with_the_same(x: Tensor, reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     model = Projected().double()
     given = x.double().requires_grad_()
     with nd.attend(TILED) as seen:
@@ -487,8 +582,6 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_checkpointed_layers_compute_again_on_torchs_threads(self, reentrant: bool) -> None:
-        from torch.utils.checkpoint import checkpoint
-
         model, x = self.model(), torch.randn(4, 128, 256, device="cuda", requires_grad=True)
         with nd.attend(self.variant()) as seen:
             self.step(model, x)

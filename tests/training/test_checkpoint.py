@@ -113,11 +113,17 @@ class TestDamage:
         assert list(found.snapshots) == list(whole.snapshots)
         assert "snapshots before the last checkpoint are missing" in found.notes[0]
 
-    def test_a_damaged_snapshot_is_told_where_it_is_read(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("step", [8, 12])
+    def test_a_damaged_snapshot_says_what_to_do_and_that_helps(self, tmp_path: Path, whole: Trained, step: int) -> None:
         found = trained(toy(), tmp_path)
-        found.snapshots[8].write_bytes(b"x" * 100)
-        with pytest.raises(Damaged, match="SHA-256"):
-            found.weights(8)
+        path = found.snapshots[step]
+        path.write_bytes(b"x" * 100)
+        with pytest.raises(Damaged, match="SHA-256 of its name; delete it, and the same command trains the run again"):
+            found.weights(step)
+        path.unlink()
+        again = trained(toy(), tmp_path)
+        assert same(again, whole)
+        assert again.weights(step).keys() == whole.weights(step).keys()
 
     def test_one_of_another_configuration_is_refused_and_stays(self, tmp_path: Path) -> None:
         stopped(toy(), tmp_path, 9)

@@ -87,6 +87,18 @@ def test_it_is_read_once_for_all_layers_and_again_when_it_changes() -> None:
         assert reader.read(other, SHAPE) == Mask()
 
 
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_that_numpy_changes_is_read_again(additive: bool) -> None:
+    """Torch does not count what is written into memory that it shares."""
+    reader, tensor = MaskReader(), dense(Mask(key_lengths=(7, 3))).clone()
+    tensor = torch.zeros(tensor.shape).masked_fill_(~tensor, float("-inf")) if additive else tensor
+    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 3))
+    tensor.numpy()[1, ..., 2] = tensor.numpy()[1, ..., 3]
+    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 2))
+    tensor.data[..., :2] = tensor.data[..., :1]
+    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 2))
+
+
 def test_biases_of_torch() -> None:
     assert MaskReader().read(causal_lower_right(5, 7), SHAPE) == Mask(causal=True)
     assert MaskReader().read(causal_upper_left(5, 5), (2, 3, 5, 5)) == Mask(causal=True)

@@ -74,6 +74,7 @@ def test_transformers(make: Any, padded: bool) -> None:
 def test_an_eager_model_is_told_apart() -> None:
     with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
         trained(bert("eager"))
+    assert list(seen.elsewhere) == [f"matrix products in encoder.layer.{n}.attention.self" for n in (0, 1)]
     with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
         seen.require()
 
@@ -94,6 +95,44 @@ def test_what_transformers_can_and_we_cannot_is_refused() -> None:
         model(input_ids=TOKENS, attention_mask=left)
 
 
+@pytest.mark.parametrize("family", ["Bloom", "CodeGen"])
+def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) -> None:
+    """Each read a mask of sdpa's as one of its own, and was not causal any more."""
+    named = {"vocab_size": 32, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    torch.manual_seed(0)
+    seen = register("numdev_exact", EXACT)
+    config = getattr(transformers(), f"{family}Config")(**named)
+    model = transformers().AutoModel.from_config(config, attn_implementation="numdev_exact").double()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=f"^attn_implementation: 'numdev_exact': transformers does not run {family}Model"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 0
+
+
+def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
+    seen = register("numdev_exact", EXACT)
+    model = llama("numdev_exact").train()
+    assert model.model(input_ids=TOKENS)[0].shape == (2, 6, 16)
+    assert (seen.calls, all(module.training for module in model.modules())) == (2, True)  # none of the probe's
+    model = llama("numdev_exact")
+    for module in model.modules():
+        module.is_causal = False
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="LlamaModel asks for a causal mask, and a later token changes"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 2
+
+
+def test_a_model_that_cannot_be_probed_says_so() -> None:
+    register("numdev_exact", EXACT)
+    model = llama("numdev_exact")
+    model.model.embed_tokens.requires_grad_(False)
+    inputs = model.model.embed_tokens(TOKENS)
+    model.model.embed_tokens = torch.nn.Identity()  # takes no tokens
+    with pytest.warns(UserWarning, match="LlamaModel was not probed for causality.* attn_implementation='sdpa'"):
+        model(inputs_embeds=inputs)
+
+
 def test_diffusers() -> None:
     """A transformer block of a diffusion model: self-attention over patches, cross-attention to a caption."""
     attention = pytest.importorskip("diffusers.models.attention")
@@ -112,6 +151,19 @@ def test_timm(pooling: str) -> None:
     model = timm.VisionTransformer(**sizes, global_pool=pooling, qk_norm=True).double()
     pictures = torch.randn(2, 3, 16, 16).double()
     exchanged(model, lambda: model(pictures), calls=2 if pooling == "token" else 3)
+
+
+def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    model = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=4)
+    for block in model.blocks[1:]:
+        block.attn.fused_attn = False
+    with pytest.warns(UserWarning, match="was not exchanged"), nd.attend(EXACT) as seen:
+        model(torch.randn(2, 3, 16, 16))
+    assert seen.calls == 1
+    assert seen.elsewhere == {f"matrix products in blocks.{n}.attn": 1 for n in (1, 2, 3)}
+    with pytest.raises(Unsupported, match=r"blocks\.3\.attn"):
+        seen.require()
 
 
 def exchanged(model: torch.nn.Module, run: Callable[[], Tensor], calls: int = 2) -> None:

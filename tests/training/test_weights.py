@@ -78,6 +78,9 @@ def test_every_tensor_and_all_together() -> None:
     found = deviations(Weights(other, start), Weights(now, start), CPU)
     assert list(found) == [MODEL, "a", "b"]
     assert found["b"].max_difference == 0 < found["a"].max_difference == found[MODEL].max_difference
+    turned = [{name: part[name] for name in ("b", "a")} for part in (other, now, start)]
+    again = deviations(Weights(turned[0], turned[2]), Weights(turned[1], turned[2]), CPU)
+    assert list(again.items()) == list(found.items())  # a file of tensors has no order
     both = [torch.cat([part["a"].flatten(), part["b"]]) for part in (other, now, start, start)]
     assert found[MODEL] == WeightDeviation.between(*both)
 

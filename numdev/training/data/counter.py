@@ -18,6 +18,7 @@ class Purpose(Enum):
     ORDER = 5
     SAMPLES = 6
     JUDGE = 7
+    REORDERED = 8
 
 
 def stream(purpose: Purpose, seed: int, step: int) -> np.random.Generator:

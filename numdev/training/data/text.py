@@ -31,14 +31,16 @@ class Text:
         digest: SHA-256 of the file.
 
     Raises:
-        BadInput: there is no such file.
+        BadInput: there is no such file, or nothing in it.
     """
 
     path: str = setting("numdev", "file of text; `numdev` is prose of its own documentation")
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hashlib.sha256(_read(self.path)).hexdigest())
+        if not (content := _read(self.path)):
+            raise BadInput(_FIELD, self.path, "the file is empty; name a file of text, or `numdev`")
+        object.__setattr__(self, "digest", hashlib.sha256(content).hexdigest())
 
     def ready(self, length: int) -> None:
         """Checks that both parts hold a window of `length` tokens.

@@ -50,6 +50,12 @@ def test_no_file_is_refused() -> None:
         Text("nowhere/to/be/found.txt")
 
 
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(BadInput, match=r"^task\.data\.path: '.*empty\.txt' cannot be used; the file is empty; name a"):
+        Text(str(tmp_path / "empty.txt"))
+
+
 def test_a_file_that_changes_is_told_apart(text: Path) -> None:
     before = Text(str(text))
     text.write_bytes(bytes(range(1, 201)))

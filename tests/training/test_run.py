@@ -1,0 +1,91 @@
+"""The batches of a run: an order of the data is an order, whatever the task."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from numdev.training.data.folder import Folder
+from numdev.training.data.text import Text
+from numdev.training.run import Run
+from numdev.training.rung import Rung
+from numdev.training.task import Batch, Task
+from numdev.training.tasks import Language, TextToImage
+from tests.training.toy import VANILLA, Toy
+
+SMALL: dict[str, Any] = {"steps": 37, "batch": 4, "warmup": 1, "depth": 1, "width": 16, "heads": 2}  # two groups of 16, and 5
+
+
+def pictures(folder: Path) -> Folder:
+    """13 pictures of one colour each: a run of 37 steps of 4 ends within a pass."""
+    lines = []
+    for number in range(13):
+        Image.new("RGB", (8, 8), (10 * number, 0, 255)).save(folder / f"{number:02}.png")
+        lines.append(json.dumps({"file_name": f"{number:02}.png", "text": f"picture {number}"}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    return Folder(str(folder), words=4)
+
+
+@pytest.fixture(params=["toy", "scenes", "imagefolder", "text", "a file of text"])
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
+    if request.param == "toy":
+        return Toy(37, 4)
+    if request.param == "scenes":
+        return TextToImage(picture=8, **SMALL)
+    if request.param == "imagefolder":
+        return TextToImage(pictures(tmp_path), picture=8, **SMALL)
+    (tmp_path / "counted.txt").write_bytes(bytes(range(256)))
+    return Language(Text() if request.param == "text" else Text(str(tmp_path / "counted.txt")), length=16, **SMALL)
+
+
+def run(task: Task, order: int, replicate: int = 3) -> Run:
+    return Run(task, Rung(VANILLA, order=order), replicate)
+
+
+def rows(batch: Batch) -> Counter[bytes]:
+    """Every example of a batch: the bytes of its row in each tensor."""
+    return Counter(b"".join(x[row].numpy().tobytes() for x in batch.values()) for row in range(len(next(iter(batch.values())))))
+
+
+def equal(ours: list[Batch], theirs: list[Batch]) -> bool:
+    return all(torch.equal(one[name], other[name]) for one, other in zip(ours, theirs, strict=True) for name in one)
+
+
+def test_no_other_order_is_that_of_the_task(task: Task) -> None:
+    assert equal(list(run(task, 0).batches()), [task.batch_of(step, 3) for step in range(37)])
+
+
+def test_another_order_shows_the_same_examples_in_other_batches(task: Task) -> None:
+    own, other = (list(run(task, order).batches()) for order in (0, 1))
+    assert len(own) == len(other)
+    assert sum(map(rows, own), Counter()) == sum(map(rows, other), Counter())
+    assert {name: x.shape for name, x in own[0].items()} == {name: x.shape for name, x in other[0].items()}
+    together = {frozenset(rows(batch)) for batch in own}
+    assert sum(frozenset(rows(batch)) in together for batch in other) < 3  # of 37; a batch has 4 rows of 64
+
+
+def test_orders_and_replicates_differ_and_orders_repeat(task: Task) -> None:
+    one = list(run(task, 1).batches())
+    assert equal(one, list(run(task, 1).batches()))
+    assert not equal(one, list(run(task, 2).batches()))
+    ours = [rows(batch) for batch in run(Toy(37, 4), 1, 3).batches()]
+    assert not any(ours[step] == rows(batch) for step, batch in enumerate(run(Toy(37, 4), 1, 4).batches()))
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("start", [0, 1, 16, 20, 36])
+def test_a_run_goes_on_where_it_was_left(order: int, start: int) -> None:
+    whole = run(Toy(37, 4), order)
+    assert equal(list(whole.batches(start)), list(whole.batches())[start:])
+
+
+def test_one_step_has_one_batch() -> None:
+    ours = run(replace(Toy(1, 4)), 1)
+    assert [rows(batch) for batch in ours.batches()] == [rows(ours.task.batch_of(0, 3))]

@@ -68,12 +68,12 @@ class Accepts:
     """
 
     def __init__(self, kind: type, group: str = "", /, **listed: Collection[Any] | Accepts) -> None:
-        self._kind, self._group, self._listed = kind, group, listed
+        self.kind, self._group, self.listed = kind, group, listed
         self._choices: dict[type, dict[str, _Choices]] = {}
 
     def but(self, **listed: Collection[Any] | Accepts) -> Accepts:
         """The list with other values of some fields."""
-        return Accepts(self._kind, self._group, **(self._listed | listed))
+        return Accepts(self.kind, self._group, **(self.listed | listed))
 
     def refusal(self, value: Any, setting: str = "") -> Refusal | None:
         """The first field of `value`, or of a value object within it, that is not accepted; None where all are."""
@@ -83,7 +83,7 @@ class Accepts:
         for name, (values, lists) in choices.items():
             held, place = getattr(value, name), f"{self._group}.{name}" if self._group else setting
             for each in lists:
-                if isinstance(held, each._kind):
+                if isinstance(held, each.kind):
                     if (inner := each.refusal(held, place)) is not None:
                         return inner
                     break
@@ -95,7 +95,7 @@ class Accepts:
         return None
 
     def _choices_of(self, field: Field[Any]) -> _Choices:
-        listed = self._listed.get(field.name, _default(field))
+        listed = self.listed.get(field.name, _default(field))
         if isinstance(listed, Accepts):
             return (), (listed,)
         return listed, tuple(each for each in listed if isinstance(each, Accepts))

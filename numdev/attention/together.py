@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from numdev.attention.accepts import ALL, MASK, MICROSCALED, REPEATABLE, SOFTMAX, TILING, Accepts, policy
+from numdev.attention.accepts import ALL, MASK, MICROSCALED, QUANTISED, REPEATABLE, SOFTMAX, TILING, Accepts, policy
 from numdev.attention.base import Attention, Output
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Normalise
@@ -60,7 +60,7 @@ def together(attend: Attention, replicates: Sequence[Inputs], mask: Mask, limits
 _ACCEPTS = Accepts(
     object,
     "attention",
-    precision=policy(REPEATABLE, (MICROSCALED.but(element=REPEATABLE),)).but(output=REPEATABLE),
+    precision=policy(REPEATABLE, (MICROSCALED.but(element=REPEATABLE),)).but(inputs=(REPEATABLE, QUANTISED), output=REPEATABLE),
     tiling=TILING,
     softmax=SOFTMAX,
     normalise=(Normalise.EACH, Normalise.END),

@@ -110,7 +110,7 @@ _ACCEPTS = Accepts(
     Request,
     "attention",
     # The caller rounds the inputs; smoothing q doubles the head_dim of q and k, and the kernel has one for q, k and v.
-    precision=policy(CAST).but(inputs=(ROUNDED, QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K)))),
+    precision=policy(CAST).but(inputs=(ROUNDED, QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K), smoothing_block=(None,)))),
     tiling=TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
     softmax=SOFTMAX.but(exp=EXP_OR_EXP2, tie_shift=(None,), sum_over=(SumOver.EXPONENTIALS,)),
     **of("tf32 exactly warps stages", ALL),

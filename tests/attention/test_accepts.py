@@ -130,7 +130,7 @@ def untried(accepts: Accepts, tried: list[Any], place: str = "") -> Iterator[str
         for each in (listed,) if isinstance(listed, Accepts) else listed:
             if not isinstance(each, Accepts):
                 yield from [] if each in held else [f"{at}={each}"]
-            elif name not in ("inputs", "output", "listing"):  # which no path rounds itself; one list is as good as another
+            elif name not in ("inputs", "output", "listing", "element"):  # left to code that is shared
                 yield from untried(each, held, at)
 
 

@@ -251,6 +251,7 @@ def test_numba_nowhere_but_in_what_it_compiles() -> None:
 
 # What the kernels may know of attention: value objects, and nothing that computes attention.
 VALUES = (
+    "accepts",
     "backward.operations",
     "backward.precision",
     "backward.recompute",

@@ -86,7 +86,7 @@ class Exact(Primary):
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`."""
-        return together(replicates, mask, _STACKED, plain_stack(self, scale))
+        return together(self, replicates, mask, _STACKED, plain_stack(self, scale))
 
 
 def rounded_once(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None = None) -> Tensor:

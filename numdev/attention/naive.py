@@ -25,7 +25,7 @@ from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
-_STACKED, _ALONE = Limits(each=1 << 15, most=1 << 19), Limits(each=0, most=0)
+_STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Naive(UnderPolicy):
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`."""
-        return together(replicates, mask, _ALONE if self.precision.is_random else _STACKED, plain_stack(self, scale))
+        return together(self, replicates, mask, _STACKED, plain_stack(self, scale))
 
     def _rows(
         self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, visible: Tensor | None, factor: float

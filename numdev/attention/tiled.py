@@ -92,8 +92,8 @@ class Tiled(UnderPolicy):
 
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`. Compiled passes, which gain nothing, take one replicate at a time."""
-        limits = Limits(0 if self.precision.is_random else _STACKED, tensor_scores(), self.tiling.bc)
-        return together(replicates, mask, limits, partial(self._stack, scale))
+        limits = Limits(_STACKED, tensor_scores(), self.tiling.bc)
+        return together(self, replicates, mask, limits, partial(self._stack, scale))
 
     def _stack(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
         """The output of each of so many replicates, whose batch entries follow one another."""

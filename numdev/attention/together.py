@@ -8,13 +8,15 @@ Inf in v, from which unseen keys are taken out for all entries alike; with stoch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output
+from numdev.attention.accepts import ALL, MASK, MICROSCALED, QUANTISED, REPEATABLE, SOFTMAX, TILING, Accepts, policy
+from numdev.attention.base import Attention, Output
 from numdev.attention.mask import Mask
+from numdev.attention.softmax import Normalise
 
 Inputs = tuple[Tensor, ...]
 Stack = Callable[[Inputs, Mask, int], Sequence[Output]]
@@ -40,13 +42,30 @@ class Limits:
         return max(1, self.most // (rows * keys)) if rows * min(keys, self.keys or keys) <= self.each else 1
 
 
-def together(replicates: Sequence[Inputs], mask: Mask, limits: Limits, stack: Stack) -> list[Output]:
-    """The outputs of each replicate; `stack` computes some, given their q, k and v stacked, their mask and their number."""
+def together(attend: Attention, replicates: Sequence[Inputs], mask: Mask, limits: Limits, stack: Stack) -> list[Output]:
+    """The outputs of each replicate by `attend`.
+
+    `stack` computes some, given their q, k and v stacked, their mask and their number.
+    """
     found: list[Output] = []
+    if _ACCEPTS.refusal(attend) or MASK.refusal(mask):
+        limits = replace(limits, each=0)
     for part in _stacks(replicates, limits):
         inputs = tuple(torch.cat(tensors) for tensors in zip(*part, strict=True)) if len(part) > 1 else part[0]
         found += stack(inputs, mask.repeated(len(part)), len(part))
     return found
+
+
+# Of `Tiled`, `Naive` and `Exact`.
+_ACCEPTS = Accepts(
+    object,
+    "attention",
+    precision=policy(REPEATABLE, (MICROSCALED.but(element=REPEATABLE),)).but(inputs=(REPEATABLE, QUANTISED), output=REPEATABLE),
+    tiling=TILING,
+    softmax=SOFTMAX,
+    normalise=(Normalise.EACH, Normalise.END),
+    count=ALL,
+)
 
 
 def plain_stack(attend: Callable[..., Output], scale: float | None) -> Stack:

@@ -114,7 +114,7 @@ def stacks(replicates: list[Inputs], limits: Limits) -> list[int]:
         assert len(inputs[0]) == count * len(replicates[0][0])
         return [Output(q, None) for q in inputs[0].chunk(count)]
 
-    outputs = together(replicates, Mask(), limits, stack)
+    outputs = together(Exact(), replicates, Mask(), limits, stack)
     assert all(torch.equal(output.out, inputs[0]) for output, inputs in zip(outputs, replicates, strict=True))
     return found
 

@@ -416,7 +416,7 @@ class TestOnAGpu:
         assert "hopper br=128 bc=128" in Triton()(*inputs, Mask(causal=True)).kernel
         assert "portable" in Triton()(*inputs, Mask(window=9)).kernel
         assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
-        with pytest.raises(Unsupported, match=r"attention\.kernel: .*no sliding window"):
+        with pytest.raises(Unsupported, match=r"attention\.kernel: .*problem\.window: 9 is not implemented"):
             Triton(kernel=Kernel.HOPPER)(*inputs, Mask(window=9))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
+from numdev.attention.accepts import TILING
 from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes
 from numdev.attention.backward.cost import BackwardCostModel
 from numdev.attention.backward.function import BySaved
@@ -100,6 +101,7 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         require(q.device)
         if self.precision.carrier is not torch.float32:
             raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")
+        TILING.check(self.tiling, "the kernel", "backward=tiled")
         factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import backward_host
 

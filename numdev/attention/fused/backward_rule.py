@@ -7,14 +7,21 @@ from importlib.util import find_spec
 
 import torch
 
+from numdev.attention.accepts import ALL, MASK, RECOMPUTE, Accepts, backward_policy, of
 from numdev.attention.backward.recurrence import Run
-from numdev.attention.fused.rule import has_list, is_short
+from numdev.attention.backward.steps import BackwardSteps
+from numdev.attention.fused.rule import CAST, is_short
 from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
+
+_STEPS = Accepts(BackwardSteps, "steps", precision=backward_policy(CAST), carrier=ALL)
+_RUN = Accepts(Run, "run", steps=_STEPS, recompute=RECOMPUTE, mask=MASK, **of("q k v do lse factor meetings", ALL))
 
 
 def backward_obstacle(run: Run) -> str | None:
     """The first reason why a run goes by tensor operations; None where compiled passes take it."""
-    return next((reason for applies, reason in _OBSTACLES if applies(run)), None)
+    reason = next((reason for applies, reason in _OBSTACLES if applies(run)), None)
+    refusal = reason or _RUN.refusal(run)
+    return None if refusal is None else str(refusal)
 
 
 def _multiplies_unseen(run: Run) -> bool:
@@ -27,8 +34,6 @@ _OBSTACLES: tuple[tuple[Callable[[Run], bool], str], ...] = (
     (lambda run: is_short(run.q, run.k), "it is too short to pay for loading compiled code"),
     (lambda run: find_spec("numba") is None, "numba is not installed"),
     (lambda run: run.q.dtype is not torch.float32, "a step needs FP64"),
-    (lambda run: run.steps.noise is not None, "a step rounds stochastically"),
-    (lambda run: has_list(run.steps.precision), "a step has a format that is a list of numbers"),
     (lambda run: differentiates(run.q, run.k, run.v, run.do), "torch is to differentiate it"),
     (_multiplies_unseen, "a row or key that is not seen may hold a value that is not finite"),
 )

@@ -1,9 +1,8 @@
-"""Which runs the compiled passes take: all whose bits they reproduce, and that are long enough to pay for loading them."""
+"""Which runs the compiled passes take: those whose every setting they implement, if long enough to pay for loading them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain
@@ -12,16 +11,20 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP32
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.accepts import ALL, BINARY, MASK, REPEATABLE, SOFTMAX, TILING, Accepts, of, policy
 from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
-from numdev.attention.precision import Precision
 from numdev.attention.recurrence import Run
+from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 
 FUSED = "numdev fused"
 _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass: see `numdev.arithmetic.products`
 _FEWEST_SCORES = 1 << 20  # below, loading compiled code takes longer than all that it saves
+
+CAST = REPEATABLE.but(to=BINARY)
+"""The casts of compiled code."""
+_STEPS = Accepts(Steps, "steps", precision=policy(CAST), carrier=ALL)
+_RUN = Accepts(Run, "run", steps=_STEPS, softmax=SOFTMAX, mask=MASK, **of("q k v factor counters", ALL))
 
 
 def tensor_scores() -> int:
@@ -31,7 +34,9 @@ def tensor_scores() -> int:
 
 def obstacle(run: Run, tiling: Tiling) -> str | None:
     """The first reason why a run goes by tensor operations; None where compiled passes take it."""
-    return next((reason for applies, reason in _OBSTACLES if applies(run, tiling)), None)
+    reason = next((reason for applies, reason in _OBSTACLES if applies(run, tiling)), None)
+    refusal = reason or _RUN.refusal(run) or TILING.refusal(tiling)
+    return None if refusal is None else str(refusal)
 
 
 def is_short(q: Tensor, k: Tensor) -> bool:
@@ -43,12 +48,6 @@ def _gains_nothing(run: Run, tiling: Tiling) -> bool:
     """torch computes FP32 exponentials in either path, and little else is left to save."""
     wide = run.steps.precision.exponential.to == FP32
     return chosen() is Path.FASTEST and wide and run.counters is None
-
-
-def has_list(precision: Precision | BackwardPrecision) -> bool:
-    """Whether a step behind the inputs has a format that is a list of numbers; torch rounds the inputs."""
-    inner = replace(precision, inputs=precision.output)
-    return any(cast.to.listing is not None for cast in inner.casts())
 
 
 def _sums(run: Run, tiling: Tiling) -> set[int]:
@@ -82,9 +81,6 @@ _OBSTACLES: tuple[tuple[Callable[[Run, Tiling], bool], str], ...] = (
     (_gains_nothing, "nothing is counted and the exponential is in FP32, so that tensor operations are as fast"),
     (lambda run, tiling: find_spec("numba") is None, "numba is not installed"),
     (lambda run, tiling: run.q.dtype is not torch.float32, "a step needs FP64"),
-    (lambda run, tiling: run.steps.noise is not None, "a step rounds stochastically"),
-    (lambda run, tiling: not isinstance(run.steps.precision.probabilities, Cast), "P is microscaled"),
-    (lambda run, tiling: has_list(run.steps.precision), "a step has a format that is a list of numbers"),
     (lambda run, tiling: differentiates(run.q, run.k, run.v), "torch is to differentiate it"),
     (lambda run, tiling: multiplies_unseen(run.v, run.mask), "a key that is not seen may hold a value that is not finite"),
     (lambda run, tiling: max(_sums(run, tiling)) > _LONGEST_SUM, "more numbers of a row are added than torch adds in one pass"),

@@ -17,6 +17,7 @@ from triton.runtime.errors import OutOfResources
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.accepts import ALL, EXP_OR_EXP2, MASK, RECOMPUTE, Accepts, backward_policy, of
 from numdev.attention.backward.operations import BACKWARD_OPERATIONS
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, Recompute
@@ -24,14 +25,13 @@ from numdev.attention.kernels import backward
 from numdev.attention.kernels.arguments import Sight, Sizes, Tile, View
 from numdev.attention.kernels.backward_arguments import Code, Every, Factors, Fused, Policy, Products, Saved
 from numdev.attention.kernels.backward_launch import Launches
-from numdev.attention.kernels.casts import spec
+from numdev.attention.kernels.casts import CAST, INSTEAD, spec
 from numdev.attention.kernels.launch import Launch
 from numdev.attention.kernels.portable import operand
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
 from numdev.attention.operations import is_harmless
-from numdev.attention.softmax import Exponential
 from numdev.attention.tiling import Order
 from numdev.errors import Unsupported
 
@@ -61,17 +61,11 @@ class Request:
     exactly: bool = False
 
     def __post_init__(self) -> None:
-        if self.recompute.exponential not in (Exponential.EXP, Exponential.EXP2):
-            raise Unsupported("recompute.exponential", f"the kernel has exp and exp2, not {self.recompute.exponential}")
-        if self.order not in (Order.FORWARD, Order.REVERSE):
-            raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {self.order.value}")
-        for side in ("br", "bc"):
-            given = max(getattr(self.launches.keys, side), getattr(self.launches.rows, side))
-            if given > _MOST:
-                raise Unsupported(f"tiling.{side}", f"{given} do not fit into registers; give at most {_MOST}")
+        _ACCEPTS.check(self, *INSTEAD)
 
     def code(self, of_rows: bool, mask: Mask, shape: tuple[int, int, int], factors: Factors) -> Code:
         """The constants of one kernel; `shape` is queries, keys and head_dim, and the kernel `of_rows` meets tiles of keys."""
+        MASK.check(mask, *INSTEAD)
         queries, keys, dim = shape
         launch = self.launches.rows if of_rows else self.launches.keys
         br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (launch.br, launch.bc, dim))
@@ -113,6 +107,18 @@ class Request:
         """Where nothing is rounded between the product of a tile and the running sum."""
         step, plain = self.precision, Cast(FP32)
         return Fused(*(getattr(step, name) == Dot(plain) and getattr(step, f"{name}_sum") == plain for name in Fused._fields))
+
+
+_LAUNCH = Accepts(Launch, "tiling", **of("br bc", range(1, _MOST + 1)), **of("warps stages", ALL))
+_ACCEPTS = Accepts(
+    Request,
+    "tiling",
+    precision=backward_policy(CAST),
+    recompute=RECOMPUTE.but(exponential=EXP_OR_EXP2),
+    launches=Accepts(Launches, **of("keys rows", _LAUNCH)),
+    order=(Order.FORWARD, Order.REVERSE),
+    **of("tf32 exactly", ALL),
+)
 
 
 class Given(NamedTuple):

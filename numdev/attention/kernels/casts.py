@@ -16,8 +16,13 @@ import triton.language as tl
 
 from numdev.arithmetic.formats import FP32, Specials
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
+from numdev.attention.accepts import BINARY, REPEATABLE
 from numdev.attention.kernels.runtime import interpreting
 from numdev.errors import Unsupported
+
+INSTEAD = "the kernel", "the tiled emulation"
+CAST = REPEATABLE.but(to=BINARY, rounding=(Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO))
+"""The casts of kernels."""
 
 # How a cast is done: not at all, by one instruction, on the bits, or by an addition.
 IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = (tl.constexpr(kind) for kind in range(5))
@@ -58,9 +63,8 @@ def spec(cast: Cast, field: str, once: bool = False) -> Spec:
         Unsupported: naming `field`, if a kernel cannot do this cast in FP32 registers.
     """
     to = cast.to
-    if cast.rounding not in (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO):
-        raise Unsupported(field, f"kernels round nearest_even or toward_zero, not {cast.rounding.value}")
-    if not FP32.covers(to) or to.is_integer or to.listing is not None:
+    CAST.check(cast, *INSTEAD, field)
+    if not FP32.covers(to) or to.is_integer:
         raise Unsupported(field, f"kernels compute in FP32, which cannot emulate {to.name}; use the tiled emulation")
     toward_zero, flush = cast.rounding is Rounding.TOWARD_ZERO, cast.subnormals is Subnormals.FLUSHED
     plain = not toward_zero and not flush and cast.overflow is Overflow.INFINITY

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numdev.attention.accepts import ALL, BINARY, RECOMPUTE, Accepts, of
+from numdev.attention.backward.recompute import DeltaForm
 from numdev.attention.kernels.alignment import misalignment
 from numdev.attention.kernels.hopper_backward_order import TILE, group_of
 from numdev.attention.mask import Mask
@@ -76,24 +78,32 @@ def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
 
 def refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: Any) -> str | None:
     """Why these kernels cannot run a request; None if they can. `settings` is a `TritonBackward`."""
-    head_dim, recompute = q.shape[-1], settings.recompute
-    own = "its tiles and their order are its own; leave {} at null"
+    head_dim = q.shape[-1]
     checks = (
         (q.dtype not in (torch.bfloat16, torch.float16), f"it takes fp16 and bf16, not {settings.fmt.name}"),
         (head_dim not in FUSED, f"it takes head_dim 64 and 128, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
-        (mask.window is not None, "it has no sliding window"),
-        (not recompute.reads_output, "it computes delta only as rowsum(dO * O)"),
-        (recompute.exponential != Exponential.EXP2, "it recomputes P only by exp2"),
-        *((getattr(settings, name) is not None, own.format(f"tiling.{name}")) for name in ("br", "bc", "order")),
     )
     for refused, reason in checks:
         if refused:
             return reason
+    if (refused := _ACCEPTS.refusal(settings) or _MASK.refusal(mask)) is not None:
+        return str(refused)
     for name, tensor in (("k", k), ("v", v), ("do", do)):
         if tensor.dtype != q.dtype:
             return f"{name} is {tensor.dtype} and q {q.dtype}"
     return misalignment(q=q, k=k, v=v, do=do)
+
+
+# Of a `TritonBackward`: its tiles and their order are its own, and only products of FP32 can be in TF32.
+_ACCEPTS = Accepts(
+    object,
+    "tiling",
+    fmt=BINARY,
+    recompute=RECOMPUTE.but(delta=(DeltaForm.OUTPUT,), exponential=Accepts(Exponential, binary=(True,))),
+    **of("forward tf32 kernel design", ALL),
+)
+_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
 
 
 def waiting(queries: int, mask: Mask) -> int:

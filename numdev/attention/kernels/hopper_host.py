@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numdev.attention.accepts import ALL, BINARY, Accepts, of
 from numdev.attention.kernels import hopper
 from numdev.attention.kernels.alignment import misalignment
 from numdev.attention.kernels.hopper_parts import Code
@@ -19,7 +20,7 @@ from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
 from numdev.attention.ran import Ran
-from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn
+from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order
 
 _ROWS = 64  # of one warp group
@@ -73,22 +74,27 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
         (q.dtype not in (torch.bfloat16, torch.float16), f"it takes fp16 and bf16, not {settings.fmt.name}"),
         (head_dim not in (64, 128, 256), f"it takes head_dim 64, 128 and 256, not {head_dim}"),
         (v.shape[-1] != head_dim, f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"),
-        (mask.window is not None, "it has no sliding window"),
-        (settings.order not in (None, Order.REVERSE), "it visits keys from the last to the first; give order reverse or null"),
-        (settings.splits not in (None, 1), "it does not split keys"),
         (settings.bc not in (None, bc := hopper_bc(head_dim)), f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"),
         ((head_dim, settings.br or 128) not in SHAPES, f"its Br is 128, or 192 at d = 64, not {settings.br}"),
-        (not _is_plain(settings.softmax), "its recurrence is exp2, normalised at the end, scale on scores, nothing else"),
     )
     for refused, reason in checks:
         if refused:
             return reason
-    return misalignment(q=q, k=k, v=v)
+    refused = _ACCEPTS.refusal(settings) or _MASK.refusal(mask)
+    return misalignment(q=q, k=k, v=v) if refused is None else str(refused)
 
 
-def _is_plain(softmax: OnlineSoftmax) -> bool:
-    wanted = OnlineSoftmax(Normalise.END, Exponential.EXP2, ScaleOn.SCORES)
-    return softmax == wanted
+# Of a `Triton`, whose products are of FP32 alone. Keys are visited from the last to the first; scores have a folded log2(e).
+_ACCEPTS = Accepts(
+    object,
+    "tiling",
+    fmt=BINARY,
+    order=(None, Order.REVERSE),
+    splits=(None, 1),
+    softmax=Accepts(OnlineSoftmax, "softmax", exp=Accepts(Exponential, binary=(True,))),
+    **of("br bc products kernel", ALL),
+)
+_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, Ran]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -14,24 +13,22 @@ from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
-from numdev.arithmetic.microscale import Microscaled
-from numdev.arithmetic.quantise import Quantised
+from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.accepts import ALL, EXP_OR_EXP2, MASK, QUANTISED, ROUNDED, SOFTMAX, TILING, Accepts, of, policy
 from numdev.attention.kernels import combine, forward
 from numdev.attention.kernels.arguments import Code, Every, Factors, Policy, Products, Recurrence, Sight, Sizes, Tile, View
-from numdev.attention.kernels.casts import Spec, spec
+from numdev.attention.kernels.casts import CAST, INSTEAD, Spec, spec
 from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
 from numdev.attention.operations import is_harmless
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax
+from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 
 _MOST_KEYS, _MOST_DIM = 256, 256  # beyond these a tile does not fit into registers
-# The fields of the recurrence that the kernel, or its caller, honours; the others must have their defaults.
-_READ = frozenset({"normalise", "maximum", "exp", "scale_on", "rescale_threshold", "p_scale"})
 _COMBINED_ROWS = 4  # of a program, one for each of its warps
 
 
@@ -58,28 +55,11 @@ class Request:
     stages: int = 2
 
     def __post_init__(self) -> None:
-        soft, tiling = self.softmax, self.tiling
-        if soft.exp not in (Exponential.EXP, Exponential.EXP2):
-            raise Unsupported("softmax.exp", f"the kernel has exp and exp2, not {soft.exp}")
-        for field in fields(soft):
-            if field.name not in _READ and getattr(soft, field.name) != field.default:
-                default = field.default.value if isinstance(field.default, Enum) else field.default
-                mend = f"give {'null' if default is None else default}, or attention=tiled"
-                raise Unsupported(f"softmax.{field.name}", f"the kernel does not read it; {mend}")
-        if isinstance(self.precision.probabilities, Microscaled):
-            raise Unsupported("precision.probabilities", "the kernel cannot round P to a microscaled format; use attention=tiled")
-        if isinstance(self.precision.inputs, Quantised) and self.precision.inputs.smoothing.of_q:
-            mend = "smoothing q doubles the head_dim of q and k, but the kernel has one for q, k and v; use attention=tiled"
-            raise Unsupported("precision.quantise.smoothing", mend)
-        if tiling.order not in (Order.FORWARD, Order.REVERSE):
-            raise Unsupported("tiling.order", f"the kernel goes forward or reverse, not {tiling.order.value}")
-        if tiling.bc > _MOST_KEYS:
-            raise Unsupported("tiling.bc", f"{tiling.bc} keys of a tile do not fit into registers; give at most {_MOST_KEYS}")
-        if tiling.br > _MOST_KEYS:
-            raise Unsupported("tiling.br", f"{tiling.br} rows do not fit into registers; give at most {_MOST_KEYS}")
+        _ACCEPTS.check(self, *INSTEAD)
 
     def code(self, mask: Mask, dim: int, factor: float) -> Code:
         """The constants of the kernel that is compiled; `factor` multiplies the scores."""
+        MASK.check(mask, *INSTEAD)
         br, bc, pad = (max(16, triton.next_power_of_2(n)) for n in (self.tiling.br, self.tiling.bc, dim))
         tile = Tile(br, bc, pad, dim, self.tiling.order is Order.REVERSE, bc != self.tiling.bc)
         sight = Sight(mask.causal, mask.window is not None, mask.key_lengths is not None)
@@ -123,6 +103,18 @@ class Request:
             scaled=scaled,
             local=local,
         )
+
+
+_SIDES = range(1, _MOST_KEYS + 1)
+_ACCEPTS = Accepts(
+    Request,
+    "attention",
+    # The caller rounds the inputs; smoothing q doubles the head_dim of q and k, and the kernel has one for q, k and v.
+    precision=policy(CAST).but(inputs=(ROUNDED, QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K), smoothing_block=(None,)))),
+    tiling=TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
+    softmax=SOFTMAX.but(exp=EXP_OR_EXP2, tie_shift=(None,), sum_over=(SumOver.EXPONENTIALS,)),
+    **of("tf32 exactly warps stages", ALL),
+)
 
 
 def formats_of(precision: Precision) -> tuple[Format, ...]:

@@ -122,8 +122,8 @@ def test_threads_change_no_bit_and_arguments_are_left_alone(name: str) -> None:
 
 REFUSED = [
     (BackwardPrecision.golden(), "FP64"),
-    (BackwardPrecision.uniform(BF16).with_step(ds="bf16:stochastic"), "stochastically"),
-    (BackwardPrecision.uniform(BF16).with_step(difference="posit8"), "list"),
+    (BackwardPrecision.uniform(BF16).with_step(ds="bf16:stochastic"), "precision.ds: bf16:stochastic (rounding"),
+    (BackwardPrecision.uniform(BF16).with_step(difference="posit8"), "posit8 (listing"),
 ]
 
 

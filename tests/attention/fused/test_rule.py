@@ -37,9 +37,9 @@ BF16 = Precision.parse("bf16")
 REFUSED = [
     ("fp64", {}, "FP64"),
     ("bf16", {"row_sum": "e8m13"}, "FP64"),
-    ("bf16", {"values": "bf16:stochastic"}, "stochastically"),
-    ("bf16", {"probabilities": "mxfp8_e4m3"}, "microscaled"),
-    ("bf16", {"probabilities": "posit8"}, "list"),
+    ("bf16", {"values": "bf16:stochastic"}, "precision.values: bf16:stochastic (rounding stochastic)"),
+    ("bf16", {"probabilities": "mxfp8_e4m3"}, "precision.probabilities: mxfp8_e4m3"),
+    ("bf16", {"probabilities": "posit8"}, "posit8 (listing"),
 ]
 
 
@@ -56,7 +56,7 @@ def test_what_it_does_not_take(name: str, steps: dict[str, str], reason: str) ->
 
 def test_a_list_of_numbers_may_be_the_inputs_or_the_output() -> None:
     with by(Path.COMPILED):
-        assert obstacle(run(BF16.with_step(inputs="posit8")), Tiling()) is None
+        assert obstacle(run(BF16.with_step(inputs="posit8", output="posit8")), Tiling()) is None
 
 
 def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,12 @@ def test_runs_what_it_is_made_for(dtype: torch.dtype, dim: int) -> None:
         ({"br": 128}, Mask(), "tiling.br"),
         ({"bc": 128}, Mask(), "tiling.bc"),
         ({"order": Order.FORWARD}, Mask(), "tiling.order"),
-        ({"recompute": Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)}, Mask(), "rowsum(dO * O)"),
-        ({"recompute": Recompute()}, Mask(), "exp2"),
+        (
+            {"recompute": Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)},
+            Mask(),
+            "recompute.delta: probabilities",
+        ),
+        ({"recompute": Recompute()}, Mask(), "recompute.exponential"),
     ],
 )
 def test_says_what_it_cannot_run(changes: dict[str, Any], mask: Mask, words: str) -> None:

@@ -110,14 +110,18 @@ def test_runs_what_it_is_made_for(dtype: torch.dtype, dim: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "mask", "words"),
     [
-        *((Triton(order=order), Mask(), "order reverse") for order in Order if order is not Order.REVERSE),
+        *((Triton(order=order), Mask(), "give null or reverse") for order in Order if order is not Order.REVERSE),
         (Triton(splits=2), Mask(), "split"),
         (Triton(bc=64), Mask(), "Bc is 128 at d = 64"),
         (Triton(br=64), Mask(), "Br is 128"),
         (Triton(), Mask(window=5), "window"),
-        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP)), Mask(), "recurrence"),
-        (Triton(softmax=OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)), Mask(), "recurrence"),
-        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)), Mask(), "recurrence"),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP)), Mask(), "softmax.exp"),
+        (
+            Triton(softmax=OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)),
+            Mask(),
+            "softmax.normalise: each is not implemented; give end",
+        ),
+        (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)), Mask(), "softmax.rescale_threshold"),
     ],
 )
 def test_says_what_it_cannot_run(settings: Triton, mask: Mask, words: str) -> None:

@@ -1,0 +1,374 @@
+"""Each fast path against its list: it has the bits of tensor operations for all that it lists, and refuses a field that is added.
+
+The lists themselves say what is tried: a listed field without a sample here fails.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16, FP16
+from numdev.arithmetic.microscale import Microscaled
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast
+from numdev.attention import recurrence
+from numdev.attention import together as stacked
+from numdev.attention.accepts import ALL, Accepts
+from numdev.attention.backward.instrumented import InstrumentedBackward
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import Recompute
+from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.base import Output
+from numdev.attention.exact import Exact
+from numdev.attention.fused import backward_rule, rule
+from numdev.attention.fused.rule import FUSED
+from numdev.attention.gpurule import Asked
+from numdev.attention.gpurule import obstacle as obstacle_to_kernel
+from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernelrun import KernelRun
+from numdev.attention.kernels import backward_host, hopper_backward_launch, hopper_host, portable
+from numdev.attention.kernels.launch import Kernel
+from numdev.attention.mask import Mask
+from numdev.attention.naive import Naive
+from numdev.attention.path import Path, by
+from numdev.attention.policy import Policy
+from numdev.attention.precision import Precision
+from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.triton import Triton
+from numdev.errors import Unsupported
+from tests.attention import test_together as stacks
+from tests.attention.backward import test_instrumented as of_kernels
+from tests.attention.backward.cases import draw_all
+from tests.attention.test_instrumented import whole
+from tests.cases import draw, lse_of, on
+
+pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+
+SIZES = (1, 2, 1, 9, 13, 16)
+
+# Samples of fields for which every value is accepted, and of value objects that are one setting as a whole.
+OF_FIELDS: dict[str, tuple[Any, ...]] = {
+    "rescale_threshold": (0.0, 8.0),
+    "p_scale": (1.0, 256.0),
+    "tie_shift": (None, 2.0),
+    "br": (1, 16),
+    "bc": (5, 16),
+    "order": tuple(Order),
+    "splits": (1, 2),
+    "stride": (2, 3),
+    "seed": (0, 9),
+    "causal": (False, True),
+    "window": (None, 5),
+    "key_lengths": (None, (11,)),
+    "every": (None, 3),
+}
+OF_KINDS: dict[type, tuple[Any, ...]] = {
+    Cast: tuple(
+        map(
+            Cast.parse,
+            [
+                *("bf16", "fp16", "fp32", "tf32", "e5m2", "e4m3fn", "e4m3fn:saturate", "e2m1finite", "e5m7finite"),
+                *("bf16:toward_zero", "fp16:up", "e5m2:down", "bf16:odd", "fp16:nearest_away", "bf16:flush", "posit8"),
+                *("bf16:stochastic:seed=3", "e4m3fn:toward_zero:flush"),
+            ],
+        )
+    ),
+    Microscaled: (Microscaled.parse("mxfp8_e4m3"), Microscaled.parse("e2m1finite/16/e4m3")),
+    Quantised: (
+        Quantised(Cast.parse("int8"), Scale.BLOCK, 8, 4, hadamard=True, smoothing=Smoothing.K, values=Cast.parse("fp16"), seed=2),
+        Quantised(Microscaled.parse("mxfp8_e4m3")),
+        Quantised(Cast.parse("e4m3fn:saturate"), smoothing=Smoothing.QK, smoothing_block=4),
+    ),
+    Exponential: tuple(EXPONENTIALS[name] for name in ("exp", "exp2", "exp2_poly3", "exp2_fa4")),
+}
+
+
+def drawn(accepts: Accepts, turn: int, place: str = "") -> Any:
+    """A value object that is accepted: as many turns as a field has values try them all."""
+    if accepts.kind in OF_KINDS:
+        return _at([value for value in OF_KINDS[accepts.kind] if accepts.refusal(value) is None], turn, place)
+    chosen = {}
+    for name, listed in accepts.listed.items():
+        at = f"{place}.{name}"
+        if listed is ALL or isinstance(listed, range):
+            options = [value for value in OF_FIELDS[name] if value in listed]
+        else:
+            each = (listed,) if isinstance(listed, Accepts) else listed
+            options = [drawn(x, turn // len(each), at) if isinstance(x, Accepts) else x for x in each]
+        value_objects = is_dataclass(options[0])  # each gets every second turn, and the values of its own in their order
+        chosen[name] = options[turn % len(options)] if value_objects else _choice(options, turn, at)
+    return accepts.kind(**chosen)
+
+
+def _choice(options: list[Any], turn: int, place: str) -> Any:
+    return random.Random(f"{turn} {place}").choice(options) if len(options) < 3 else _at(options, turn, place)
+
+
+def _at(options: list[Any], turn: int, place: str) -> Any:
+    return options[(turn + zlib.crc32(place.encode())) % len(options)]
+
+
+def untried(accepts: Accepts, tried: list[Any], place: str = "") -> Iterator[str]:
+    """The listed values that no value object of `tried` has; of a field that takes any value, two are enough."""
+    own = [value for value in tried if isinstance(value, accepts.kind)]
+    for name, listed in accepts.listed.items():
+        held, at = [getattr(value, name) for value in own], f"{place}.{name}"
+        if listed is ALL or isinstance(listed, range):
+            if len(set(map(repr, held))) < 2:
+                yield at
+            continue
+        for each in (listed,) if isinstance(listed, Accepts) else listed:
+            if not isinstance(each, Accepts):
+                yield from [] if each in held else [f"{at}={each}"]
+            elif name not in ("inputs", "output", "listing", "element"):  # left to code that is shared
+                yield from untried(each, held, at)
+
+
+Drawn = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+def try_all(lists: list[Accepts], run: Callable[..., Drawn], turns: int) -> None:
+    """Compare what `run` computes by the path and by tensor operations, for value objects of the lists, in so many turns."""
+    tried: list[list[Any]] = [[] for _ in lists]
+    for turn in range(turns):
+        values = [drawn(each, turn, str(each.kind)) for each in lists]
+        got, expected = run(turn, *values)
+        different = [name for name, x in expected.items() if not bool(((got[name] == x) | (got[name].isnan() & x.isnan())).all())]
+        assert not different, values
+        for seen, value in zip(tried, values, strict=True):
+            seen.append(value)
+    assert not [each for accepts, seen in zip(lists, tried, strict=True) for each in untried(accepts, seen)]
+
+
+def test_compiled() -> None:
+    pytest.importorskip("numba")
+
+    def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> Drawn:
+        if precision.is_random:  # a condition beside the list: the random numbers of a step depend on those before it
+            precision = precision.with_step(inputs="bf16", output="bf16")
+        inputs, variant = precision.round_inputs(*draw(SIZES, turn)), Tiled(precision, tiling, softmax)
+        with by(Path.TENSORS):
+            expected = variant(*inputs, mask, 0.3)
+        with by(Path.COMPILED):
+            got = variant(*inputs, mask, 0.3)
+        assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
+        return got.tensors(), expected.tensors()
+
+    listed = rule._RUN.listed
+    try_all([listed["steps"].listed["precision"], rule.TILING, listed["softmax"], listed["mask"]], run, 18)
+
+
+def test_compiled_backward() -> None:
+    pytest.importorskip("numba")
+    forward = Tiled(Precision.parse("kernel_bf16"))
+
+    def run(turn: int, precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> Drawn:
+        if precision.is_random:
+            precision = precision.with_step(inputs="bf16", output="bf16")
+        inputs, variant = (
+            precision.round_inputs(*draw_all(SIZES, turn)),
+            TiledBackward(forward, precision, Tiling(4, 5), recompute),
+        )
+        with by(Path.TENSORS):
+            expected = variant(*inputs, mask, 0.3)
+        with by(Path.COMPILED):
+            got = variant(*inputs, mask, 0.3)
+        assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
+        return got.tensors(), expected.tensors()
+
+    listed = backward_rule._RUN.listed
+    try_all([listed["steps"].listed["precision"], listed["recompute"], listed["mask"]], run, 18)
+
+
+def test_instrumented(device: str) -> None:
+    """Inputs of which every product, sum and exponential is exact, as in `test_instrumented`; LSE, a logarithm, is left out.
+
+    With `exp` the queries are 0, so that P = exp(0) is exact too. Of two splits one is empty, since their weights are no powers
+    of two otherwise.
+    """
+
+    def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax) -> Drawn:
+        mask = drawn(portable.MASK, turn)
+        tiling = replace(tiling, bc=16) if tiling.splits > 1 else tiling
+        precision = precision.with_step(output="fp16") if precision.is_random else precision
+        q, k, v = on(device, whole(SIZES))
+        q = q if softmax.exp.is_binary else torch.zeros_like(q)
+        scale = 1.0 / softmax.log_scale
+        got = Instrumented(precision, tiling, softmax)(q, k, v, mask, scale)
+        expected = Tiled(precision, tiling, softmax)(q, k, v, mask, scale)
+        return {"out": got.out, "unseen": lse_of(got).isinf()}, {"out": expected.out, "unseen": lse_of(expected).isinf()}
+
+    listed = portable._ACCEPTS.listed
+    try_all([listed["precision"], listed["tiling"], listed["softmax"]], run, 16)
+
+
+def test_instrumented_backward(device: str) -> None:
+    """As `test_instrumented`, with what `whole` saves; with `exp` the queries and LSE are 0."""
+
+    def run(turn: int, precision: BackwardPrecision, recompute: Recompute) -> Drawn:
+        mask = drawn(portable.MASK, turn)
+        inputs, saved = of_kernels.whole(SIZES, mask, turn)
+        if not recompute.exponential.is_binary:
+            inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
+            saved = replace(saved, lse=torch.where(saved.lse.isinf(), saved.lse, 0.0))
+        precision = precision.with_step(output="fp16") if precision.is_random else precision
+        tiling = Tiling(16, 16, (Order.FORWARD, Order.REVERSE)[turn % 2])
+        got, expected = of_kernels.both(precision, tiling, recompute, (inputs, saved), mask, device)
+        return got.tensors(), expected.tensors()
+
+    listed = backward_host._ACCEPTS.listed
+    try_all([listed["precision"], listed["recompute"]], run, 16)
+
+
+def test_together() -> None:
+    def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax) -> Drawn:
+        mask = drawn(portable.MASK, turn)
+        assert stacked._ACCEPTS.refusal(Tiled(precision, tiling, softmax)) is None
+        for attend in (Tiled(precision, tiling, softmax), Naive(precision, softmax.normalise))[: 1 + (turn < 4)]:
+            stacks.check(attend, [attend.round_inputs(*draw(SIZES, seed)) for seed in range(2)], mask)
+        return {}, {}
+
+    listed = stacked._ACCEPTS.listed
+    try_all([listed["precision"], listed["tiling"], listed["softmax"]], run, 36)
+
+
+def grown(value: Any, place: tuple[str, ...], novelty: int) -> Any:
+    """`value` whose part at `place` is of a class with one more field: 0 by default, or the cast of one more step."""
+    if place:
+        return replace(value, **{place[0]: grown(getattr(value, place[0]), place[1:], novelty)})
+    kind = type(value)
+    default, held = (Cast(BF16), Cast(FP16 if novelty else BF16)) if isinstance(value, Policy) else (0, novelty)
+    more = make_dataclass(kind.__name__, [("novelty", Any, field(default=default))], bases=(kind,), frozen=True, repr=False)
+    return more(**{each.name: getattr(value, each.name) for each in fields(value)}, novelty=held)
+
+
+def places(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every value object within `value`, itself included."""
+    yield place
+    for each in fields(value):
+        if is_dataclass(inner := getattr(value, each.name)):
+            yield from places(inner, (*place, each.name))
+
+
+PLAIN, BACKWARD_PLAIN = Precision.uniform(BF16), BackwardPrecision.uniform(BF16)
+QUANTISED = PLAIN.with_step(inputs=Quantised(Cast.parse("e4m3fn:saturate"), values=Microscaled.parse("mxfp8_e4m3")))
+LISTED = PLAIN.with_step(inputs="posit8")
+FORWARD = {"precision": PLAIN, "tiling": Tiling(16, 16), "softmax": OnlineSoftmax(exp=Exponential.EXP2), "mask": Mask()}
+BACKWARD = {"precision": BACKWARD_PLAIN, "recompute": Recompute(exponential=Exponential.EXP2), "mask": Mask()}
+HOPPER = {"settings": Triton(), "mask": Mask()}
+
+
+def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
+    found: list[str | None] = []
+    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numdev.attention.tiled.obstacle", lambda *run: found.append(rule.obstacle(*run)) or "none runs")
+        Tiled(precision, tiling, softmax)(*(x.float() for x in draw(SIZES)), mask, 0.3)
+    return found[0]
+
+
+def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
+    found: list[str | None] = []
+    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
+        told = "numdev.attention.backward.tiled.backward_obstacle"
+        patch.setattr(told, lambda run: found.append(backward_rule.backward_obstacle(run)) or "none runs")
+        TiledBackward(Exact(), precision, Tiling(), recompute)(*(x.float() for x in draw_all(SIZES)), mask, 0.3)
+    return found[0]
+
+
+def automatic(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
+    kernel = KernelRun(precision, tiling, softmax)
+    with by(Path.COMPILED):
+        return obstacle_to_kernel(Asked(kernel, *draw(SIZES), mask, 0.3, torch.device("cuda"), None))
+
+
+def instrumented(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
+    return error_of(lambda: Instrumented(precision, tiling, softmax)(*draw(SIZES), mask, 0.3))
+
+
+def instrumented_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
+    return error_of(lambda: InstrumentedBackward(Exact(), precision, Tiling(), recompute)(*draw_all(SIZES), mask, 0.3))
+
+
+def by_name(settings: Triton, mask: Mask) -> str | None:
+    return error_of(lambda: replace(settings, br=16, bc=16, kernel=Kernel.PORTABLE)(*draw(SIZES), mask, 0.3))
+
+
+def by_name_backward(settings: TritonBackward, mask: Mask) -> str | None:
+    return error_of(lambda: replace(settings, br=16, bc=16, kernel=Kernel.PORTABLE)(*draw_all(SIZES), mask, 0.3))
+
+
+def error_of(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except Unsupported as error:
+        return str(error)
+    return None
+
+
+def hopper(settings: Triton, mask: Mask) -> str | None:
+    return hopper_host.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 3, mask, settings)
+
+
+def hopper_backward(settings: TritonBackward, mask: Mask) -> str | None:
+    return hopper_backward_launch.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 4, mask, settings)
+
+
+def together(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
+    counts = []
+
+    def stack(inputs: tuple[torch.Tensor, ...], mask: Mask, count: int) -> list[Output]:
+        counts.append(count)
+        return [Output(inputs[0], None)] * count
+
+    attend = Tiled(precision, tiling, softmax)
+    stacked.together(attend, [draw(SIZES)] * 2, mask, stacked.Limits(1 << 20, 1 << 20), stack)
+    return None if counts == [2] else "novelty"
+
+
+PATHS: list[tuple[Callable[..., str | None], dict[str, Any]]] = [
+    *((path, FORWARD) for path in (compiled, automatic, instrumented, together)),
+    *((path, FORWARD | {"precision": policy}) for path in (automatic, together) for policy in (QUANTISED, LISTED)),
+    *((path, BACKWARD) for path in (compiled_backward, instrumented_backward)),
+    *((path, HOPPER) for path in (hopper, by_name)),
+    *((path, HOPPER | {"settings": TritonBackward(Triton())}) for path in (hopper_backward, by_name_backward)),
+]
+
+
+@pytest.mark.parametrize(("path", "values"), PATHS)
+def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
+    path: Callable[..., str | None], values: dict[str, Any], device: str
+) -> None:
+    for name, value in values.items():
+        for place in places(value):
+            if name == "settings" and (not place or place[0] in ("fmt", "forward")):
+                continue  # the kernel's own settings, which it reads itself; not of this pass
+            reason = path(**values | {name: grown(value, place, 1)})
+            assert reason is not None, place
+            assert "novelty" in reason, (place, reason)
+            if path in (compiled, compiled_backward, automatic, together, hopper, hopper_backward):  # the others compute
+                assert path(**values | {name: grown(value, place, 0)}) is None, place
+
+
+def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an audit did: scores moved by 5 leave the outputs as they are and move LSE by 5, which compiled code did not do."""
+    update = recurrence.Rows._update
+
+    def moved(rows: Any, here: slice, s: torch.Tensor, *rest: Any) -> None:
+        update(rows, here, s + rows._run.softmax.novelty, *rest)
+
+    monkeypatch.setattr(recurrence.Rows, "_update", moved)
+    inputs = PLAIN.round_inputs(*draw(SIZES))
+    with by(Path.COMPILED):
+        plain, more = (Tiled(PLAIN, Tiling(16, 16), grown(OnlineSoftmax(), (), novelty))(*inputs, Mask()) for novelty in (0, 4))
+    assert (plain.kernel, more.kernel) == (FUSED, "")
+    assert float((lse_of(more) - lse_of(plain)).min()) > 3

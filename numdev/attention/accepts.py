@@ -131,7 +131,7 @@ def of(names: str, listed: Collection[Any] | Accepts) -> dict[str, Any]:
 
 
 BINARY = Accepts(Format, exponent_bits=ALL, mantissa_bits=ALL, specials=(Specials.IEEE, Specials.NAN_ONLY, Specials.FINITE))
-LISTED = BINARY.but(listing=(None, Accepts(Listing, **of("name numbers turns has_nan", ALL))))
+LISTED = BINARY.but(listing=(None, Accepts(Listing, **of("name numbers turns has_nan has_nar", ALL))))
 ROUNDED = Accepts(Cast, to=LISTED, **of("rounding overflow subnormals seed", ALL))
 """A cast that a path leaves to `Cast` itself: of inputs before it, and of the output after it."""
 MICROSCALED = Accepts(Microscaled, element=ROUNDED, **of("block scale", ALL))

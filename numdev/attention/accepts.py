@@ -68,7 +68,8 @@ class Accepts:
     """
 
     def __init__(self, kind: type, group: str = "", /, **listed: Collection[Any] | Accepts) -> None:
-        self.kind, self._group, self.listed = kind, group, listed
+        self.kind, self._group = kind, group
+        self.listed: dict[str, Any] = listed
         self._choices: dict[type, dict[str, _Choices]] = {}
 
     def but(self, **listed: Collection[Any] | Accepts) -> Accepts:
@@ -180,7 +181,7 @@ def policy(cast: Accepts, probabilities: tuple[Accepts, ...] = ()) -> Accepts:
     """The forward steps, each rounded by `cast`, P also by what is in `probabilities`."""
     dot = Accepts(Dot, accumulate=cast, every=ALL)
     casts, dots = of("exponential rescale accumulator", cast), of("scores row_sum values", dot)
-    ends = {"inputs": (ROUNDED, QUANTISED), "output": ROUNDED}
+    ends: dict[str, Any] = {"inputs": (ROUNDED, QUANTISED), "output": ROUNDED}
     return Accepts(Precision, "precision", probabilities=(cast, *probabilities), **ends, **casts, **dots)
 
 

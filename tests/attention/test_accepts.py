@@ -3,6 +3,9 @@
 The lists themselves say what is tried: a listed field without a sample here fails.
 """
 
+# mypy: disable-error-code="call-arg,arg-type,func-returns-value"
+# Inputs are unpacked, whose number mypy does not know.
+
 from __future__ import annotations
 
 import random
@@ -20,7 +23,7 @@ from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import recurrence
 from numdev.attention import together as stacked
-from numdev.attention.accepts import ALL, Accepts
+from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.backward.instrumented import InstrumentedBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
@@ -165,7 +168,7 @@ def test_compiled() -> None:
         return got.tensors(), expected.tensors()
 
     listed = rule._RUN.listed
-    try_all([listed["steps"].listed["precision"], rule.TILING, listed["softmax"], listed["mask"]], run, 18)
+    try_all([listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]], run, 18)
 
 
 def test_compiled_backward() -> None:
@@ -198,7 +201,7 @@ def test_instrumented(device: str) -> None:
     """
 
     def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax) -> Drawn:
-        mask = drawn(portable.MASK, turn)
+        mask = drawn(MASK, turn)
         tiling = replace(tiling, bc=16) if tiling.splits > 1 else tiling
         precision = precision.with_step(output="fp16") if precision.is_random else precision
         q, k, v = on(device, whole(SIZES))
@@ -216,7 +219,7 @@ def test_instrumented_backward(device: str) -> None:
     """As `test_instrumented`, with what `whole` saves; with `exp` the queries and LSE are 0."""
 
     def run(turn: int, precision: BackwardPrecision, recompute: Recompute) -> Drawn:
-        mask = drawn(portable.MASK, turn)
+        mask = drawn(MASK, turn)
         inputs, saved = of_kernels.whole(SIZES, mask, turn)
         if not recompute.exponential.is_binary:
             inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
@@ -232,7 +235,7 @@ def test_instrumented_backward(device: str) -> None:
 
 def test_together() -> None:
     def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax) -> Drawn:
-        mask = drawn(portable.MASK, turn)
+        mask = drawn(MASK, turn)
         assert stacked._ACCEPTS.refusal(Tiled(precision, tiling, softmax)) is None
         for attend in (Tiled(precision, tiling, softmax), Naive(precision, softmax.normalise))[: 1 + (turn < 4)]:
             stacks.check(attend, [attend.round_inputs(*draw(SIZES, seed)) for seed in range(2)], mask)

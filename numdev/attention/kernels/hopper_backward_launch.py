@@ -87,8 +87,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: A
     for refused, reason in checks:
         if refused:
             return reason
-    if (refused := _ACCEPTS.refusal(settings) or _MASK.refusal(mask)) is not None:
-        return str(refused)
+    if (found := _ACCEPTS.refusal(settings) or _MASK.refusal(mask)) is not None:
+        return str(found)
     for name, tensor in (("k", k), ("v", v), ("do", do)):
         if tensor.dtype != q.dtype:
             return f"{name} is {tensor.dtype} and q {q.dtype}"

@@ -80,8 +80,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str |
     for refused, reason in checks:
         if refused:
             return reason
-    refused = _ACCEPTS.refusal(settings) or _MASK.refusal(mask)
-    return misalignment(q=q, k=k, v=v) if refused is None else str(refused)
+    found = _ACCEPTS.refusal(settings) or _MASK.refusal(mask)
+    return misalignment(q=q, k=k, v=v) if found is None else str(found)
 
 
 # Of a `Triton`, whose products are of FP32 alone. Keys are visited from the last to the first; scores have a folded log2(e).

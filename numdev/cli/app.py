@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -206,12 +206,12 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
+def _refuse_folders(cfg: DictConfig, studies: Sequence[str] | None) -> None:
     """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
     from numdev.report.document.folder import refuse_other
 
     refuse_unwritable("results", Path(cfg.results))
-    refuse_other(Path(cfg.out), Path(cfg.results), studies and list(studies))
+    refuse_other(Path(cfg.out), Path(cfg.results), list(studies) if studies else None)
 
 
 @contextmanager

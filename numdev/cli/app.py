@@ -211,7 +211,7 @@ def _refuse_folders(cfg: DictConfig, studies: Sequence[str] | None) -> None:
     from numdev.report.document.folder import refuse_other
 
     refuse_unwritable("results", Path(cfg.results))
-    refuse_other(Path(cfg.out), Path(cfg.results), list(studies) if studies else None)
+    refuse_other(Path(cfg.out), Path(cfg.results), None if studies is None else list(studies))
 
 
 @contextmanager

@@ -30,9 +30,7 @@ file. If the command line sets an axis, only that value of the axis is kept. All
 they are null: a point whose variant does not read one of them is not measured, but recorded as unsupported. So is a point whose
 label would be wrong because the command line overrides what an entry of the axis states.
 
-The command line leaves out a scenario that it would make into another: one that states another value of a setting, itself or by
-the file of an option, and one without the value of an axis that other scenarios have, or, where none has it, that states the axis
-itself. It is refused where no scenario is left. `seeds` changes no scenario.
+The command line leaves out scenarios that it contradicts (`numdev.cli.contradicted`).
 """
 
 from __future__ import annotations
@@ -49,18 +47,17 @@ from numdev.cli import build, nodes, schema
 from numdev.cli.claims import Comparable, claims_of
 from numdev.cli.comparable import comparable
 from numdev.cli.composed import Composer, composer
+from numdev.cli.contradicted import left, settings_of
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
 from numdev.cli.plots import plot_of
-from numdev.cli.requests import Flat, Request, Statement, flat, written
+from numdev.cli.requests import Flat, Request, Statement, written
 from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.claim import StatedClaim
 from numdev.results.scenario import EntryRole
 from numdev.results.study import Study, StudyPoint
-
-_OF_SCENARIO = ("title", "role", "stands_for")
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ class Expander:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
         every = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
-        stated = self._left(name, every, fields)
+        stated = left(name, every, fields, self.layers, self.task)
         scenarios = tuple(scenario_of(key, own) for key, own in stated.items())
         points = self._points(name, stated, fields)
         if not points:
@@ -187,40 +184,6 @@ class Expander:
             raise BadInput("plot", operation.name, f"{mend}tensor; leave it out, the report draws its own figures")
         return list(comparable(self.program, operation).figures)
 
-    def _left(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
-        """The scenarios that the command line does not make into others; see the module.
-
-        Raises:
-            BadInput: if there are none.
-        """
-        task = {key: value for key, value in self.task.items() if key != "seeds"}
-        axes = {one: fields["axes"] | mapping("axes", own.get("axes")) for one, own in scenarios.items()}
-        holding = {key: [one for one in axes if self._holds(key, value, axes[one].get(key))] for key, value in task.items()}
-
-        def stays(one: str, own: Statements) -> bool:
-            swept = [key for key in task if key in axes[one]]
-            stated = mapping("axes", own.get("axes"))
-            has = all(one in holding[key] if holding[key] else key not in stated for key in swept)
-            return has and self._keeps({key: value for key, value in task.items() if key not in swept}, own, fields["base"])
-
-        left = {one: own for one, own in scenarios.items() if stays(one, own)}
-        if not left:
-            overrides = " ".join(f"{key}={written(value)}" for key, value in task.items())
-            mend = "leave that out, or change a copy of the study's file"
-            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {mend}")
-        return left
-
-    def _holds(self, key: str, value: Any, entries: Any) -> bool:
-        """Whether an axis has a value."""
-        return isinstance(entries, list) and self._typed(key, value) in [self._typed(key, entry) for entry in entries]
-
-    def _keeps(self, task: Statements, own: Statements, base: Statements) -> bool:
-        """Whether everything that a scenario states is as stated under these overrides."""
-        layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
-        plain, after = self.layers.ground(base, layer).settings, self.layers.ground(base, layer, task).settings
-        stated = (key for key, value in self._stands_for(layer).items() if value is not None and key in plain)
-        return all(key in after and after[key] == plain[key] for key in stated)
-
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
         made = nodes.Made()
@@ -277,7 +240,7 @@ class Expander:
     def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
         """For each point of a scenario: its entries by axis, its request, and why a label would be wrong, if it would."""
         merged = fields["axes"] | mapping("axes", own.get("axes"))
-        layer = {key: value for key, value in own.items() if key not in ("axes", *_OF_SCENARIO)}
+        layer = settings_of(own)
         self.layers.check_replaced(self.task)
         task_choices, task_values = self.layers.split(self.task)
         axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
@@ -298,21 +261,12 @@ class Expander:
 
     def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
         """The reason why a label of an axis would be wrong: the command line overrides what the label stands for."""
-        stands_for = self._stands_for(entry.statements)
+        stands_for = self.layers.stands_for(entry.statements)
         for key, value in self.task.items():
-            if stands_for.get(key) is not None and self._typed(key, stands_for[key]) != self._typed(key, value):
+            if stands_for.get(key) is not None and self.layers.typed(key, stands_for[key]) != self.layers.typed(key, value):
                 mend = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
                 return NotHonoured(key, value, mend)
         return None
-
-    def _stands_for(self, statements: Statements) -> Flat:
-        """The options and values that are stated, and what the files of the options state."""
-        choices, values = self.layers.split(statements)
-        leaves = {group: self.library.leaf(group, str(option)) for group, option in choices.items()}
-        return dict(flat(leaves)) | choices | dict(flat(values))
-
-    def _typed(self, key: str, value: Any) -> Any:
-        return self.composer.check("", "", key, value) if key in self.composer.values() else value
 
     def _axis(self, key: str, values: Any) -> list[Entry]:
         """The values of an axis with what they state; only the command line's where it names the axis."""

@@ -150,6 +150,16 @@ class Layers:
         choices = {key: value for key, value in statements.items() if key in self.composer.choices}
         return choices, {key: value for key, value in statements.items() if key not in self.composer.choices}
 
+    def stands_for(self, statements: Statements) -> Flat:
+        """The options and values that are stated, and what the files of the options state."""
+        choices, values = self.split(statements)
+        leaves = {group: self.library.leaf(group, str(option)) for group, option in choices.items()}
+        return dict(flat(leaves)) | choices | dict(flat(values))
+
+    def typed(self, key: str, value: Any) -> Any:
+        """A value of the type of its setting."""
+        return self.composer.check("", "", key, value) if key in self.composer.values() else value
+
     def _option(self, group: str, option: Any) -> str:
         if isinstance(option, (Mapping, list)):
             raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")

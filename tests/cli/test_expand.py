@@ -234,7 +234,7 @@ class TestBadStudies:
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
             (
                 {"axis": {}},
-                r"study: 'toy' .*no field axis; did you mean axes, or another of title, figure, more, claims, question, plot",
+                r"study: 'toy' .*no field axis; did you mean axes or claims, or another of title, figure, more, question, plot",
             ),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],

@@ -50,9 +50,10 @@ def write_own_tables(results: Results, claims: list[ClaimResult], out: Path, csv
         tables[f"{name}.csv" if f"{name}.csv" not in tables else f"table_{name}.csv"] = rows
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
-    rows = write_rows(out, "results", results.stored, csv=csv)
+    file = write_rows(out, "results", results.stored, csv=csv)
     declared = results.columns | settings(results.manifests.values())
-    said = dictionary({name: table.columns for name, table in {rows: results.stored, **tables}.items()}, declared, _ABOUT)
+    names = {file: list(results.stored.columns)} | {name: list(table.columns) for name, table in tables.items()}
+    said = dictionary(names, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 

@@ -45,9 +45,9 @@ def write_training_tables(results: Results, claims: list[ClaimResult], out: Path
     }
     for name, table in tables.items():
         write_atomically(out / name, csv_of(table))
-    rows = write_rows(out, "weights", weights, csv=csv)
+    file = write_rows(out, "weights", weights, csv=csv)
     declared = {name: _of_weights(column) for name, column in results.columns.items()} | settings(results.manifests.values())
-    said = dictionary({name: table.columns for name, table in {rows: weights, **tables}.items()}, declared, _ABOUT)
+    said = dictionary({name: table.columns for name, table in {file: weights, **tables}.items()}, declared, _ABOUT)
     write_atomically(out / "columns.md", said.encode())
     write_atomically(out / "environment.json", environments(results))
 

@@ -163,7 +163,7 @@ def test_the_step_to_blame_is_told() -> None:
     own = shares(found, "dq")
     assert own.adds
     assert own.chief == "scores"
-    assert own.by_step["ds"].estimate == pytest.approx(0.1, rel=1e-9)
+    assert own.by_step["ds"].estimate == pytest.approx(0.1, rel=1e-4)  # a mean of quotients: off by the noise squared
     assert not shares(steps({"scores": 0.3, "ds": 0.7}, 0.01, 1.0), "dq").adds
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -30,11 +31,11 @@ NAMES = [name for chapter in CHAPTERS if chapter.study in toy_backward.STUDIES[:
 
 
 def rows(output: str, noise: float = 0.01, **columns: Any) -> list[dict[str, Any]]:
-    """Replicates of one output; numbers of floating point are spread by `noise`."""
+    """Replicates of one output; numbers of floating point are spread by `noise`, in another order at each point."""
     row: dict[str, Any] = {"scenario": "s", "scenario.title": "s", "scenario.role": "assumed", "cluster": "", "key": str(columns)}
     row |= {"format": "bf16", "policy": "uniform", "subject": "variant", "output": output, "primary": output == "dq"}
     row |= {"reference": "golden_same_inputs", "problem.shape.head_dim": 64} | dict.fromkeys(NONFINITE, 0) | columns
-    spread = np.linspace(1 - noise, 1 + noise, SEEDS)
+    spread = np.random.default_rng(crc32(f"{output} {columns}".encode())).permutation(np.linspace(1 - noise, 1 + noise, SEEDS))
     return [
         {name: value * spread[seed] if isinstance(value, float) else value for name, value in row.items()} | {"seed": seed}
         for seed in range(SEEDS)
@@ -105,7 +106,7 @@ def predicted(distance: float, size: float = 1.0, noise: float = 0.02, control: 
 
 CASES: list[tuple[str, pd.DataFrame, Verdict]] = [
     ("validate_backward", predicted(0.1), HOLDS),
-    ("validate_backward", predicted(0.0, noise=0.0), HOLDS),  # to the bit
+    ("validate_backward", predicted(0.0, noise=0.0), UNDECIDED),  # to the bit, in six replicates: of others, 39 % may differ
     ("validate_backward", predicted(0.7), FAILS),
     ("validate_backward", predicted(0.7, of="dv"), FAILS),  # one gradient is enough
     ("validate_backward", predicted(0.1, 1.3), FAILS),
@@ -162,7 +163,7 @@ def test_the_step_to_blame_is_told() -> None:
     own = shares(found, "dq")
     assert own.adds
     assert own.chief == "scores"
-    assert own.by_step["ds"].estimate == pytest.approx(0.1, rel=1e-9)
+    assert own.by_step["ds"].estimate == pytest.approx(0.1, rel=1e-4)  # a mean of quotients: off by the noise squared
     assert not shares(steps({"scores": 0.3, "ds": 0.7}, 0.01, 1.0), "dq").adds
 
 

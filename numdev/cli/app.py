@@ -116,7 +116,11 @@ def report(cfg: DictConfig) -> Ended:
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:
         chosen = _measured_of_paper(Path(cfg.results))
-    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg))
+    head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
+    if head and cfg.format not in ("pdf", "html"):
+        name = next(iter(head))
+        raise BadInput(name, head[name], "it stands in a document; give format=pdf or format=html too")
+    _make_report(Path(cfg.results), Path(cfg.out), chosen, cfg.format, asked(cfg), **head)
     return Ended()
 
 
@@ -192,11 +196,13 @@ def overrides() -> list[str]:
     return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
 
 
-def _make_report(results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None) -> None:
+def _make_report(
+    results: Path, out: Path, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None, **head: str
+) -> None:
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot)
+    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot, **head)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

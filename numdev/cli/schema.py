@@ -147,6 +147,8 @@ class ReportConfig:
     out: str = setting("reports/paper", "folder of the report")
     studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
     format: str = setting("csv", "tables and figures; parquet adds results.parquet, pdf report.pdf, html report.html")
+    title: str | None = setting(None, "of report.pdf and report.html; null names what was measured")
+    author: str | None = setting(None, "of report.pdf and report.html; null leaves it out")
     plot: PlotConfig = field(default_factory=PlotConfig)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ import pytest
 import numdev as nd
 from numdev.cli import plotted
 from numdev.errors import BadInput
+from numdev.report.document.part import Part
+from numdev.report.document.pdf import contents, write_root
+from numdev.report.document.tables import place
+from numdev.report.figures.points import _series
+from numdev.report.reading.frames import load
 from numdev.results.store import Store
 from tests.cli.test_cli import Command, numdev
 from tests.test_example_rmsnorm import CONFIGS, RMSNORM
@@ -133,6 +139,29 @@ def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Com
     assert ran.code == 0, ran.err
     (figure,) = Path("f/figures").glob("*.svg")
     assert "RMSE of y from golden over norm.block, by precision policy" in figure.read_text()
+
+
+def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numdev: Command) -> None:
+    assert numdev("measure", *TINY, "-m", "tiling.bc=8,16").code == 0
+    head = ("title=Tiles, Bc: it's & co", "author=A. Author")
+    assert numdev("report", "out=h", "format=html", *head).code == 0
+    page = Path("h/report.html").read_text()
+    assert "<title>Tiles, Bc: it&#39;s &amp; co</title>" in page
+    assert '<meta name="author" content="A. Author">' in page
+    refused = numdev("report", "out=o", *head)
+    assert (refused.code, "it stands in a document; give format=pdf" in refused.err) == (2, True)
+    results = load(Store(Path("results")))
+    part = Part(results, [], Path("h/figures"))
+    assert "$" not in contents([part])["sections"][0]["title"] + contents([part])["commands"][0][0]
+    write_root([part], Path("h"), "Tiles", "A. Author")
+    assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()
+
+
+def test_a_point_that_states_nothing_has_a_name() -> None:
+    empty = pd.DataFrame({"label.n": [None, 3.0], "scenario.title": ["", ""]})
+    assert [place(row) for _, row in empty.iterrows()] == ["defaults", "n=3.0"]
+    assert [name for name, _ in _series(empty, ["label.n"])] == ["defaults", "n = 3.0"]
+    assert [name for name, _ in _series(empty, [])] == ["defaults"]
 
 
 def test_a_sweep_of_speed(numdev: Command) -> None:

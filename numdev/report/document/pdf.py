@@ -44,7 +44,7 @@ _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
-    """The section of a study without a chapter in the package: what its file says, as markup, but its title, which is plain text."""
+    """The section of a study without a chapter in the package: what its file says, as markup; its title is plain text."""
     own = chapter_of(results, study)
     return replace(own, question=typeset(own.question), measured=typeset(own.measured))
 

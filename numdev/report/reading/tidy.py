@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numdev.errors import BadInput
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.configuration import settings
 from numdev.report.reading.derived import configured
-from numdev.report.reading.frames import LABEL, Results, load
+from numdev.report.reading.frames import LABEL, PRIMARY, Results, load
 from numdev.report.reading.kinds import figures_of, is_own, places_of
 from numdev.report.reading.lean import numbered, repeated
 from numdev.report.reading.split import PLACES, STATED
@@ -58,6 +59,20 @@ def tidy(results: Results, rows: pd.DataFrame | None = None, more: Iterable[str]
     found.attrs = {WORDS: words, UNITS: units, STATED: stated, PLACES: places_of(results.columns, found)}
     if is_own(results.manifests.values()) and (chief := figures_of(results.columns, found)):
         found.attrs[CHIEF] = chief[0].name
+    return found
+
+
+def of_shadow(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The table of the rows of `numdev.shadow`: a replicate is a head, and the output of the forward pass is the primary one.
+
+    Raises:
+        BadInput: where there are no rows.
+    """
+    if not rows:
+        raise BadInput("frame", "[]", "it has no rows; run the model within the context of shadow")
+    found = pd.DataFrame(rows)
+    found = found.rename(columns={"head": "seed"}).assign(cluster="", **{PRIMARY: found["output"] == "out"})
+    found.attrs = {PLACES: ("subject", "step", "call", "layer")}
     return found
 
 

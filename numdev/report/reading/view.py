@@ -207,7 +207,7 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     spread, kept, fixed = {x, *colour, *facet}, np.ones(len(frame), dtype=np.bool_), dict[str, str]()
     wanted = OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
     for column, value in wanted.items():
-        if column in spread or not (held := _values(frame, column, kept)):
+        if column in spread or column in frame.attrs.get(PLACES, ()) or not (held := _values(frame, column, kept)):
             continue
         if value not in held:
             field = "plot.reference" if column == "reference" else "plot"

@@ -132,7 +132,11 @@ def report(cfg: DictConfig) -> Ended:
     if chosen == ["paper"]:
         about = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
         chosen = _measured_of(about, Path(cfg.results))
-    return Ended(0 if _make_report(cfg, chosen, cfg.format, asked(cfg), about) else BAD_OUTPUT)
+    head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
+    if head and cfg.format not in ("pdf", "html"):
+        name = next(iter(head))
+        raise BadInput(name, head[name], "it stands in a document; give format=pdf or format=html too")
+    return Ended(0 if _make_report(cfg, chosen, cfg.format, asked(cfg), about, **head) else BAD_OUTPUT)
 
 
 def _refuse_format(cfg: DictConfig) -> None:
@@ -227,13 +231,19 @@ def _report_of(cfg: DictConfig, studies: list[str] | None) -> Iterator[tuple[Pat
 
 
 def _make_report(
-    cfg: DictConfig, studies: list[str] | None, fmt: str, plot: dict[str, Any] | None = None, about: list[str] | None = None
+    cfg: DictConfig,
+    studies: list[str] | None,
+    fmt: str,
+    plot: dict[str, Any] | None = None,
+    about: list[str] | None = None,
+    **head: str,
 ) -> bool:
     """The report on some studies, and whether all outputs are sound; `about` are those asked for, where not all are measured."""
     from numdev.report.document.paper import make_report
 
     with _report_of(cfg, about or studies) as (results, folder, console):
-        return make_report(results, folder, studies, fmt == "csv", console, pdf=fmt == "pdf", html=fmt == "html", plot=plot)
+        kinds = {"pdf": fmt == "pdf", "html": fmt == "html"}
+        return make_report(results, folder, studies, fmt == "csv", console, plot=plot, **kinds, **head)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -24,12 +24,14 @@ def asked(cfg: DictConfig) -> dict[str, Any]:
 
 
 def braced(argument: str) -> str:
-    """An argument of a command; of `plot=x: a, y: b` the mapping in braces.
+    """An argument of a command; of `plot=x: a, y: b` the mapping in braces, of `title=a, b` the text in quotes.
 
     Raises:
         BadInput: as `mapping`.
     """
     name, equals, value = argument.partition("=")
+    if equals and name in ("title", "author") and value != "null" and value[:1] not in ("'", '"'):
+        return "".join([name, "='", value.replace("'", "\\'"), "'"])
     return f"plot={mapping(value)}" if name == "plot" and equals else argument
 
 

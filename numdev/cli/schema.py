@@ -151,6 +151,8 @@ class ReportConfig:
         "tables and figures, with a row per replicate in results.parquet; csv has these in results.csv, pdf adds report.pdf, "
         "html report.html",
     )
+    title: str | None = setting(None, "of report.pdf and report.html; null names what was measured")
+    author: str | None = setting(None, "of report.pdf and report.html; null leaves it out")
     plot: PlotConfig = field(default_factory=PlotConfig)
 
 

@@ -5,9 +5,9 @@ pandas and matplotlib take several times as long to import as numdev, and `from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ def load(results: str | Path = "results", studies: str | Sequence[str] | None = 
 
 
 def plot(
-    frame: pd.DataFrame,
+    frame: pd.DataFrame | Sequence[Mapping[str, Any]],
     x: str | None = None,
     y: str | None = None,
     colour: str | Sequence[str] | None = None,
@@ -50,7 +50,7 @@ def plot(
     such as `problem.n` or `precision`, or a column of the table, such as `variant.tiling.bc`, `subject` or `reference`.
 
     Args:
-        frame: of `numdev.load`, or part of it.
+        frame: of `numdev.load`, or part of it; or the rows of `numdev.shadow`, whose heads are the replicates.
         x: what the metric is drawn over.
         y: the metric: `rmse` of the primary output, `lse.rmse` of the output `lse`, `latency` of speed.
         colour: what the lines differ in; a list of names is their combinations.
@@ -60,8 +60,13 @@ def plot(
     Raises:
         BadInput: for a name that the table does not have, with similar ones, and for more lines or panels than can be told apart.
     """
-    from numdev.report.figures.sweep import plot_of
+    import pandas as pd
 
+    from numdev.report.figures.sweep import plot_of
+    from numdev.report.reading.tidy import of_shadow
+
+    if not isinstance(frame, pd.DataFrame):
+        frame = of_shadow(frame)
     given = {"x": x, "y": y, "colour": colour, "facet": facet, "reference": reference}
     return plot_of(frame, given)(frame)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,6 +12,11 @@ import pytest
 import numdev as nd
 from numdev.cli import plotted
 from numdev.errors import BadInput
+from numdev.report.document.part import Part
+from numdev.report.document.pdf import contents, write_root
+from numdev.report.document.tables import place
+from numdev.report.figures.points import _series
+from numdev.report.reading.frames import load
 from numdev.results.store import Store
 from tests.cli.test_cli import Command, numdev
 from tests.test_example_rmsnorm import CONFIGS, RMSNORM
@@ -87,6 +94,26 @@ def test_a_sweep_that_goes_on_is_the_same_sweep_and_another_one_is_not(numdev: C
     assert figure.get_supylabel() == "RMSE of out from golden, absolute"
 
 
+def test_a_point_beside_a_sweep_and_a_study_has_a_line_of_its_own(numdev: Command) -> None:
+    assert numdev("measure", *TINY, "precision=kernel_bf16", "precision.probabilities=e4m3fn", "problem.n=32").code == 0
+    assert numdev("measure", *TINY, "-m", "precision=bf16,kernel_bf16", "problem.n=16,64").code == 0
+    problem = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=128, keys=128, head_dim=8))
+    variant = nd.Tiled(nd.Precision.parse("bf16"), nd.Tiling(br=64, bc=64))
+    point = nd.StudyPoint(problem, variant, baseline=None, seeds=2, labels={"series": "one"})
+    nd.run(nd.Study("mine", "", points=(point,)), nd.Bench(device="cpu"), nd.Store(Path("results")))
+
+    frame = nd.load("results")
+    own = frame[frame["study"] == "mine"].iloc[0]
+    assert (own["label.problem.n"], own["label.precision"], own["label.precision.probabilities"]) == (128, "bf16", "bf16")
+    figure: Any = nd.plot(frame, x="problem.n", y="out.max_difference", colour="precision")
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    places = [container.lines[0].get_xdata().tolist() for container in figure.axes[0].containers]
+    found = dict(zip(names, places, strict=True))
+    assert found["kernel_bf16, format of probabilities = e4m3fn"] == [32]
+    assert found["kernel_bf16, format of probabilities = bf16"] == [16, 64], "with a gap at 32"
+    assert frame["label.series"].isna().any()
+
+
 def test_single_points_have_a_report(numdev: Command) -> None:
     for precision in ("bf16", "fp16"):
         assert numdev("measure", "problem.n=16", *TINY, f"precision={precision}").code == 0
@@ -112,6 +139,29 @@ def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Com
     assert ran.code == 0, ran.err
     (figure,) = Path("f/figures").glob("*.svg")
     assert "RMSE of y from golden over norm.block, by precision policy" in figure.read_text()
+
+
+def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numdev: Command) -> None:
+    assert numdev("measure", *TINY, "-m", "tiling.bc=8,16").code == 0
+    head = ("title=Tiles, Bc: it's & co", "author=A. Author")
+    assert numdev("report", "out=h", "format=html", *head).code == 0
+    page = Path("h/report.html").read_text()
+    assert "<title>Tiles, Bc: it&#39;s &amp; co</title>" in page
+    assert '<meta name="author" content="A. Author">' in page
+    refused = numdev("report", "out=o", *head)
+    assert (refused.code, "it stands in a document; give format=pdf" in refused.err) == (2, True)
+    results = load(Store(Path("results")))
+    part = Part(results, [], Path("h/figures"))
+    assert "$" not in contents([part])["sections"][0]["title"] + contents([part])["commands"][0][0]
+    write_root([part], Path("h"), "Tiles", "A. Author")
+    assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()
+
+
+def test_a_point_that_states_nothing_has_a_name() -> None:
+    empty = pd.DataFrame({"label.n": [None, 3.0], "scenario.title": ["", ""]})
+    assert [place(row) for _, row in empty.iterrows()] == ["defaults", "n=3.0"]
+    assert [name for name, _ in _series(empty, ["label.n"])] == ["defaults", "n = 3.0"]
+    assert [name for name, _ in _series(empty, [])] == ["defaults"]
 
 
 def test_a_sweep_of_speed(numdev: Command) -> None:

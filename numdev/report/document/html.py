@@ -21,7 +21,7 @@ from numdev.report.document.export import summarise
 from numdev.report.document.kinds import summary_of
 from numdev.report.document.part import Part, all_claims, wholes
 from numdev.report.document.training import summarise_weights
-from numdev.report.reading.frames import LABEL, Results
+from numdev.report.reading.frames import DEFAULTS, LABEL, Results
 from numdev.report.reading.kinds import is_own, places_of
 from numdev.report.reading.once import is_repeated
 from numdev.report.reading.scenarios import ROLES, SCENARIO
@@ -37,14 +37,15 @@ _ORDER = ("study", "scenario", "point", "attention", "format", "policy", "subjec
 _WORDS = {"reference": "compared with", "replicates": "replicates"}
 
 
-def write_html(parts: Sequence[Part], notes: Sequence[str] = ()) -> bytes:
-    """The document on some parts; its title and its table of rows are those of the first."""
+def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = "", author: str = "") -> bytes:
+    """The document on some parts; its table of rows is that of the first, and so is its title unless one is given."""
     every, claims, main = wholes(parts), all_claims(parts), parts[0].results
     titles = {name: str(own["title"]) for whole in every for name, own in whole.manifests.items()}
     rows, whole = table(parts[0])
     template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = template.get_template("report.html").render(
-        title=overview.words_for(main).title,
+        title=title or overview.words_for(main).title,
+        author=author,
         subtitle=overview.subtitle(every),
         counts=list(_counts(every, claims)),
         reading=note(claims) if claims else "",
@@ -200,6 +201,7 @@ def _labels(found: pd.DataFrame) -> list[str]:
     rows = zip(*(found[name] for name in names), strict=True) if names else [()] * len(found)
     return [
         " ".join(f"{name.removeprefix(LABEL)}={value}" for name, value in zip(names, row, strict=True) if not pd.isna(value))
+        or (DEFAULTS if names else "")
         for row in rows
     ]
 

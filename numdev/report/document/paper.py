@@ -44,6 +44,8 @@ def make_report(
     pdf: bool = False,
     html: bool = False,
     plot: Mapping[str, Any] | None = None,
+    title: str = "",
+    author: str = "",
 ) -> bool:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
@@ -60,6 +62,8 @@ def make_report(
         pdf: also set report.pdf.
         html: also write report.html, one file with the claims, the figures and a table of the rows.
         plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
+        title: of the documents; names what was measured unless given.
+        author: of the documents.
 
     Returns:
         Whether every output is finite and a result; see `numdev.report.document.tables.bad_outputs`.
@@ -85,7 +89,7 @@ def make_report(
         notes += found
     if parts and (pdf or html):
         beside = [kind for kind in (TRAINING, SPEED) if kind not in wanted] if _is_paper(parts[0]) else []
-        _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html)
+        _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html, head=(title, author))
     sound = not any(bad_outputs(part.results) for part in parts)
     return (not timed or make_speed_report(results, out / SPEED if parts else out, console, timed, plot)) and sound
 
@@ -150,16 +154,16 @@ def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *
     return notes
 
 
-def _documents(parts: list[Part], notes: list[str], out: Path, *, pdf: bool, html: bool) -> None:
-    """Write report.pdf and report.html, whichever is wanted."""
+def _documents(parts: list[Part], notes: list[str], out: Path, *, pdf: bool, html: bool, head: tuple[str, str]) -> None:
+    """Write report.pdf and report.html, whichever is wanted; `head` is their title and author."""
     if html:
         from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
 
-        write_atomically(out / "report.html", write_html(parts, notes))
+        write_atomically(out / "report.html", write_html(parts, notes, *head))
     if pdf:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
 
-        write_atomically(out / "report.pdf", write_pdf(parts))
+        write_atomically(out / "report.pdf", write_pdf(parts, *head))
 
 
 def _beside(results: Path, out: Path, kinds: Iterable[str]) -> Iterator[Part]:

@@ -44,25 +44,24 @@ _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
 def _unnamed(results: Results, study: str) -> Chapter:
-    """The section of a study without a chapter in the package: what its file says, as markup."""
+    """The section of a study without a chapter in the package: what its file says, as markup; its title is plain text."""
     own = chapter_of(results, study)
-    title, question, measured = map(typeset, (own.title, own.question, own.measured))
-    return replace(own, title=title, question=question, measured=measured)
+    return replace(own, question=typeset(own.question), measured=typeset(own.measured))
 
 
-def write_pdf(parts: Sequence[Part]) -> bytes:
-    """The document on some parts; its title and its first findings are those of the first."""
+def write_pdf(parts: Sequence[Part], title: str = "", author: str = "") -> bytes:
+    """The document on some parts; its first findings are those of the first, and so is its title unless one is given."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        write_root(parts, root)
+        write_root(parts, root, title, author)
         return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
 
 
-def write_root(parts: Sequence[Part], root: Path) -> None:
+def write_root(parts: Sequence[Part], root: Path, title: str = "", author: str = "") -> None:
     """Write what Typst reads, templates, figures and `data.json`, into a folder."""
     for path in [*(HERE / "templates").glob("*.typ"), *(path for part in parts for path in part.drawn().values())]:
         shutil.copy(path, root)
-    (root / "data.json").write_text(json.dumps(contents(parts)))
+    (root / "data.json").write_text(json.dumps(contents(parts) | ({"title": title} if title else {}) | {"author": author}))
 
 
 def contents(parts: Sequence[Part]) -> dict[str, Any]:

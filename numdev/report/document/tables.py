@@ -11,7 +11,7 @@ from rich.text import Text
 
 from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
-from numdev.report.reading.frames import LABEL, Results, is_broken
+from numdev.report.reading.frames import DEFAULTS, LABEL, Results, is_broken
 from numdev.report.reading.kinds import figures_of, places_of
 from numdev.report.reading.primary import is_compared
 from numdev.report.reading.scenarios import TITLE
@@ -130,7 +130,7 @@ def _headed(column: Column) -> str:
 def place(point: pd.Series[str]) -> str:
     """Scenario and labels of a point in one line."""
     labels = [f"{name.removeprefix(LABEL)}={point[name]}" for name in labels_of(point)]
-    return " ".join(part for part in (str(point[TITLE]), *labels) if part)
+    return " ".join(part for part in (str(point[TITLE]), *labels) if part) or DEFAULTS
 
 
 def labels_of(point: pd.Series[str]) -> list[str]:

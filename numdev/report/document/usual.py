@@ -49,7 +49,8 @@ def shown_by(results: Results, at: NDArray[np.int64], given: Mapping[str, Any]) 
         for column, value in wanted:
             kept &= (rows.own[column] == value).to_numpy(dtype=bool)
         some = at[kept[rows.places(at)]]
-    return tidy(results, rows.frame(some if _tell_the_same(rows, some, at) else at))
+    names = [name for key in _NAMED for name in _several(asked(given).get(key, ()))]
+    return tidy(results, rows.frame(some if _tell_the_same(rows, some, at) else at), names)
 
 
 def _wanted(rows: Rows, view: Mapping[str, Any]) -> list[tuple[str, Any]] | None:

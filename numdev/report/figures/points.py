@@ -29,7 +29,7 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BASELINE, PAGE, SERIES, TILED
-from numdev.report.reading.frames import COMPARISON, LABEL, PRIMARY
+from numdev.report.reading.frames import COMPARISON, DEFAULTS, LABEL, PRIMARY
 from numdev.report.reading.lean import numbered, part
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
 
@@ -75,11 +75,12 @@ def _rest(rows: pd.DataFrame, axis: str) -> list[str]:
 def _series(rows: pd.DataFrame, names: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """Rows by their labels, in words."""
     if not names:
-        yield "", rows
+        yield DEFAULTS, rows
         return
     for values, own in rows.groupby(names, sort=False, dropna=False):
         told: Any = zip(names, values, strict=True)
-        yield ", ".join(f"{name.removeprefix(LABEL)} = {value}" for name, value in told if not pd.isna(value)), own
+        name = ", ".join(f"{name.removeprefix(LABEL)} = {value}" for name, value in told if not pd.isna(value))
+        yield name or DEFAULTS, own
 
 
 def _over(rows: pd.DataFrame, axis: str) -> Figure:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -22,13 +22,16 @@ from numdev.report.figures.grid import at_least_a_decade, highest, lowest, repli
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.scales import LOG_FROM, Scales
 from numdev.report.figures.style import FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL
-from numdev.report.reading.view import Shown, View, is_numeric, shown, view_of
+from numdev.report.reading.view import Shown, View, is_numeric, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics.estimates import Interval
 
 _MARKERS = "os^vD<>PX*"
+_DASHES = ("-", "--", ":")  # with ten markers, thirty looks of one colour
 _MOST_LINES, _MOST_PANELS = 24, 30
 _ACROSS = 3  # panels beside one another
+_BESIDE = 24  # characters of a line's name that has room beside the panels
+_ROW = 92  # characters in a row of a legend above them
 _SPREAD = 0.5  # of the room of a category, for the dots in it
 
 Key = tuple[Any, ...]
@@ -52,27 +55,34 @@ def plot_of(frame: pd.DataFrame, given: Mapping[str, Any], usual_y: str = "") ->
 
 
 def _refuse_too_many(found: Shown, view: View) -> None:
-    for key, columns, most in (("colour", found.colour, _MOST_LINES), ("facet", found.facet, _MOST_PANELS)):
+    for key, columns, most in (("colour", found.lines, _MOST_LINES), ("facet", found.facet, _MOST_PANELS)):
         count = len(found.rows[list(columns)].drop_duplicates()) if columns else 1
-        if count > most:
-            names = ", ".join(getattr(view, key))
-            raise BadInput(f"plot.{key}", names, f"it has {count} values, and at most {most} can be told apart; take it for x")
+        if count <= most:
+            continue
+        reason, mend = f"it has {count} values", "take it for x"
+        if key == "colour" and found.split:
+            reason = f"points differ in {', '.join(map(spoken, found.split))} too, which makes {count} lines"
+            mend = f"add facet: {spoken(found.split[0])}, or draw fewer points, as by study=NAME"
+        names = ", ".join(getattr(view, key))
+        raise BadInput(f"plot.{key}", names, f"{reason}, and at most {most} can be told apart; {mend}")
 
 
 def _draw(found: Shown, words: Wording) -> Figure:
     """A panel for each facet, all on the same axes."""
-    facets, lines = _groups(found.rows, found.facet), _groups(found.rows, found.colour)
+    facets, lines = _groups(found.rows, found.facet), _groups(found.rows, found.lines)
     marks = {
         (facet, line): dict(_marks(own, found))
         for facet, rows in facets.items()
-        for line, own in _groups(rows, found.colour).items()
+        for line, own in _groups(rows, found.lines).items()
     }
     scales = _scales(found, [one for own in marks.values() for one in own.values()], words)
     looks = dict(zip(lines, _looks(lines, found), strict=True))
     across = min(len(facets), 2 if len(facets) == 4 else _ACROSS)
     down = math.ceil(len(facets) / across)
-    size = (PAGE if across > 1 or lines.keys() != {()} else 0.72 * PAGE, 0.5 + (2.6 if down == 1 else 2.0) * down)
-    figure = Figure(figsize=size, layout="constrained")
+    names = _names(list(lines), found, words) if found.lines else []
+    above = _columns(names)
+    size = (PAGE if across > 1 or names else 0.72 * PAGE, 0.5 + (2.6 if down == 1 else 2.0) * down)
+    figure = Figure(figsize=(size[0], size[1] + (0.13 * math.ceil(len(names) / above) if above else 0)), layout="constrained")
     grid: Any = figure.subplots(down, across, sharex=scales.names is None, sharey=True, squeeze=False)
     for axes, facet in zip(grid.flat, facets, strict=False):
         _panel(axes, {line: own for (where, line), own in marks.items() if where == facet}, looks, scales, across)
@@ -81,27 +91,27 @@ def _draw(found: Shown, words: Wording) -> Figure:
         axes.set_axis_off()
         grid[-2][list(grid[-1]).index(axes)].tick_params(labelbottom=True)
     figure.supylabel("\n".join(textwrap.wrap(words.metric_axis(found), 26 * down + 22)), fontsize=8)
-    figure.supxlabel(_below(found, words), fontsize=8)
-    _legend(figure, looks, found, words, any(_is_broken(one) for own in marks.values() for one in own.values()))
+    figure.supxlabel(words.axis(found.x), fontsize=8)
+    has_broken = any(_is_broken(one) for own in marks.values() for one in own.values())
+    _legend(figure, dict(zip(names, looks.values(), strict=False)), ", ".join(map(words.name, found.colour)), has_broken)
     return figure
 
 
 def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFrame]:
-    """Rows by the values of some columns: numbers ascending, others as they first appear; all of them, without a column."""
+    """Rows by the values of some columns, all without one: numbers ascending, others as they appear, a missing one last."""
     if not columns:
         return {(): rows}
     found = {tuple(map(_plain, key)): own for key, own in rows.groupby(list(columns), sort=False, dropna=False)}
-    numeric = [is_numeric(rows[name]) for name in columns]
     first: list[dict[Any, int]] = [{} for _ in columns]
     for key in found:
         for known, value in zip(first, key, strict=True):
             known.setdefault(value, len(known))
-    return dict(
-        sorted(
-            found.items(),
-            key=lambda item: [v if n else own[v] for v, n, own in zip(item[0], numeric, first, strict=True)],
-        )
-    )
+    numeric = [pd.api.types.is_numeric_dtype(rows[name]) for name in columns]
+
+    def place(key: Key) -> list[tuple[bool, Any]]:
+        return [(v is None, v if n and v is not None else own[v]) for v, n, own in zip(key, numeric, first, strict=True)]
+
+    return {key: found[key] for key in sorted(found, key=place)}
 
 
 def _plain(value: Any) -> Any:
@@ -132,20 +142,30 @@ def _scales(found: Shown, marks: list[Interval | None], words: Wording) -> Scale
     return Scales({value: float(i) for i, value in enumerate(values)}, names, is_log, ends)
 
 
-_Look = tuple[str, str]
+_Look = dict[str, Any]
 
 
 def _looks(lines: Mapping[Key, pd.DataFrame], found: Shown) -> list[_Look]:
-    """Colour and marker of each line: formats have their own, many numbers a scale from dark to light."""
-    texts = [key[0] if len(key) == 1 else None for key in lines]
-    markers = list(islice(cycle(_MARKERS), len(texts)))
-    if all(text in FORMAT_COLOURS for text in texts):
-        return [(FORMAT_COLOURS[str(text)], marker) for text, marker in zip(texts, markers, strict=True)]
-    if len(texts) > 3 and len(found.colour) == 1 and is_numeric(found.rows[found.colour[0]]):
-        scale = colormaps["viridis"]
-        shades = [tuple(scale(0.85 * i / (len(texts) - 1))) for i in range(len(texts))]
-        return list(zip(shades, markers, strict=True))  # type: ignore[arg-type]
-    return list(zip(islice(cycle(SERIES), len(texts)), markers, strict=True))
+    """Colour, marker and dash of each line: no two have all three.
+
+    A colour stands for the values of what is drawn by colour: formats have their own, many numbers a scale from dark to light.
+    Lines of one colour differ in marker and dash.
+    """
+    stated = [key[: len(found.colour)] for key in lines]
+    groups = list(dict.fromkeys(stated if len(set(stated)) > 1 else lines))
+    shades: list[Any] = list(islice(cycle(SERIES), len(groups)))
+    if all(len(key) == 1 and key[0] in FORMAT_COLOURS for key in groups):
+        shades = [FORMAT_COLOURS[key[0]] for key in groups]
+    elif len(groups) > 3 and len(groups[0]) == 1 and is_numeric(found.rows[found.lines[0]]):
+        shades = [tuple(colormaps["viridis"](0.85 * i / (len(groups) - 1))) for i in range(len(groups))]
+    looks: list[_Look] = []
+    for key, own in zip(lines, stated, strict=True):
+        place = groups.index(own if own in groups else key)
+        same = sum(look["color"] == shades[place] for look in looks)
+        marker = _MARKERS[(shades.index(shades[place]) + same) % len(_MARKERS)]
+        dash = _DASHES[same % len(_DASHES)]
+        looks.append({"color": shades[place], "marker": marker, "linestyle": dash})
+    return looks
 
 
 def _panel(
@@ -156,49 +176,56 @@ def _panel(
     scales.lay(axes, beside)
     order, count = list(looks), len(looks)
     for line, marks in lines.items():
-        shade, marker = looks[line]
+        look = looks[line]
         shift = 0.0 if scales.names is None or count == 1 else _SPREAD * (order.index(line) / (count - 1) - 0.5)
         known = [(scales.places[x] + shift, one) for x, one in marks.items() if one is not None and not _is_broken(one)]
         drawn = [(x, one) for x, one in known if one.estimate > 0 or not scales.is_log]
-        joined: Any = {"linestyle": "-" if scales.names is None else "none", "color": shade, "marker": marker}
+        joined: Any = look if scales.names is None else look | {"linestyle": "none"}
         axes.errorbar([x for x, _ in drawn], [one.estimate for _, one in drawn], whiskers([one for _, one in drawn]), **joined)
         zero = [x for x, one in known if scales.is_log and one.estimate == 0]
         lost = [scales.places[x] + shift for x, one in marks.items() if _is_broken(one)]
         for places, sign in ((zero, "$0$"), (lost, "x")):
             if places:  # the height of an empty line would count in the layout
                 at_foot: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
-                axes.plot(places, [0.03] * len(places), marker=sign, color=shade, **at_foot)
+                axes.plot(places, [0.03] * len(places), marker=sign, color=look["color"], **at_foot)
 
 
-def _below(found: Shown, words: Wording) -> str:
-    """The label of the horizontal axis; below it what a mark is a mean over, where settings differ that are not shown."""
-    label = words.axis(found.x)
-    if not found.over:
-        return label
-    means = ", ".join(f"{words.name(name)} ({count} values)" for name, count in found.over.items())
-    return "\n".join([label, *textwrap.wrap(f"Each mark is a mean over {means} too.", 110)])
-
-
-def _legend(figure: Figure, looks: Mapping[Key, _Look], found: Shown, words: Wording, has_broken: bool) -> None:
-    keys = [Line2D([], [], color=shade, marker=marker) for shade, marker in looks.values()] if found.colour else []
-    names = [", ".join(map(words.value, found.colour, key)) for key in looks] if found.colour else []
+def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, has_broken: bool) -> None:
+    keys, names = [Line2D([], [], **look) for look in looks.values()], list(looks)
     if has_broken:
         keys.append(Line2D([], [], color=GREY, marker="x", linestyle="none", markersize=5))
         names.append("NaN or Inf")
     if not keys:
         return
-    heading = ", ".join(map(words.name, found.colour))
-    wide = max(map(len, [*names, heading])) > 24
     figure.legend(
         keys,
-        names,
+        [textwrap.fill(name, _ROW) for name in names],
         title=heading,
         title_fontsize=SMALL + 0.5,
-        loc="outside upper center" if wide else "outside right upper",
-        ncols=2 if wide else 1,
+        loc="outside upper center" if (above := _columns([*names, heading])) else "outside right upper",
+        ncols=above or 1,
         frameon=False,
         alignment="left",
+        handlelength=2.6,  # room for a dash
     )
+
+
+def _columns(names: Sequence[str]) -> int:
+    """The columns of a legend above the panels; 0 where its names are short enough to stand beside them."""
+    longest = max(map(len, names), default=0)
+    return 0 if longest <= _BESIDE else max(1, min(2, _ROW // longest))
+
+
+def _names(lines: Sequence[Key], found: Shown, words: Wording) -> list[str]:
+    """Each line in the legend: its colour's values; of several lines of one colour what they differ in besides."""
+    count = len(found.colour)
+    named = []
+    for key in lines:
+        alike = [other[count:] for other in lines if other[:count] == key[:count]]
+        told = zip(found.split, key[count:], map(set, zip(*alike, strict=True)), strict=True)
+        differ = [words.values([name], [value]) for name, value, values in told if len(values) > 1 and value is not None]
+        named.append(", ".join([*map(words.value, found.colour, key[:count]), *differ]) or "others")
+    return named
 
 
 def default_of(frame: pd.DataFrame, usual_y: str = "") -> Plot | None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import pandas as pd
+
 NEEDS: dict[str, tuple[str, ...]] = {
     "attention": ("variant.type", "problem.shape.keys"),
     "policy": ("variant.precision.name",),
@@ -72,3 +74,32 @@ def _area(config: Mapping[str, Any]) -> int | None:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def configured(name: str, points: pd.DataFrame) -> pd.Series[Any] | None:
+    """What the records of some points have of a setting that is named as on the command line; None where they do not have it.
+
+    `problem.n` is the number of keys where there are as many queries.
+    """
+    if name == "problem.n" and {_KEYS, _QUERIES} <= set(points):
+        return points[_KEYS].where(points[_KEYS] == points[_QUERIES])
+    group, _, own = name.partition(".")
+    places = [f"problem.{part}{own}" for part in ("", "shape.", "mask.", "source.")] if group == "problem" else []
+    group = group.replace("forward_precision", "forward.precision")
+    known = _GROUPS.get(name, (f"variant.{group}.{own}", *places))
+    found = [points[column] for column in known if column in points]
+    if not found:
+        return None
+    return found[0] if own else found[0].fillna(found[-1]).astype("string").str.lower()
+
+
+_KEYS, _QUERIES = "problem.shape.keys", "problem.shape.queries"
+_GROUPS = {
+    "operation": ("operation",),
+    "precision": ("variant.precision.name",),
+    "forward_precision": ("variant.forward.precision.name",),
+    "problem": ("problem.source.kind", "problem.source.type"),
+    "attention": ("variant.kind", "variant.type"),
+    "backward": ("variant.kind", "variant.type"),
+}
+"""The columns that name the option of a group: the second, a class, where the first is missing."""

@@ -32,6 +32,7 @@ PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 METRIC_NAMES = list(METRICS)
 LABEL, COUNTER = "label.", "counter."
+DEFAULTS = "defaults"  # the name of a point that states nothing
 PRIMARY = "primary"  # whether a row is of the primary output
 _ALWAYS = [
     TITLE,

@@ -7,7 +7,7 @@ A name is a column of the table, or the name that the command line has for it: `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,15 @@ from numdev.report.reading.derived import NEEDS
 from numdev.report.reading.frames import LABEL, PRIMARY
 from numdev.report.reading.lean import part
 from numdev.report.reading.scenarios import TITLE
+from numdev.report.reading.split import PLACES, differs, split
 
 OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _OUTPUT = "output"
 _OF_A_MARK = (*NONFINITE, "seed", "cluster")  # of which its mean and its interval are made, beside the metric
 _OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
-PLACES, CHIEF = "places", "chief"
-"""In `DataFrame.attrs`, of a kind of the user's own: the columns that tell the rows of one replicate apart; its first figure."""
+CHIEF = "chief"
+"""In `DataFrame.attrs`, of a kind of the user's own: its first figure."""
 _MOST_NAMED = 16  # names that an error lists
 
 
@@ -65,9 +66,9 @@ class Shown:
         rows: of the table, those of one comparison unless the view spreads it out, with the columns that are drawn.
         x, metric: columns.
         colour, facet: columns, which may be none.
+        split: further columns in which points differ that a line would join; each value has a line of its own.
         output: whose metric it is; empty where rows state none, or where the view spreads them out.
         reference: what it is taken against; empty likewise.
-        over: what every mark is a mean over beside the seeds, by column, with the number of values.
     """
 
     rows: pd.DataFrame
@@ -75,9 +76,14 @@ class Shown:
     metric: str
     colour: tuple[str, ...] = ()
     facet: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
     output: str = ""
     reference: str = ""
-    over: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What tells the lines of a panel apart."""
+        return *self.colour, *self.split
 
 
 def asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +118,6 @@ def view_of(frame: pd.DataFrame, given: Mapping[str, Any], usual_y: str = "") ->
             column_of(frame, name, f"plot.{key}")
     if "y" in stated:
         metric_of(frame, stated["y"])
-    if {"x", "y"} <= stated.keys():
-        return View(**stated)
     taken = [column_of(frame, name, "plot") for key in ("x", "colour", "facet") for name in _names(stated.get(key, ()))]
     base = usual(frame, usual_y, without=taken, x=stated.get("x"))
     if "colour" in stated or "facet" in stated:  # whoever states one decides how the rest is shown
@@ -203,7 +207,7 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     spread, kept, fixed = {x, *colour, *facet}, np.ones(len(frame), dtype=np.bool_), dict[str, str]()
     wanted = OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
     for column, value in wanted.items():
-        if column in spread or not (held := _values(frame, column, kept)):
+        if column in spread or column in frame.attrs.get(PLACES, ()) or not (held := _values(frame, column, kept)):
             continue
         if value not in held:
             field = "plot.reference" if column == "reference" else "plot"
@@ -222,32 +226,25 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     named, against = one[0] if len(one) == 1 else "", fixed.get("reference", "")
     if metric in _OF_A_CALL or metric.startswith("counter."):  # no comparison, though one may stand in the same row
         named = against = ""
-    own = [name for name in rows if name in {*spread, metric, *_OF_A_MARK}]  # a figure sorts them, which copies
-    return Shown(rows[own], x, metric, colour, facet, named, against, _over(rows, spread))
-
-
-def _over(rows: pd.DataFrame, spread: set[str]) -> dict[str, int]:
-    """What still differs within a mark: an axis that the view does not show."""
-    left = [name for name in axes_of(rows) if name not in spread]
-    groups = rows.groupby(sorted(spread), dropna=False, sort=False)
-    return {name: int(most) for name in left if (most := groups[name].nunique(dropna=False).max()) > 1}
+    rows, apart = split(rows, x, (*colour, *facet), with_baseline=view.reference == "baseline" or "subject" in spread)
+    own = [name for name in rows if name in {*spread, *apart, metric, *_OF_A_MARK}]  # a figure sorts them, which copies
+    if TITLE in apart:  # too long for a legend
+        facet = (TITLE, *facet)
+    lines = tuple(name for name in apart if name != TITLE)
+    return Shown(rows[own], x, metric, colour, facet, lines, named, against)
 
 
 def axes_of(frame: pd.DataFrame) -> list[str]:
     """The columns in which rows differ: scenarios, then settings, labels or where none differs any other, then `PLACES`."""
-    circumstances = [name for name in ("study", TITLE) if _differs(frame, name)]
+    circumstances = [name for name in ("study", TITLE) if differs(frame, name)]
     if len(circumstances) == 2 and frame.groupby("study")[TITLE].nunique().max() == 1:
         circumstances.remove(TITLE)  # each study has one scenario, and says enough
-    labels = [name for name in map(str, frame.columns) if name.startswith(LABEL) and _differs(frame, name)]
-    own = [name for name in frame.attrs.get(PLACES, ()) if _differs(frame, name)]
+    labels = [name for name in map(str, frame.columns) if name.startswith(LABEL) and differs(frame, name)]
+    own = [name for name in frame.attrs.get(PLACES, ()) if differs(frame, name)]
     if labels:
         return [*circumstances, *labels, *own]
-    settings = [name for name in map(str, frame.columns) if name.startswith(("problem.", "variant.")) and _differs(frame, name)]
+    settings = [name for name in map(str, frame.columns) if name.startswith(("problem.", "variant.")) and differs(frame, name)]
     return [*circumstances, *settings, *own]
-
-
-def _differs(frame: pd.DataFrame, name: str) -> bool:
-    return name in frame and frame[name].nunique(dropna=False) > 1
 
 
 def is_numeric(values: pd.Series[Any]) -> bool:

@@ -100,8 +100,10 @@ class Wording:
     def value(self, column: str, value: Any) -> str:
         """One value of a column."""
         if value is None or pd.isna(value):
-            return "none"
+            return "none" if "." in column.removeprefix(LABEL) else "not stated"
         text = f"{value:g}" if isinstance(value, float) else str(value)
+        if column.endswith(".type"):  # a class
+            return text.lower()
         return _VALUES.get(column, {}).get(text, text)
 
     def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
@@ -141,7 +143,7 @@ def wording_of_study(manifest: Mapping[str, Any]) -> Wording:
 def title(found: Shown, words: Wording) -> str:
     """What the figure shows, in one line."""
     parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]
-    parts += [f"by {' and '.join(map(words.name, found.colour))}"] if found.colour else []
+    parts += [f"by {' and '.join(map(words.name, found.lines))}"] if found.lines else []
     parts += [f"for each {' and '.join(map(words.name, found.facet))}"] if found.facet else []
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]

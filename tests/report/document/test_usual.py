@@ -91,7 +91,7 @@ def told(rows: pd.DataFrame, given: dict[str, Any]) -> Any:
         found = shown(rows, view_of(rows, given))
     except BadInput as error:
         return str(error)
-    return plot.title, plot.alt, found.output, found.over, found.rows.reset_index(drop=True).to_dict("list")
+    return plot.title, plot.alt, found.output, found.split, found.rows.reset_index(drop=True).to_dict("list")
 
 
 FAULTS = st.sets(st.tuples(st.tuples(st.integers(0, 2), st.integers(0, 1)), st.integers(0, len(COMPARISONS) - 1)), max_size=6)

@@ -51,12 +51,52 @@ def test_an_output_and_a_reference_are_chosen_by_name() -> None:
     assert figure.get_supylabel() == "RMSE of out from the baseline, absolute"
 
 
-def test_what_is_not_shown_is_said() -> None:
-    figure: Any = plot(table(), x="problem.n", y="rmse")
-    assert "Each mark is a mean over tiling.bc (2 values) too." in figure.get_supxlabel()
-    figure = plot(table(), x="problem.n", y="rmse", facet="tiling.bc")
+def legend(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_what_neither_axis_nor_colour_shows_splits_the_line() -> None:
+    frame = table().assign(**{"label.precision": "kernel", "label.grid": "bf16"})
+    frame.loc[frame["key"] == "512 32", "label.grid"] = "e4m3fn"
+    figure: Any = plot(frame, x="problem.n", y="rmse", colour="precision")
+    assert legend(figure) == [
+        "kernel, tiling.bc = 16, grid = bf16",
+        "kernel, tiling.bc = 32, grid = bf16",
+        "kernel, tiling.bc = 32, grid = e4m3fn",
+    ]
+    assert [[x for x, _ in line] for line in lines(figure).values()] == [[256, 512, 1024], [256, 1024], [512]]
+    figure = plot(frame, x="problem.n", y="rmse", colour="grid", facet="tiling.bc")
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["tiling.bc = 16", "tiling.bc = 32"]
-    assert "mean over" not in figure.get_supxlabel()
+    assert legend(figure) == ["bf16", "e4m3fn"]
+    figure = plot(frame, x="problem.n", y="rmse", facet="tiling.bc")
+    assert legend(figure) == ["grid = bf16", "grid = e4m3fn"]
+
+
+def test_too_many_split_lines_name_the_setting_to_add() -> None:
+    frame = pd.concat([table(**{"label.p": "one", "label.q": q, "key": f"{q}"}) for q in range(15)])
+    with pytest.raises(BadInput, match=r"^plot\.colour: 'p' .* differ in tiling\.bc, q too, .* 24 .*add facet: tiling\.bc"):
+        plot(frame, x="problem.n", y="rmse", colour="p")
+
+
+def test_no_two_lines_look_alike_and_a_colour_has_one_meaning() -> None:
+    one = table().iloc[:1]
+    for colours, rest in ((1, 24), (2, 12), (12, 2), (24, 1), (8, 3)):
+        pairs = list(itertools.product(range(colours), range(rest)))
+        frame = pd.concat([one] * len(pairs)).assign(key=range(len(pairs)))
+        frame["label.policy"], frame["label.rest"] = [f"p{p}" for p, _ in pairs], [r for _, r in pairs]
+        figure: Any = plot(frame, x="problem.n", y="rmse", colour="policy")
+        drawn = figure.axes[0].containers
+        looks = [(one.lines[0].get_color(), one.lines[0].get_marker(), one.lines[0].get_linestyle()) for one in drawn]
+        assert len(set(looks)) == colours * rest == len(looks)
+        if 1 < colours <= 7:
+            assert len({look[0] for look in looks}) == colours
+
+
+def test_numbers_are_in_order_and_a_missing_one_is_last() -> None:
+    frame = table().sample(frac=1, random_state=1)
+    frame.loc[frame["label.problem.n"] == 512, "label.problem.n"] = None
+    figure: Any = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "1024", "none"]
 
 
 def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -192,7 +192,7 @@ class _Steps(LogLocator):
     def tick_values(self, vmin: float, vmax: float) -> Any:
         """At 1, 2 and 5 of each decade; at the decades alone where there are three or more, or no room for more names."""
         assert isinstance(self.axis, Axis)
-        box, is_x = self.axis.axes.get_window_extent(), self.axis.axis_name == "x"
+        box, is_x = self.axis.axes.get_window_extent(), isinstance(self.axis, XAxis)
         room = (box.width / 24 if is_x else box.height / 9) * 72 / self.axis.axes.figure.dpi  # names of 24 points by 9
         self.set_params(subs=[1, 2, 5] if 3 * math.log10(vmax / vmin) < min(9, room) else [1])
         return super().tick_values(vmin, vmax)

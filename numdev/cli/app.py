@@ -17,7 +17,6 @@ from numdev.cli.outcome import BAD_OUTPUT, Ended
 from numdev.cli.plotted import asked
 from numdev.errors import BadInput
 from numdev.nearest import one_of
-from numdev.results.files import refuse_unwritable
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named
@@ -27,8 +26,7 @@ def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
     if not asked(cfg) and any(text.lstrip("+").startswith("out=") for text in overrides()):
         raise BadInput("out", cfg.out, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
-    for name in ("results", "out") if asked(cfg) else ("results",):
-        refuse_unwritable(name, Path(cfg[name]))
+    _refuse_unwritable(cfg, "results", *(["out"] if asked(cfg) else []))
     if cfg.study is not None:
         return _measure_study(cfg, "measure")
     from numdev.cli import point, show
@@ -42,7 +40,7 @@ def speed(cfg: DictConfig) -> Ended:
         from numdev.cli import point, show_speed
 
         _refuse_out(cfg)
-        refuse_unwritable("results", Path(cfg.results))
+        _refuse_unwritable(cfg, "results")
         return point.run(cfg, show_speed, "speed")
     _refuse_folders(cfg, None)
     ended = _measure_study(cfg, "speed")
@@ -61,7 +59,7 @@ def train(cfg: DictConfig) -> Ended:
         from numdev.cli import point, show_training
 
         _refuse_out(cfg)
-        refuse_unwritable("results", Path(cfg.results))
+        _refuse_unwritable(cfg, "results")
         return point.run(cfg, show_training, "train")
     _refuse_folders(cfg, None)
     ended = _measure_study(cfg, "train")
@@ -214,8 +212,15 @@ def _refuse_folders(cfg: DictConfig, studies: Sequence[str] | None) -> None:
     """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
     from numdev.report.document.folder import refuse_other
 
-    refuse_unwritable("results", Path(cfg.results))
+    _refuse_unwritable(cfg, "results")
     refuse_other(Path(cfg.out), Path(cfg.results), None if studies is None else list(studies))
+
+
+def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
+    from numdev.results.files import refuse_unwritable  # late: neither help nor completion needs it
+
+    for name in settings:
+        refuse_unwritable(name, Path(cfg[name]))
 
 
 @contextmanager

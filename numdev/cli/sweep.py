@@ -31,7 +31,6 @@ from numdev.cli.progress import sweep
 from numdev.cli.sweeptable import HEADINGS, PLANNED, SweepTable
 from numdev.cli.templates import Templates
 from numdev.errors import BadInput
-from numdev.results.files import refuse_unwritable
 
 _MOST_HELD = 2000  # composed jobs, of about 100 kB each
 _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
@@ -123,6 +122,8 @@ class Combinations(Sweeper):
         jobs = combinations(OverridesParser.create(config_loader=self.loader).parse_overrides(texts))
         if not self.config.get("dry_run"):
             folder = Path(self.config.hydra.sweep.dir)
+            from numdev.results.files import refuse_unwritable  # late: neither help nor completion needs it
+
             refuse_unwritable("results" if "results" in self.config else "out", folder)
             folder.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.config, folder / "multirun.yaml")

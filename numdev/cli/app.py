@@ -202,7 +202,7 @@ def _make_report(
     from numdev.cli.console import output
     from numdev.report.document.paper import make_report
 
-    make_report(results, out, studies, fmt == "parquet", output(), pdf=fmt == "pdf", html=fmt == "html", plot=plot, **head)
+    make_report(results, out, studies, output(), formats=(fmt,), plot=plot, **head)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

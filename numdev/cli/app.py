@@ -247,8 +247,7 @@ def _make_report(
     from numdev.report.document.paper import make_report
 
     with _report_of(cfg, about or studies) as (results, folder, console):
-        is_pdf, is_html = (fmt == name for name in ("pdf", "html"))
-        return make_report(results, folder, studies, fmt == "csv", console, pdf=is_pdf, html=is_html, plot=plot, **head)
+        return make_report(results, folder, studies, console, formats=(fmt,), plot=plot, **head)
 
 
 def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_the_store_keeps_every_table(store: Store) -> None:
 
 def test_numdev_report_has_its_tables_its_figure_and_its_documents(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    make_report(store.path, out, console=Console(file=StringIO()), pdf=True, html=True)
+    make_report(store.path, out, console=Console(file=StringIO()), formats=("pdf", "html"))
     summary = pd.read_csv(out / "summary.csv")
     expected = {name: max_of(name) for name in "qkv"}
     assert dict(zip(summary["input"], summary["largest.mean"], strict=True)) == pytest.approx(expected, rel=1e-8)

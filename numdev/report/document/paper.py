@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,9 @@ def make_report(
     results: Path,
     out: Path,
     studies: Sequence[str] | None = None,
-    csv: bool = False,
     console: Console | None = None,
     *,
-    pdf: bool = False,
-    html: bool = False,
+    formats: Collection[str] = (),
     plot: Mapping[str, Any] | None = None,
     title: str = "",
     author: str = "",
@@ -57,10 +55,9 @@ def make_report(
         results: folder of a `Store`.
         out: folder of the report; files of the same name are replaced.
         studies: their names; all unless given.
-        csv: write a row per replicate into results.csv instead of results.parquet.
         console: where to print.
-        pdf: also set report.pdf.
-        html: also write report.html, one file with the claims, the figures and a table of the rows.
+        formats: beside the tables and figures: of `pdf`, report.pdf; of `html`, report.html, one file with the claims, the
+            figures and a table of the rows; of `csv`, results.csv in place of results.parquet.
         plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
         title: of the documents; names what was measured unless given.
         author: of the documents.
@@ -77,19 +74,19 @@ def make_report(
     if plot and len(wanted) > 1:
         raise BadInput("plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {' or '.join(wanted)}")
     timed = wanted.pop(SPEED, [])
-    if timed and not wanted and (pdf or html):
-        kind = "pdf" if pdf else "html"
-        raise BadInput("format", kind, "results of speed alone have tables and figures and no document; leave it out")
+    documents = [name for name in ("pdf", "html") if name in formats]
+    if timed and not wanted and documents:
+        raise BadInput("format", documents[0], "results of speed alone have tables and figures and no document; leave it out")
     parts: list[Part] = []
     notes: list[str] = []
     for kind in sorted(wanted, key=_place) if wanted or timed else (DEVIATION,):
         folder = out / kind if parts else out  # the tables of all kinds have the same names
-        part, found = _report(store, kind, wanted.get(kind, studies), (folder, console), plot, csv=csv)
+        part, found = _report(store, kind, wanted.get(kind, studies), (folder, console), plot, csv="csv" in formats)
         parts.append(part)
         notes += found
-    if parts and (pdf or html):
+    if parts and documents:
         beside = [kind for kind in (TRAINING, SPEED) if kind not in wanted] if _is_paper(parts[0]) else []
-        _documents([*parts, *_beside(results, out, beside)], notes, out, pdf=pdf, html=html, head=(title, author))
+        _documents([*parts, *_beside(results, out, beside)], notes, out, documents, (title, author))
     sound = not any(bad_outputs(part.results) for part in parts)
     return (not timed or make_speed_report(results, out / SPEED if parts else out, console, timed, plot)) and sound
 
@@ -154,13 +151,13 @@ def _write_part(part: Part, home: Path, asked: Asked | None, console: Console, *
     return notes
 
 
-def _documents(parts: list[Part], notes: list[str], out: Path, *, pdf: bool, html: bool, head: tuple[str, str]) -> None:
+def _documents(parts: list[Part], notes: list[str], out: Path, formats: Collection[str], head: tuple[str, str]) -> None:
     """Write report.pdf and report.html, whichever is wanted; `head` is their title and author."""
-    if html:
+    if "html" in formats:
         from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
 
         write_atomically(out / "report.html", write_html(parts, notes, *head))
-    if pdf:
+    if "pdf" in formats:
         from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
 
         write_atomically(out / "report.pdf", write_pdf(parts, *head))

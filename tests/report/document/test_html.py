@@ -80,7 +80,7 @@ def claims(results: Results) -> list[ClaimResult]:
 @pytest.fixture(scope="module")
 def out(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("html")
-    make_report(store.path, path, STUDIES, console=Console(quiet=True), html=True)
+    make_report(store.path, path, STUDIES, console=Console(quiet=True), formats=("html",))
     return path
 
 

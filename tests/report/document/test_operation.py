@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
         stored(path / "results")
-    make_report(path / "results", path / "out", None, False, Console(file=printed, width=200), pdf=True)
+    make_report(path / "results", path / "out", None, Console(file=printed, width=200), formats=("pdf",))
     return path, printed.getvalue()
 
 

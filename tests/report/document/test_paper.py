@@ -87,7 +87,7 @@ def test_deviations_have_a_row_for_each_point_and_reference(made: tuple[Path, st
 
 
 def test_rows_are_text_where_that_is_asked_for(toy_results: Store, tmp_path: Path) -> None:
-    make_report(toy_results.path, tmp_path / "csv", ["sign"], csv=True, console=Console(quiet=True))
+    make_report(toy_results.path, tmp_path / "csv", ["sign"], console=Console(quiet=True), formats=("csv",))
     make_report(toy_results.path, tmp_path / "parquet", ["sign"], console=Console(quiet=True))
     names = {kind: {path.name for path in (tmp_path / kind).glob("results.*")} for kind in ("csv", "parquet")}
     assert names == {"csv": {"results.csv"}, "parquet": {"results.parquet"}}

@@ -48,7 +48,7 @@ def results(toy_results: Store) -> Results:
 @pytest.fixture(scope="module")
 def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("document")
-    make_report(toy_results.path, path, console=Console(quiet=True), pdf=True)
+    make_report(toy_results.path, path, console=Console(quiet=True), formats=("pdf",))
     return path
 
 
@@ -131,7 +131,7 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     precisions = ("fp32", "bf16")
     points = [StudyPoint(problem, Tiled(Precision.parse(p)), None, 2, "normal", {"precision": p}) for p in precisions]
     run(Study("mine", "A study_of #mine", None, (), tuple(points)), Bench(Exact(), "cpu"), Store(tmp_path / "results"))
-    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), pdf=True)
+    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     loaded = load(Store(tmp_path / "results"))
     whole = contents([Part(loaded, [], tmp_path)])
@@ -283,7 +283,7 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     )
     study = Study("speed_cpu", "On a CPU", None, (), points, command="numdev speed study=speed_cpu")
     run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
-    make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), pdf=True)
+    make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
     whole = contents(

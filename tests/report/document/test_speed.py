@@ -76,7 +76,7 @@ def test_a_report_takes_its_own_kind_of_study(results: Path, toy_results: Store,
     ):
         make_speed_report(toy_results.path, tmp_path / "speed", console)
     shutil.copytree(toy_results.path, tmp_path / "both" / "speed")
-    make_report(tmp_path / "both", tmp_path / "report", ["fig3"], console=console, pdf=True)  # of no study of speed
+    make_report(tmp_path / "both", tmp_path / "report", ["fig3"], console=console, formats=("pdf",))  # of no study of speed
 
 
 def test_one_row_per_point_and_replicate(results: Path) -> None:

@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report")
     stored(path / "results", FEW, claims=OF_8, pictures=True)
     stored(path / "results", [point for point in FEW if point.label in ("sham", "triton")], "fig7", ("fig7", "training_sham"))
-    make_report(path / "results", path / "out", console=Console(quiet=True), pdf=True)
+    make_report(path / "results", path / "out", console=Console(quiet=True), formats=("pdf",))
     return path
 
 
@@ -136,7 +136,7 @@ def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path
     few = [point for point in FEW if point.label in ("sham", "triton")]
     stored(tmp_path / "results" / "training", few, claims=OF_8)
     stored(tmp_path / "results" / "training", few, "fig7", ("fig7", "training_sham"))
-    make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), pdf=True, html=True)
+    make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), formats=("pdf", "html"))
     figures = tmp_path / "out" / "figures"
     main, trained = load(Store(tmp_path / "results"), ["fig4", "fig6a"]), load_training(Store(tmp_path / "results" / "training"))
     parts = [Part(main, judge(CLAIMS, main), figures), Part(trained, judge(CLAIMS, trained), figures)]

@@ -227,11 +227,14 @@ def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
 def _report_of(cfg: DictConfig, studies: list[str] | None) -> Iterator[tuple[Path, Path, Console]]:
     """Results, a folder to write the report on some of their studies into, and where to print; at the end it is in `out`."""
     from numdev.cli.console import output
-    from numdev.report.document.folder import replacing
+    from numdev.report.document.folder import listed, replacing
 
     console, results, out = output(), Path(cfg.results), Path(cfg.out)
+    last = listed(out)
     with replacing(out, results, studies) as folder:
         yield results, folder, console
+    if gone := [name for name in last if not (out / name).exists()]:
+        console.print(f"removed of the last report: {', '.join(gone[:8])}{' and more' * (len(gone) > 8)}", markup=False)
     console.print(f"report: {out}", markup=False, highlight=False)
 
 

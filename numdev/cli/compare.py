@@ -75,7 +75,10 @@ def _compare(given: Namespace) -> int:
     found = int(changes["change"].isin(REGRESSIONS).sum())
     tests = int(changes["p"].notna().sum())
     judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
-    console.print(f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparisons ({judged})", markup=False)
+    console.print(
+        f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})",
+        markup=False,
+    )
     return FAILED if found else BAD_OUTPUT if bad_outputs(b) else 0
 
 

@@ -90,6 +90,8 @@ def cells(found: Record) -> tuple[str, ...]:
     if one.baseline is None or one.quotient is None:
         return significant(one.variant.estimate, 3), "", ""
     quotient = one.quotient.text() if one.quotient.count > 1 else significant(one.quotient.estimate, 3)
+    if found.status is not Status.OK:
+        quotient = ""  # no verdict follows from the elements that are left
     return significant(one.variant.estimate, 3), significant(one.baseline.estimate, 3), quotient
 
 

@@ -176,7 +176,8 @@ def test_the_kernel_is_named(device: str) -> None:
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_poly4")), "softmax.exp"),
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_fa4")), "softmax.exp"),
         (Precision.parse("bf16"), Tiling(), OnlineSoftmax(sum_over=SumOver.PROBABILITIES), "softmax.sum_over"),
-        (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
+        (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.quantise.smoothing"),
+        (Precision.parse("sage3").with_step(inputs="bf16"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
         (
             Precision.int8().with_step(inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
             Tiling(),

@@ -108,7 +108,8 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
     """
     before, after = _measured(a, criterion), _measured(b, criterion)
     if not before.keys() & after.keys():
-        mend = f"no point of it is one of A, which holds {', '.join(a.manifests)}; measure the same study in both"
+        held = f"no point of it is one of A, which holds {', '.join(a.manifests)}"
+        mend = f"{held}; measure the same points in both, a function of one's own under one name"
         raise BadInput("B", ", ".join(b.manifests), mend)
     places = dict.fromkeys([*before, *after])
     found = [row for place in places for row in _compared(place, before.get(place), after.get(place), criterion)]

@@ -55,6 +55,11 @@ def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterat
         raise
 
 
+def listed(out: Path) -> list[str]:
+    """The files of the report that a folder holds."""
+    return list((_read(out) or {"files": ()})["files"])
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -24,7 +24,8 @@ _MOST_FINDINGS = 3
 def subtitle(wholes: Sequence[Results]) -> str:
     """The version, the number of points and the devices."""
     versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
-    return f"numdev {', '.join(versions)}: {_points(wholes)} points on {_devices(wholes)}"
+    count = _points(wholes)
+    return f"numdev {', '.join(versions)}: {count} point{'s' * (count != 1)} on {_devices(wholes)}"
 
 
 def words_for(results: Results) -> Words:
@@ -74,7 +75,8 @@ def _devices(wholes: Sequence[Results]) -> str:
 
 def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
     """How much was measured where, and how many claims have which verdict, in Typst markup."""
-    head = f"{_points(wholes)} points were measured on {escaped(_devices(wholes))}."
+    count = _points(wholes)
+    head = f"{count} point{'s were' if count != 1 else ' was'} measured on {escaped(_devices(wholes))}."
     if not claims:
         return head
     claims = list({(result.claim.text, result.word): result for result in claims}.values())  # one that two studies judge alike

@@ -218,4 +218,5 @@ def command(results: Results, study: str) -> str:
     numbers = own["environment"].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
     stated = results.manifests[study].get("command") or f"numdev measure study={study}"
-    return " ".join([stated, *(f"device={name}" for name in sorted(devices) if "device=" not in stated)])
+    at = "".join(f" device={name}" for name in sorted(devices) if "device=" not in stated)
+    return " && ".join(f"{each}{at}" for each in stated.split(" && "))

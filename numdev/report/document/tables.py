@@ -73,13 +73,17 @@ def bad_outputs(results: Results) -> str:
 def worst_table(results: Results, count: int = 5) -> Table | None:
     """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
     rows = results.stored
-    found = rows.frame(rows.where(is_compared(rows.own, reference="golden")), ["key", "max_u", "max_difference"])
+    sound = is_compared(rows.own, reference="golden") & ~is_broken(rows.own)
+    found = rows.frame(rows.where(sound), ["key", "max_u", "max_difference"])
     if found.empty:
         return None
     means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
     shown = results.points[results.points["key"].isin(means.index)].drop_duplicates("key")
     points = {point["key"]: point for _, point in shown.iterrows()}
-    table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title="Furthest from golden", title_justify="left")
+    title = (
+        "Furthest from golden: the largest difference D, also in unit roundoffs u of the output's format at its largest value r"
+    )
+    table = Table("study", "point", "max |D| / (u max |r|)", "max |D|", title=title, title_justify="left")
     for key, own in means.iterrows():
         point = points[str(key)]
         table.add_row(point["study"], place(point), significant(own["max_u"], 3), significant(own["max_difference"], 3))

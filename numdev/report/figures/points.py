@@ -28,7 +28,7 @@ from numdev.report.figures.grid import (
     whiskers,
 )
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BASELINE, PAGE, SERIES, TILED
+from numdev.report.figures.style import BASELINE, GREY, PAGE, SERIES, TILED
 from numdev.report.reading.frames import COMPARISON, DEFAULTS, LABEL, PRIMARY
 from numdev.report.reading.lean import numbered, part
 from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
@@ -127,13 +127,20 @@ def _listed(rows: pd.DataFrame) -> Figure:
         for subject, shade, marker in (("baseline", BASELINE, "|"), ("variant", TILED, "o")):
             for name, own in _series(_kept(chosen(panel.rows, subject, "golden")), names):
                 interval = replicates(own, METRIC)
-                if interval is not None and lowest(interval) > 0:
+                if interval is None:
+                    at_end: Any = {"transform": axes.get_yaxis_transform(), "linestyle": "none"}
+                    axes.plot(0.98, shown.index(name), color=shade, marker="x", **at_end)
+                elif lowest(interval) > 0:
                     axes.errorbar(interval.estimate, shown.index(name), xerr=whiskers([interval]), color=shade, marker=marker)
         axes.margins(x=0.15)
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
     grid[0][0].set_yticks(range(len(shown)), shown)
     grid[0][0].set_ylim(len(shown) - 0.5, -0.5)
+    keys = [
+        Line2D([], [], color=shade, marker=marker, linestyle="") for shade, marker in ((TILED, "o"), (BASELINE, "|"), (GREY, "x"))
+    ]
+    figure.legend(keys, ["variant", "baseline", "NaN or Inf"], loc="outside upper right", ncols=3, frameon=False)
     left = f"; the first {_MOST} of {len(every)} points" if len(every) > _MOST else ""
     figure.supxlabel(f"{TEXT}{left}", fontsize=8)
     return figure

@@ -62,7 +62,12 @@ def _refuse_too_many(found: Shown, view: View) -> None:
         reason, mend = f"it has {count} values", "take it for x"
         if key == "colour" and found.split:
             reason = f"points differ in {', '.join(map(spoken, found.split))} too, which makes {count} lines"
-            mend = f"add facet: {spoken(found.split[0])}, or draw fewer points, as by study=NAME"
+            studies = found.rows["study"].unique().tolist() if "study" in found.rows else []
+            if len(studies) > 1:
+                mend = f"draw one study, study={studies[0]} or another of {', '.join(map(str, studies))}"
+            else:
+                mend = f"add facet: {spoken(found.split[0])}, or draw fewer points"
+            raise BadInput("plot", f"{view.y} over {view.x}", f"{reason}, and at most {most} can be told apart; {mend}")
         names = ", ".join(getattr(view, key))
         raise BadInput(f"plot.{key}", names, f"{reason}, and at most {most} can be told apart; {mend}")
 
@@ -171,7 +176,7 @@ def _looks(lines: Mapping[Key, pd.DataFrame], found: Shown) -> list[_Look]:
 def _panel(
     axes: Axes, lines: Mapping[Key, Mapping[Any, Interval | None]], looks: Mapping[Key, _Look], scales: Scales, beside: int
 ) -> None:
-    """Lines over numbers, dots over categories; at the foot of the panel a cross for NaN or Inf, and 0 below a log axis."""
+    """Lines over numbers, dots over categories; at the top a cross for NaN or Inf, at the foot 0 below a log axis."""
     scales = scales.of({x for marks in lines.values() for x in marks})
     scales.lay(axes, beside)
     order, count = list(looks), len(looks)
@@ -184,10 +189,10 @@ def _panel(
         axes.errorbar([x for x, _ in drawn], [one.estimate for _, one in drawn], whiskers([one for _, one in drawn]), **joined)
         zero = [x for x, one in known if scales.is_log and one.estimate == 0]
         lost = [scales.places[x] + shift for x, one in marks.items() if _is_broken(one)]
-        for places, sign in ((zero, "$0$"), (lost, "x")):
+        for places, sign, height in ((zero, "$0$", 0.03), (lost, "x", 0.97)):
             if places:  # the height of an empty line would count in the layout
-                at_foot: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
-                axes.plot(places, [0.03] * len(places), marker=sign, color=look["color"], **at_foot)
+                in_panel: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
+                axes.plot(places, [height] * len(places), marker=sign, color=look["color"], **in_panel)
 
 
 def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, has_broken: bool) -> None:

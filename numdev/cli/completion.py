@@ -9,7 +9,13 @@ from numdev.cli import flags, process, resolved, schema, sources
 from numdev.cli.launch import CONFIGS, launch
 from numdev.cli.outcome import KNOWN
 
-_OF_RUN = {"device": ("auto", "cpu", "cuda"), "metrics": ("chief", "all"), "format": ("csv", "parquet", "pdf", "html", "npz")}
+_FEW = {
+    "device": ("auto", "cpu", "cuda"),
+    "metrics": ("chief", "all"),
+    "format": ("csv", "parquet", "pdf", "html", "npz"),
+    "problem.causal": ("true", "false"),
+}
+"""Values of settings that state none by themselves, as those of the run, and those that may be empty."""
 _WITHOUT_SETTINGS = ("compare", "studies", "tune", "--help", "--version")
 
 
@@ -18,7 +24,7 @@ def _values(command: str, words: list[str]) -> list[str]:
     name, is_value, begun = words[-1].partition("=")
     if not is_value:
         return []
-    known = list(_OF_RUN.get(name, ()))
+    known = list(_FEW.get(name, ()))
     if not known:
         schema.register()
         sources.register()

@@ -46,6 +46,12 @@ class Ran:
 Command = Callable[..., Ran]
 
 
+def unless(stated: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
+    """The usual settings but for those that are stated: a setting is given once."""
+    names = {text.partition("=")[0] for text in stated}
+    return [text for text in usual if text.partition("=")[0] not in names]
+
+
 @pytest.fixture
 def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""

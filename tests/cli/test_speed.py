@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from numdev.results.store import Store
-from tests.cli.test_cli import Command, numdev
+from tests.cli.test_cli import Command, numdev, unless
 
 __all__ = ["numdev"]  # the fixture
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_used_is_named(numdev: Command, arguments: tuple[str, ...
 
     if arguments == ("device=cuda",) and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    ran = numdev("speed", *POINT, *arguments)
+    ran = numdev("speed", *unless(arguments, POINT), *arguments)
     assert ran.code == 2
     assert words in ran.err
     assert len(ran.err.strip().splitlines()) == 1

@@ -99,10 +99,11 @@ def test_what_transformers_can_and_we_cannot_is_refused() -> None:
 def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) -> None:
     """Each read a mask of sdpa's as one of its own, and was not causal any more."""
     named = {"vocab_size": 32, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    library = transformers()
     torch.manual_seed(0)
     seen = register("numdev_exact", EXACT)
-    config = getattr(transformers(), f"{family}Config")(**named)
-    model = transformers().AutoModel.from_config(config, attn_implementation="numdev_exact").double()
+    config = getattr(library, f"{family}Config")(**named)
+    model = library.AutoModel.from_config(config, attn_implementation="numdev_exact").double()
     for _ in range(2):
         with pytest.raises(Unsupported, match=f"^attn_implementation: 'numdev_exact': transformers does not run {family}Model"):
             model(input_ids=TOKENS)
@@ -110,6 +111,7 @@ def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) 
 
 
 def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
+    transformers()
     seen = register("numdev_exact", EXACT)
     model = llama("numdev_exact").train()
     assert model.model(input_ids=TOKENS)[0].shape == (2, 6, 16)
@@ -124,6 +126,7 @@ def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
 
 
 def test_a_model_that_cannot_be_probed_says_so() -> None:
+    transformers()
     register("numdev_exact", EXACT)
     model = llama("numdev_exact")
     model.model.embed_tokens.requires_grad_(False)

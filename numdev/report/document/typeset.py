@@ -19,6 +19,9 @@ _SYMBOLS = {
     "kernel(F)": "_kernel_(F)",
     "uniform(F)": "_uniform_(F)",
 }
+_INTERVAL = (
+    r"(\[[^\s\[\](),]+|\bN\([^\s(),]+), (?=[^\s\[\](),]+[\])])"  # `[0.54, 0.61]`, `U[0, 1)` and `N(0, 1)` stay on one line
+)
 _SYMBOL = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _SYMBOLS)
 
 
@@ -29,7 +32,7 @@ def escaped(text: str) -> str:
 
 def typeset(text: str) -> str:
     """Typst markup of a sentence: `N^0.58`, `8.3e-16`, `|D|`, `-0.3` and `bf16` as a paper prints them."""
-    text = re.sub(r"([\[(][^\s\[\](),]+), (?=[^\s\[\](),]+[\])])", "\\1,\N{NO-BREAK SPACE}", text)  # intervals stay on one line
+    text = re.sub(_INTERVAL, "\\1,\N{NO-BREAK SPACE}", text)
     found = re.compile("|".join(f"(?P<{name}>{pattern})" for name, (pattern, _) in _RULES.items()))
     parts, place = [], 0
     for match in found.finditer(text):

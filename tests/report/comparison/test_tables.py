@@ -29,7 +29,7 @@ def shown(path: Path, a: Sequence[Point], b: Sequence[Point], tolerance: float =
 
 @pytest.mark.parametrize(
     ("factor", "tolerance", "titles"),
-    [(1.0, 1.0, []), (0.8, 1.0, []), (1.2, 1.0, [WORSE]), (1.2, 1.5, [LARGEST]), (0.8, 1.5, [])],
+    [(1.0, 1.0, []), (0.8, 1.0, []), (3.0, 1.0, [WORSE]), (1.2, 1.5, [LARGEST]), (0.8, 1.5, [])],
 )
 def test_a_title_says_whether_anything_is_worse(tmp_path: Path, factor: float, tolerance: float, titles: list[str]) -> None:
     text = shown(tmp_path, [point()], [point(scaled(factor), "two")], tolerance)

@@ -77,7 +77,7 @@ def test_else_every_point_has_a_line_of_its_own(labels: list[dict[str, Any]]) ->
     assert axis_of(found) is None
     figure = POINTS(found)
     assert len(drawn(figure)) == 2 * len(labels)
-    names = [", ".join(f"{name} = {value}" for name, value in point.items()) for point in labels]
+    names = [", ".join(f"{name} = {value}" for name, value in point.items()) or "defaults" for point in labels]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == names
     assert {y for _, y in places(figure)} == set(range(len(labels)))
 

@@ -40,8 +40,8 @@ Exit code:
     2  a setting cannot be used, or results cannot be written (a full disk)
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study
-    5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or of
-       another shape, dtype or device; report and compare: results hold such
+    5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or
+       of another shape, dtype or device; report, compare: results hold such
   130  Ctrl-C; the same command continues
 A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 

@@ -74,8 +74,11 @@ def test_what_neither_axis_nor_colour_shows_splits_the_line() -> None:
 
 def test_too_many_split_lines_name_the_setting_to_add() -> None:
     frame = pd.concat([table(**{"label.p": "one", "label.q": q, "key": f"{q}"}) for q in range(15)])
-    with pytest.raises(BadInput, match=r"^plot\.colour: 'p' .* differ in tiling\.bc, q too, .* 24 .*add facet: tiling\.bc"):
+    with pytest.raises(BadInput, match=r"^plot: 'rmse over problem\.n' .* differ in tiling\.bc, q too, .* 24 .*add facet: tiling\.bc"):
         plot(frame, x="problem.n", y="rmse", colour="p")
+    several = pd.concat([frame.assign(study="mine"), frame.assign(study="yours", key=frame["key"] + "y")])
+    with pytest.raises(BadInput, match=r"draw one study, study=mine or another of mine, yours$"):
+        plot(several, x="problem.n", y="rmse", colour="p")
 
 
 def test_no_two_lines_look_alike_and_a_colour_has_one_meaning() -> None:

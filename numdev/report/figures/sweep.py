@@ -50,11 +50,11 @@ def plot_of(frame: pd.DataFrame, given: Mapping[str, Any], usual_y: str = "") ->
     """
     view = view_of(frame, given, usual_y)
     found, words = shown(frame, view), wording_of(frame)
-    _refuse_too_many(found, view)
+    _refuse_too_many(found, view, frame["study"].unique().tolist() if "study" in frame else [])
     return Plot(lambda rows: _draw(shown(rows, view), words), alt(found, words), title=title(found, words))
 
 
-def _refuse_too_many(found: Shown, view: View) -> None:
+def _refuse_too_many(found: Shown, view: View, studies: Sequence[str]) -> None:
     for key, columns, most in (("colour", found.lines, _MOST_LINES), ("facet", found.facet, _MOST_PANELS)):
         count = len(found.rows[list(columns)].drop_duplicates()) if columns else 1
         if count <= most:
@@ -62,7 +62,6 @@ def _refuse_too_many(found: Shown, view: View) -> None:
         reason, mend = f"it has {count} values", "take it for x"
         if key == "colour" and found.split:
             reason = f"points differ in {', '.join(map(spoken, found.split))} too, which makes {count} lines"
-            studies = found.rows["study"].unique().tolist() if "study" in found.rows else []
             if len(studies) > 1:
                 mend = f"draw one study, study={studies[0]} or another of {', '.join(map(str, studies))}"
             else:

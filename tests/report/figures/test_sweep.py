@@ -77,7 +77,9 @@ def test_too_many_split_lines_name_the_setting_to_add() -> None:
     words = r"^plot: 'rmse over problem\.n' .* differ in tiling\.bc, q too, .* 24 .*add facet: tiling\.bc"
     with pytest.raises(BadInput, match=words):
         plot(frame, x="problem.n", y="rmse", colour="p")
-    several = pd.concat([frame.assign(study="mine"), frame.assign(**{"study": "yours", "label.q": frame["label.q"] + 15})])
+    several = pd.concat(
+        [frame.assign(study="mine"), frame.assign(study="yours").replace({"label.q": {q: q + 15 for q in range(15)}})]
+    )
     with pytest.raises(BadInput, match=r"draw one study, study=mine or another of mine, yours$"):
         plot(several, x="problem.n", y="rmse", colour="p")
 

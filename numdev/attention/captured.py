@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,13 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.attention.capturednotes import FIELD, mask_and_scale, notes_of
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
 from numdev.settings import setting
 
 _SUFFIXES = (".safetensors", ".pt", ".npz")
+
+
+_FIELD = "problem.source.path"
+_UNKEPT = {
+    "is_causal": "is_causal, of which torch sees the first keys only; capture it again",
+    "attn_mask": "attn_mask, which was not written; capture it again",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +119,14 @@ class Captured:
             return None
         if without:
             mend = f"{without[0]} has no dO and other layers have; choose one with problem.source.layer, or capture dO of all"
-            raise BadInput(FIELD, self.path, mend)
+            raise BadInput(_FIELD, self.path, mend)
         name, place = self._place(shape, seed)
         q, stored = layers[name].q, layers[name].do
         assert stored is not None
         do = _check(stored, self.path, f"{name}.do")
         if do.shape != q.shape:
             mend = f"{name} has q {tuple(q.shape)} and do {tuple(do.shape)}; the two must agree"
-            raise BadInput(FIELD, self.path, mend)
+            raise BadInput(_FIELD, self.path, mend)
         return _heads(do, place, shape.q)
 
     def mask(self, shape: Shape, **stated: Any) -> Mask:
@@ -133,7 +140,7 @@ class Captured:
         for name, layer in layers.items():
             if layer.unkept and "causal" not in stated:
                 mend = "state problem.causal=true or false to measure under that mask instead"
-                raise BadInput(FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
+                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
         own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, stated)
         return Mask(**{**own, **stated})
 
@@ -163,7 +170,7 @@ class Captured:
             except ValueError:
                 batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
                 mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
-                raise BadInput(FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
             own["key_lengths"] = self._common("key_lengths", lengths)
         return own
 
@@ -172,7 +179,7 @@ class Captured:
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} {value}" for name, value in values.items())
             mend = f"choose one by problem.source.layer, or state problem.{field}"
-            raise BadInput(FIELD, self.path, f"its layers differ in {field} ({told}); {mend}")
+            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({told}); {mend}")
         return next(iter(values.values()))
 
     @property
@@ -229,20 +236,20 @@ def _heads(tensor: Tensor, place: int, size: tuple[int, int, int, int]) -> Tenso
 def _load(path: str, digest: str) -> dict[str, _Layer]:
     """The layers by name, of the file as it was when it had this digest."""
     if _digest(path, _written(path)) != digest:
-        raise BadInput(FIELD, path, "the file has changed since it was named; make the Captured again")
-    tensors, notes = _read(_file(path)), notes_of(_file(path))
+        raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
+    tensors, notes = _read(_file(path)), _notes(_file(path))
     layers: dict[str, _Layer] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
         missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
         if missing:
-            raise BadInput(FIELD, path, f"it has {name}.q but no {missing[0]}")
+            raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
         q, k, v = (_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")
-        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **mask_and_scale(path, name, notes.get(name, ""), q, k))
+        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **_mask_and_scale(path, name, notes.get(name, ""), q, k))
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-            raise BadInput(FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
+            raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
     if not layers:
-        raise BadInput(FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
+        raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
     return layers
 
 
@@ -254,9 +261,9 @@ def _written(path: str) -> tuple[int, int]:
     """When the file was last written, and its size: while they stay, its digest is not computed again."""
     file = _file(path)
     if file.suffix not in _SUFFIXES:
-        raise BadInput(FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
     if not file.is_file():
-        raise BadInput(FIELD, path, "there is no such file; give an existing path, or minilm")
+        raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
     return file.stat().st_mtime_ns, file.stat().st_size
 
 
@@ -282,19 +289,51 @@ def _read(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever the three formats' readers raise for what they cannot read
         raise _malformed(file, error) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise BadInput(FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
+        raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
     return loaded
 
 
 def _malformed(file: Path, error: Exception) -> BadInput:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BadInput(FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
+    return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
 
 
 def _check(tensor: Tensor, path: str, name: str) -> Tensor:
     if not tensor.is_floating_point() or tensor.ndim not in (3, 4):
-        raise BadInput(FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
+        raise BadInput(_FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
     bad = int((~tensor.double().isfinite()).sum())
     if bad:
-        raise BadInput(FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
+        raise BadInput(_FIELD, path, f"{name} holds {bad} NaN or infinite values; capture it again")
     return tensor.detach().flatten(0, -3)
+
+
+def _notes(file: Path) -> dict[str, str]:
+    """What a .safetensors file says of its layers, by name; other formats have no place for it."""
+    if file.suffix != ".safetensors":
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return dict(opened.metadata() or {})
+
+
+def _mask_and_scale(path: str, name: str, text: str, q: Tensor, k: Tensor) -> dict[str, Any]:
+    """Mask and scale of a layer from the note that `nd.capture` wrote; nothing of other metadata."""
+    try:
+        note = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(note, dict) or "mask" not in note:
+        return {}
+    try:
+        scale = None if note.get("scale") is None else float(note["scale"])
+        mask = note["mask"]
+        if mask in ("", "is_causal") and (not mask or q.shape[-2] == k.shape[-2]):  # as notes were before they held the mask
+            return {"mask": Mask(causal=bool(mask)), "scale": scale}
+        if isinstance(mask, str):
+            return {"scale": scale, "unkept": _UNKEPT.get(mask, mask)}
+        lengths = mask["key_lengths"]
+        kept = Mask(bool(mask["causal"]), mask["window"], None if lengths is None else tuple(map(int, lengths)))
+        return {"mask": kept, "scale": scale}
+    except (TypeError, KeyError, ValueError) as error:
+        raise BadInput(_FIELD, path, f"its note on {name} cannot be read ({error}); capture it again") from None

@@ -11,10 +11,8 @@ KEEPS_OR_SHOWS = (
     "cli/",
     "explorer/",
     "report/",
-    "results/replaced.py",
     "results/store.py",
     "results/study.py",
-    "results/tables.py",
     "training/shadow.py",
 )
 """What no measurement runs: it states what is measured, keeps it or shows it. No other module imports these."""

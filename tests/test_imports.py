@@ -183,7 +183,7 @@ def test_training_is_a_user_of_attention_which_knows_nothing_of_it() -> None:
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
-    allowed = inside("attention", "arithmetic", "measurement", "results.columns")
+    allowed = inside("attention", "arithmetic", "measurement", "results.record")
     declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
     assert declared
     assert not [str(each) for each in declared if not each.is_of(*allowed)]
@@ -209,8 +209,8 @@ def test_widgets_only_in_the_explorer() -> None:
 
 
 def test_parquet_only_where_tables_are_kept_or_exported() -> None:
-    assert not found([name for name in MODULES if name not in of("report", "results.tables")], "pyarrow")
-    assert not found(of("results.tables"), "pyarrow", late_too=False)
+    assert not found([name for name in MODULES if name not in of("report", "results.store")], "pyarrow")
+    assert not found(of("results.store"), "pyarrow", late_too=False)
 
 
 @pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst"])

@@ -24,7 +24,7 @@ from numdev.attention.exact import Exact
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput
-from numdev.results.canonical import describe
+from numdev.results.record import describe
 from numdev.usersource import loaded
 
 FIELD = "attention.function"

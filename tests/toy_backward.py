@@ -21,7 +21,7 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.sdpa import Backend
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 

@@ -25,7 +25,7 @@ from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 

@@ -12,9 +12,8 @@ import pandas as pd
 from matplotlib.image import imsave
 
 from numdev.report.reading.typed import flatten
-from numdev.results.columns import Column, Use
-from numdev.results.record import Record, Status
-from numdev.results.scenario import Role, Scenario
+from numdev.results.manifest import Role, Scenario, manifest_of, plain, stored_point
+from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -140,20 +139,19 @@ def stored(
         made = record(f"{name}-{place}", point, seeds, _picture(path, point) if pictures else "")
         store.put(made)
         roles = {"rung": point.role} if point.role else {}
-        listed.append({"key": made.key, "scenario": "scenes", "labels": {"rung": point.label}, "roles": roles})
-    manifest: dict[str, Any] = {
-        "name": name,
-        "kind": "training",
-        "title": "Weights over training",
-        "command": f"numdev train study={name}",
-    }
-    manifest |= {"overrides": [], "figure": "training_ladder" if name == "fig8" else "training_weights", "claims": list(claims)}
-    manifest |= {
-        "more": ["training_loss", "training_samples"] if pictures else [],
-        "scenarios": [_SCENARIO.stated()],
-        "points": listed,
-    }
-    manifest |= {"settings": {"variant.ulp": ["ulp", "by how many last places one weight is moved before training"]}}
+        listed.append(stored_point(made.key, {"rung": point.label}, scenario="scenes", roles=roles))
+    manifest = manifest_of(
+        name,
+        "training",
+        "Weights over training",
+        listed,
+        command=f"numdev train study={name}",
+        figure="training_ladder" if name == "fig8" else "training_weights",
+        claims=list(claims),
+        more=["training_loss", "training_samples"] if pictures else [],
+        scenarios=[plain(_SCENARIO)],
+        settings={"variant.ulp": ["ulp", "by how many last places one weight is moved before training"]},
+    )
     store.put_study(name, manifest)
     return store
 

@@ -13,7 +13,7 @@ from numdev.attention.kernels.runtime import interpreting, triton_version
 from numdev.attention.precision import Precision
 from numdev.attention.workload import AttentionWorkload
 from numdev.measurement.operation import Inputs, Operation, Output
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 
 def environment(device: torch.device) -> dict[str, str]:

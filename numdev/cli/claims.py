@@ -9,7 +9,7 @@ from typing import Any
 from numdev.cli.statements import mapping
 from numdev.errors import BadInput
 from numdev.nearest import choice, one_of
-from numdev.results.claim import BASELINE, ClaimKind, Reference, StatedClaim
+from numdev.results.manifest import BASELINE, ClaimKind, Reference, StatedClaim
 
 Axes = Mapping[str, Sequence[Any]]  # the entries of each
 

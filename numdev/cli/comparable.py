@@ -7,7 +7,7 @@ from numdev.cli.claims import Comparable
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.speed.measurement import Speeds
-from numdev.results.columns import Use
+from numdev.results.record import Use
 
 
 def comparable(program: str, operation: Operation) -> Comparable:

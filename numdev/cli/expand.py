@@ -5,14 +5,14 @@
     figure: fig6c                       # a figure function, or null
     plot: "x: tiling.bc, y: out.rmse"   # or a figure in words, where there is no function for it
     more: [rescales]                    # further figures of the same rows
-    claims:                             # names of claims that ship with numdev, and claims of its own (`numdev.results.claim`)
+    claims:                             # names of claims that ship with numdev, and claims of its own (`numdev.results.manifest`)
       - fig6c
       - {claim: The RMSE falls with Bc, kind: slope, metric: out.rmse, over: tiling.bc, below: -0.1}
     base: {tiling.br: 64}               # common to all points
     scenarios:                          # each point belongs to one; without any there is one, `default`
       uniform_each:
         title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
-        role: assumed                   # paper, assumed, beyond or control (`numdev.results.scenario.Role`); beyond unless given
+        role: assumed                   # paper, assumed, beyond or control (`numdev.results.manifest.Role`); beyond unless given
         problem: uniform
         softmax: fa1
       captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
@@ -20,7 +20,7 @@
       precision: [bf16, fp16]           # a group and its options, or a setting and its values
       tiling.bc: [16, 32, 64]
       step:                             # or names, each with any settings, and with what it is to the claims
-        none: {role: control}           # subject, expected, control or aside (`numdev.results.scenario.EntryRole`)
+        none: {role: control}           # subject, expected, control or aside (`numdev.results.manifest.EntryRole`)
         scores: {precision.scores: bf16}
         values: {precision.values: bf16}
 
@@ -55,8 +55,7 @@ from numdev.cli.requests import Flat, Request, Statement, written
 from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.claim import StatedClaim
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole, StatedClaim
 from numdev.results.study import Study, StudyPoint
 
 

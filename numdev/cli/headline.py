@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from numdev.results.columns import Use
-from numdev.results.record import Record, Status
+from numdev.results.record import Record, Status, Use
 
 if TYPE_CHECKING:
     from numdev.report.statistics.estimates import Interval

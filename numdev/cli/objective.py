@@ -11,8 +11,7 @@ from numdev.nearest import one_of
 
 if TYPE_CHECKING:
     from numdev.measurement.protocol import MeasurementKind
-    from numdev.results.columns import Column
-    from numdev.results.record import Record
+    from numdev.results.record import Column, Record
 
 Row = Mapping[str, Any]  # of a record
 
@@ -70,14 +69,14 @@ def value(text: str | None, found: Record) -> float | None:
 
 
 def _figures(table: Sequence[Column]) -> list[str]:
-    from numdev.results.columns import Use
+    from numdev.results.record import Use
 
     return [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
 
 
 def _example(kind: MeasurementKind) -> str:
     """The first chief figure of the primary output, or the first there is."""
-    from numdev.results.columns import Use
+    from numdev.results.record import Use
 
     table = next(iter(kind.columns.values()))
     chief = [column.name for column in table if column.use is Use.CHIEF]

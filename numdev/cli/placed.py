@@ -56,7 +56,7 @@ def keep(
         request: what was asked for.
         measured: what measured the point, and its record.
     """
-    from numdev.results.sweep import Place, Sweep, count, put
+    from numdev.results.manifest import manifest_of, stored_point
 
     bench, record = measured
     swept = _swept()
@@ -65,25 +65,26 @@ def keep(
     fixed = {name: value for name, value in stated.items() if swept and name not in swept and name != "seeds"}
     name = _name(program, record, swept, fixed)
     title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
-    sweep = Sweep(
-        name,
-        record.kind,
-        title,
-        swept,
-        {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words(),
-        {column.name: [column.unit, column.meaning] for column in bench.settings},
+    words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
+    point = stored_point(
+        record.key,
+        _plain(labels),
+        number=_number() if swept else store.count(name),
+        command=_command(program),
+        explicit=[*labels, *fixed],
+        composed=_composed(request),
     )
-    number = _number() if swept else count(store.path, name)
-    put(store.path, sweep, Place(record.key, _plain(labels), number, _command(program), (*labels, *fixed), _composed(request)))
+    settings = {column.name: [column.unit, column.meaning] for column in bench.settings}
+    store.put_point(manifest_of(name, record.kind, title, settings=settings, words=words, swept=list(swept)), point)
     return name
 
 
 def said_of_points(results: Path, measured: MeasurementKind) -> list[str]:
     """What the single points of an operation state, of those that a folder has."""
-    from numdev.results.sweep import manifest
+    from numdev.results.store import Store
 
-    kept = manifest(results, _of_points(measured.operation.name, measured.name), lambda _: None) or {"points": []}
-    return list(dict.fromkeys(str(name) for point in kept["points"] for name in point["said"]))
+    manifest = Store(results).study(_of_points(measured.operation.name, measured.name)) or {"points": []}
+    return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))
 
 
 def _swept() -> tuple[str, ...]:

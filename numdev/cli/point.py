@@ -23,10 +23,9 @@ from numdev.cli.show import Metrics
 from numdev.errors import BadInput
 from numdev.measurement.runner import Runner
 from numdev.nearest import choice
-from numdev.results.record import Record
+from numdev.results.record import Record, Where
 from numdev.results.store import Store
 from numdev.results.study import DONE, StudyPoint
-from numdev.results.where import Where
 
 LOG = logging.getLogger("numdev")
 

@@ -17,12 +17,9 @@ from numdev.cli.asked import Asked
 from numdev.cli.headline import compared, sentences
 from numdev.cli.sweeptable import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.results.columns import Column, Use
-from numdev.results.compiled import compiled
-from numdev.results.record import Record, Status, summary
-from numdev.results.replaced import Replaced
+from numdev.results.record import Column, Record, Status, Use, points_by_kernel, summary
 from numdev.results.store import Store
-from numdev.results.study import Outcome
+from numdev.results.study import Outcome, Replaced
 
 _COLUMNS = {
     ("variant", "golden"): "variant\nvs golden",
@@ -100,7 +97,7 @@ def outcome(name: str, done: Outcome) -> Text:
     parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
     if done.skipped:
         parts.append(f"{done.skipped} already there")
-    parts += [f"{count} by {kernel}" for kernel, count in compiled(done.kernels).items()]
+    parts += [f"{count} by {kernel}" for kernel, count in points_by_kernel(done.kernels).items()]
     ended = Counter(status for _, status, _ in done.failures)
     parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
     count = done.measured + done.skipped

@@ -14,8 +14,7 @@ from rich.table import Table
 from numdev.cli.asked import Asked
 from numdev.cli.show import MORE, Metrics, footer, opening
 from numdev.measurement.speed.columns import FOLLOWING, derived
-from numdev.results.columns import Use
-from numdev.results.record import Record
+from numdev.results.record import Record, Use
 
 _CHIEF = (
     *("latency", "latency_low", "latency_high", "tflops", "share", "bandwidth"),

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from numdev.cli.asked import Asked
 from numdev.cli.show import MORE, Metrics, footer, opening
-from numdev.results.columns import Use
-from numdev.results.record import Record, summary
+from numdev.results.record import Record, Use, summary
 from numdev.training.columns import RUN, WEIGHTS
 from numdev.training.weights import MODEL
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numdev.errors import BadInput
 from numdev.nearest import choice
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.results.manifest import EntryRole, Role, Scenario
 
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
 

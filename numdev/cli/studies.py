@@ -24,11 +24,10 @@ from numdev.cli.progress import Progress
 from numdev.cli.requests import flat
 from numdev.cli.sources import SCHEME
 from numdev.measurement.runner import Runner
-from numdev.results.replaced import replaced
+from numdev.results.record import Where
 from numdev.results.store import Store
-from numdev.results.study import Outcome, Shard, Study, StudyPoint, keys_of
+from numdev.results.study import Outcome, Shard, Study, StudyPoint, keys_of, replaced
 from numdev.results.study import run as run_study
-from numdev.results.where import Where
 
 _MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
 _BY_WHOM = ("shard", "shards", "workers")

@@ -100,7 +100,7 @@ class Mlflow(Callback):
 
 def headline(record: Any) -> Iterator[tuple[str, float]]:
     """The means over replicates of the chief metrics, without those that are NaN or infinite."""
-    from numdev.results.columns import Use
+    from numdev.results.record import Use
 
     for column in record.primary:
         if column.use is Use.CHIEF:

@@ -12,7 +12,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import Unsupported
 from numdev.measurement.workload import Workload
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 
 @runtime_checkable

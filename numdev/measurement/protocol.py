@@ -11,9 +11,7 @@ import torch
 
 from numdev.cache import LeastRecentlyUsed
 from numdev.measurement.operation import Operation
-from numdev.results.canonical import describe
-from numdev.results.columns import Column
-from numdev.results.where import Told, Within
+from numdev.results.record import Column, Told, Within, describe
 from numdev.usersource import foreign
 
 
@@ -79,7 +77,7 @@ def configuration(**parts: Any) -> dict[str, Any]:
 class Measurement(Protocol):
     """One point, measured in one way.
 
-    `config` is its canonical description (`numdev.results.canonical.describe`); `columns` has the columns of each table, the
+    `config` is its canonical description (`numdev.results.record.describe`); `columns` has the columns of each table, the
     primary table first. `run` raises `Unsupported` or `BadInput`, naming the field, if the point cannot be measured.
     """
 

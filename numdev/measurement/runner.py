@@ -14,11 +14,8 @@ import torch
 from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind
-from numdev.results.canonical import key_of
-from numdev.results.columns import Column
 from numdev.results.environment import environment, resolve_device
-from numdev.results.record import Record, Status
-from numdev.results.where import Where
+from numdev.results.record import Column, Record, Status, Where, key_of
 
 CACHE_BYTES = 2 << 30
 

@@ -55,7 +55,7 @@ def environment(device: torch.device) -> dict[str, str]:
     BLAS uses, and on its version: `vendor`, `processor`, `instructions`, `threads`, `blas`, and the variables of `_PATHS`.
     `sources` are those of numdev that compute (`numdev.sources`). What an operation names beside these is its own
     (`numdev.measurement.operation.Operation.environment`). `revision` alone tells something that changes no bit: it is not
-    part of a key (`numdev.results.canonical.key_of`). What can be set is read at every call.
+    part of a key (`numdev.results.record.key_of`). What can be set is read at every call.
     """
     facts = {
         "numdev": package_version(),

@@ -1,17 +1,91 @@
-"""One measured point as plain data: what was measured, where, how it ended, and every figure."""
+"""One measured point as plain data: its key, what was measured, where, how it ended, and every figure with unit and meaning."""
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypedDict
 
 from numdev.errors import NumdevError
-from numdev.results.columns import Column, Use, column_of
+
+
+class Use(Enum):
+    """What a column is for."""
+
+    PLACE = "place"  # tells rows apart: which replicate, output, reference
+    CHIEF = "chief"  # a figure that the shortest table shows
+    FIGURE = "figure"
+    NOTE = "note"  # neither a figure nor a place, such as an index or a reason
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a measurement's table. Every record states its columns, so that no reader guesses.
+
+    Attributes:
+        name: of the column.
+        unit: of its figures; empty where it has none.
+        meaning: one sentence.
+        use: see `Use`.
+    """
+
+    name: str
+    unit: str = ""
+    meaning: str = ""
+    use: Use = Use.FIGURE
+
+
+def describe(value: object) -> Any:
+    """A value object as plain data, in one canonical form, which a key hashes.
+
+    The result of an object's `describe()` counts; else a dataclass becomes its class name and its fields, with the `digest` of
+    the file that it stands for, and an Enum its value.
+
+    Raises:
+        TypeError: for a value without such a form.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if not isinstance(value, type):
+        if callable(own := getattr(value, "describe", None)):
+            return describe(own())
+        if isinstance(value, Enum):
+            return value.value
+        if is_dataclass(value):
+            digest = {"digest": value.digest} if hasattr(value, "digest") else {}
+            return {"type": type(value).__name__} | dict(_described_fields(value)) | digest
+    if isinstance(value, (tuple, list)):
+        return [describe(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def _described_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for each in fields(value):
+        item = getattr(value, each.name)
+        is_whole = isinstance(item, int) and "float" in str(each.type)  # 4 and 4.0 are equal, and so are objects that hold them
+        yield each.name, describe(float(item) if is_whole else item)
+
+
+def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
+
+    The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
+    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation gives
+    another key.
+    """
+    facts = {name: value for name, value in environment.items() if name != "revision"}
+    text = json.dumps({"config": config, "environment": facts}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Status(Enum):
@@ -34,7 +108,21 @@ class OldResults(NumdevError):
     """Results of a numdev whose records did not state what they hold."""
 
 
+Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
+Within = Callable[[int, int, str], None]  # steps of the replicate at hand that are done, in all, and what it does
 Rows = list[dict[str, Any]]
+
+
+class Where(TypedDict, total=False):
+    """Arguments of a measurement beside its point: folders for what it keeps, and listeners to its progress.
+
+    See `numdev.measurement.protocol.Context`.
+    """
+
+    folder: Path | None
+    shared: Path | None
+    told: Told | None
+    within: Within | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +130,7 @@ class Record:
     """One point.
 
     Attributes:
-        key: see `numdev.results.canonical.key_of`.
+        key: see `key_of`.
         kind: of measurement, such as `deviation` or `speed`.
         operation: what was measured is an implementation of it.
         outputs: the names of the operation's outputs, the primary one first.
@@ -84,9 +172,9 @@ class Record:
 
     def to_json(self, apart: Mapping[str, Any] | None = None) -> bytes:
         """The whole record, except that `apart` replaces tables that are stored separately."""
-        columns = {name: [column.stated() for column in table] for name, table in self.columns.items()}
-        stated = vars(self) | {"status": self.status.value, "columns": columns, "tables": {**self.tables, **(apart or {})}}
-        return json.dumps(stated, separators=(",", ":")).encode()
+        columns = {name: [[c.name, c.unit, c.meaning, c.use.value] for c in table] for name, table in self.columns.items()}
+        plain = vars(self) | {"status": self.status.value, "columns": columns, "tables": {**self.tables, **(apart or {})}}
+        return json.dumps(plain, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes, fetch: Callable[[Any], Rows] | None = None) -> Record:
@@ -100,7 +188,7 @@ class Record:
             loaded = json.loads(data)
             if "rows" in loaded and "kind" not in loaded:
                 raise OldResults("results: a record does not state its kind, as those of an older numdev; measure it again")
-            columns = {name: tuple(column_of(*each) for each in table) for name, table in loaded["columns"].items()}
+            columns = {name: tuple(_column(*each) for each in table) for name, table in loaded["columns"].items()}
             tables = {name: _rows(table, fetch) for name, table in loaded["tables"].items()}
             changed = {"status": Status(loaded["status"]), "outputs": tuple(loaded["outputs"])}
             return Record(**(loaded | changed | {"columns": columns, "tables": tables}))
@@ -110,7 +198,7 @@ class Record:
     def summaries(self, metric: str = "max_difference") -> list[dict[str, Any]]:
         """Mean, 95 % confidence interval and range of a metric over seeds, for each place of the primary table."""
         groups: dict[tuple[Any, ...], list[float]] = {}
-        names = [column.name for column in self.primary if column.use is Use.PLACE and column.name not in _REPLICATE]
+        names = [column.name for column in self.primary if column.use is Use.PLACE and column.name not in ("seed", "cluster")]
         for row in self.rows:
             groups.setdefault(tuple(row[name] for name in names), []).append(float(row[metric]))
         return [dict(zip(names, group, strict=True)) | summary(values).as_dict() for group, values in groups.items()]
@@ -120,33 +208,33 @@ class Record:
         if not chief:  # as many figures as fit no line: one line each, a column per replicate
             shown = [column.name for column in self.primary if column.use is Use.FIGURE or column.name == "seed"]
             for name in shown:
-                yield name, *(_text(row[name]) for row in self.rows)
+                yield name, *(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in self.rows)
             return
         by_metric = [self.summaries(name) for name in chief]
-        places = [name for name in by_metric[0][0] if name not in _SUMMARY]
+        places = [name for name in by_metric[0][0] if name not in Summary.__dataclass_fields__]
         yield *places, *(name.replace("_", " ") for name in chief)
-        for together in zip(*by_metric, strict=True):
-            yield *(str(together[0][name]) for name in places), *(f"{one['mean']:.3g}" for one in together)
+        for of_place in zip(*by_metric, strict=True):
+            yield *(str(of_place[0][name]) for name in places), *(f"{one['mean']:.3g}" for one in of_place)
 
     def __repr__(self) -> str:
         seeds = len({row["seed"] for row in self.rows})
         reason = f": {self.reason};" if self.reason else ","
-        head = f"Record({self.status.value}{reason} {seeds} seeds, {self.seconds:.2f} s)"
         lines = list(self._cells()) if self.rows else []
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))] if lines else []
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([head, *table])
+        return "\n".join([f"Record({self.status.value}{reason} {seeds} seeds, {self.seconds:.2f} s)", *table])
 
     def _repr_html_(self) -> str:
         header, *body = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)
         reason = f": {html.escape(self.reason)};" if self.reason else ","
-        caption = f"{self.status.value}{reason} {self.seconds:.2f} s"
         head = "".join(f"<th>{cell}</th>" for cell in header)
-        return f"<table><caption>{caption}</caption><tr>{head}</tr>{rows}</table>"
+        return f"<table><caption>{self.status.value}{reason} {self.seconds:.2f} s</caption><tr>{head}</tr>{rows}</table>"
 
 
-_REPLICATE = ("seed", "cluster")  # places that a summary is taken over
+@lru_cache(maxsize=4096)  # records of one kind share their columns: those of a large study would not fit into memory
+def _column(name: str, unit: str, meaning: str, use: str) -> Column:
+    return Column(name, unit, meaning, Use(use))
 
 
 def _rows(table: Any, fetch: Callable[[Any], Rows] | None) -> Rows:
@@ -155,10 +243,6 @@ def _rows(table: Any, fetch: Callable[[Any], Rows] | None) -> Rows:
     if fetch is None:
         raise ValueError("not a whole record: a table of it is kept apart")
     return fetch(table)
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -174,9 +258,6 @@ class Summary:
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
-
-
-_SUMMARY = tuple(Summary.__dataclass_fields__)
 
 
 def summary(values: list[float], confidence: float = 0.95) -> Summary:
@@ -198,3 +279,15 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
     quantile: Callable[[int, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))
+
+
+def points_by_kernel(kernels: Iterable[str]) -> dict[str, int]:
+    """How many points each compiled kernel of numdev ran, from the kernels that their records state: `{"numdev fused": 12}`.
+
+    A point whose replicates ran by several counts for each. Kernels of others and tensor operations are left out.
+    """
+    counts: Counter[str] = Counter()
+    for kernel in kernels:
+        names = (part.split()[:2] for part in kernel.split("; "))  # launch settings follow the name
+        counts.update(sorted({" ".join(name) for name in names if name[:1] == ["numdev"]}))
+    return dict(counts)

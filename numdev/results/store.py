@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from numdev.errors import StoreError
-from numdev.results import sweep
 from numdev.results.files import write_atomically
-from numdev.results.record import OldResults, Record
-from numdev.results.tables import LONG, pack, unpack
+from numdev.results.record import OldResults, Record, Rows
 
 __all__ = ["Store", "StoreError", "write_atomically"]
+
+LONG = 1000  # rows from which a table is kept apart
+_MOST_COMMANDS = 4  # of a sweep, that are named in one line
 
 
 @dataclass
 class Store:
     """A folder of results.
 
-    `records/<key>.json` is a point, `records/<key>/<table>.*.parquet` a long table of it, `studies/<name>.json` says which points
-    belong to a study, `sweeps/<name>/` which to a sweep or to none (`numdev.results.sweep`), `work/<key>/` is what a measurement
-    keeps until its record is stored, and `runs/` what points share.
+    `records/<key>.json` is a point, `records/<key>/<table>.*.parquet` a long table of it, `studies/<name>.json` the manifest of a
+    study, `work/<key>/` is what a measurement keeps until its record is stored, and `runs/` what points share. A sweep from the
+    command line has a manifest too, as do single points. Its jobs may run in several processes, so each point has a file of its
+    own, `studies/<name>/<digest>.json`, named after its labels: one that is measured again, with other seeds or elsewhere,
+    replaces the one with the same labels.
 
     Attributes:
         path: the folder; it is made when something is written.
@@ -63,10 +67,17 @@ class Store:
                 write_atomically(folder / file, data)
                 apart[name] = {"file": f"{record.key}/{file}", "rows": len(rows), "digest": digest}
         write_atomically(self._record(record.key), record.to_json(apart))
-        named = {Path(stated["file"]).name for stated in apart.values()}
-        for path in folder.glob("*.parquet") if folder.is_dir() else ():
+        named = {Path(table["file"]).name for table in apart.values()}
+        for path in folder.glob("*.parquet"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
+
+    def records(self) -> Iterator[Record]:
+        """Every readable record, by key."""
+        for path in sorted((self.path / "records").glob("*.json")):
+            record = self._read(path)
+            if record is not None:
+                yield record
 
     def work(self, key: str) -> Path:
         """The folder of a measurement's own, for what it would lose if it were interrupted; the measurement makes it."""
@@ -77,62 +88,113 @@ class Store:
         """The folder of what several points share, such as training runs, each under a key of its own; it stays."""
         return self.path / "runs"
 
-    def _table(self, stated: dict[str, Any]) -> list[dict[str, Any]]:
-        """The rows of a long table; ValueError where they are not those that were stored."""
-        data = (self.path / "records" / stated["file"]).read_bytes()
-        if hashlib.sha256(data).hexdigest() != stated["digest"]:
-            raise ValueError(f"{stated['file']} is damaged")
-        return unpack(data)
+    def put_study(self, name: str, manifest: Mapping[str, Any]) -> None:
+        """Write which points a study has, with their scenarios and labels (`numdev.results.manifest.manifest_of`)."""
+        write_atomically(self._manifest(name), json.dumps(manifest, indent=1).encode())
 
-    def records(self) -> Iterator[Record]:
-        """Every readable record, by key."""
-        for path in sorted((self.path / "records").glob("*.json")):
-            record = self._read(path)
-            if record is not None:
-                yield record
+    def put_point(self, manifest: Mapping[str, Any], point: Mapping[str, Any]) -> None:
+        """Write a point of a sweep (`numdev.results.manifest.stored_point`), and its manifest, which has no points."""
+        name, head = manifest["name"], json.dumps(manifest, indent=1).encode()
+        if not self._manifest(name).is_file() or self._manifest(name).read_bytes() != head:
+            write_atomically(self._manifest(name), head)
+        labels = hashlib.sha256(json.dumps(point["labels"], sort_keys=True, default=str).encode()).hexdigest()
+        write_atomically(self.path / "studies" / name / f"{labels[:16]}.json", json.dumps(point, indent=1, default=str).encode())
 
-    def put_study(self, name: str, manifest: dict[str, Any]) -> None:
-        """Write which points a study has, with their scenarios and labels."""
-        write_atomically(self.path / "studies" / f"{name}.json", json.dumps(manifest, indent=1).encode())
+    def count(self, name: str) -> int:
+        """How many points of a sweep have a file."""
+        return sum(1 for _ in (self.path / "studies" / name).glob("*.json"))
 
     def studies(self) -> dict[str, dict[str, Any]]:
-        """Every study's manifest by name, then those of sweeps and single points, which are like it."""
-        paths = sorted((self.path / "studies").glob("*.json"))
-        names = [*(path.stem for path in paths), *sweep.names(self.path)]
-        return {name: found for name in names if (found := self.study(name)) is not None}
+        """Every study's manifest by name, then those of sweeps and single points."""
+        names = sorted(path.stem for path in (self.path / "studies").glob("*.json"))
+        manifests = {name: manifest for name in names if (manifest := self.study(name)) is not None}
+        return dict(sorted(manifests.items(), key=lambda item: item[1].get("swept") is not None))
 
     def study(self, name: str) -> dict[str, Any] | None:
         """The manifest of one study or sweep, or None where there is none or its file is damaged."""
-        path = self.path / "studies" / f"{name}.json"
-        try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return sweep.manifest(self.path, name, self._note_torn)
-        except (OSError, ValueError):
-            self._note_torn(path)
+        manifest = self._json(self._manifest(name))
+        if manifest is None or manifest.get("swept") is None:
+            return manifest
+        alike: dict[str, Any] = {}  # settings that points share are one object: 100,000 copies take more than a gigabyte
+        points = []
+        for path in sorted((self.path / "studies" / name).glob("*.json")):
+            if (point := self._json(path)) is not None:
+                composed = {setting: value for setting, value in point["composed"].items() if setting not in point["labels"]}
+                command, explicit = point["command"], point["explicit"]
+                shared = {"command": command, "explicit": explicit, "composed": composed}
+                points.append(point | alike.setdefault(json.dumps(shared), shared))
+        if not points:
             return None
-        return found
+        points.sort(key=lambda point: int(point["number"]))
+        commands = list(dict.fromkeys(str(point["command"]) for point in points))
+        more = f" && ... {len(commands) - _MOST_COMMANDS} more" if len(commands) > _MOST_COMMANDS else ""
+        return manifest | {"command": " && ".join(commands[:_MOST_COMMANDS]) + more, "points": points}
 
     def _record(self, key: str) -> Path:
         return self.path / "records" / f"{key}.json"
 
-    def _read(self, path: Path) -> Record | None:
+    def _manifest(self, name: str) -> Path:
+        return self.path / "studies" / f"{name}.json"
+
+    def _json(self, path: Path) -> dict[str, Any] | None:
         try:
-            data = path.read_bytes()
+            loaded: dict[str, Any] = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        except OSError:
-            self._note_torn(path)
-            return None
-        try:
-            return Record.from_json(data, self._table)
-        except OldResults as error:
-            mend = "run its study again into another folder, or delete this one"
-            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their kind; {mend}") from error
         except (OSError, ValueError):
             self._note_torn(path)
             return None
+        return loaded
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            return Record.from_json(path.read_bytes(), self._table)
+        except FileNotFoundError as error:
+            if error.filename != str(path):  # it is of a long table
+                self._note_torn(path)
+        except OldResults as error:
+            hint = "run its study again into another folder, or delete this one"
+            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their kind; {hint}") from error
+        except (OSError, ValueError):
+            self._note_torn(path)
+        return None
+
+    def _table(self, apart: dict[str, Any]) -> Rows:
+        """The rows of a long table; ValueError where they are not those that were stored."""
+        data = (self.path / "records" / apart["file"]).read_bytes()
+        if hashlib.sha256(data).hexdigest() != apart["digest"]:
+            raise ValueError(f"{apart['file']} is damaged")
+        return unpack(data)
 
     def _note_torn(self, path: Path) -> None:
         if path not in self.torn:
             self.torn.append(path)
+
+
+def pack(name: str, rows: Rows) -> bytes:
+    """A long table in Parquet, every number in full.
+
+    Raises:
+        ValueError: if its rows differ in their columns, or a column holds what is of no one type.
+    """
+    import pyarrow as pa  # imported late: only long tables need it
+    from pyarrow import parquet
+
+    columns = list(rows[0])
+    if any(list(row) != columns for row in rows):
+        raise ValueError(f"table {name}: every row of a long table needs the same columns, {', '.join(columns)}")
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table({column: [row[column] for row in rows] for column in columns}), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Rows:
+    """The rows that `pack` wrote.
+
+    Raises:
+        ValueError: if the data are no Parquet.
+    """
+    from pyarrow import parquet
+
+    rows: Rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+    return rows

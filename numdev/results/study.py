@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, Unpack, runtime_checkable
 
 from numdev.errors import BadInput
-from numdev.results.canonical import describe
-from numdev.results.claim import StatedClaim, named
-from numdev.results.columns import Column
-from numdev.results.record import BAD_OUTPUT, Record, Status
-from numdev.results.scenario import EntryRole, Scenario
+from numdev.results.manifest import EntryRole, Scenario, StatedClaim, is_old, manifest_of, plain, stored_point
+from numdev.results.record import BAD_OUTPUT, Column, Record, Status, Where, describe
 from numdev.results.store import Store
-from numdev.results.where import Where
 
 DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
 
@@ -57,6 +54,11 @@ class StudyPoint:
         """Scenario and labels in one line."""
         return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items())])
 
+    def stored(self, key: str) -> dict[str, Any]:
+        """As a manifest keeps it."""
+        roles = {axis: role.value for axis, role in self.roles.items()}
+        return stored_point(key, describe(self.labels), scenario=self.scenario, roles=roles)
+
 
 @dataclass(frozen=True)
 class Study:
@@ -94,35 +96,26 @@ class Study:
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
-        points = [
-            {
-                "key": key,
-                "scenario": point.scenario,
-                "labels": describe(point.labels),
-                "roles": {axis: role.value for axis, role in point.roles.items()},
-            }
-            for key, point in zip(keys, self.points, strict=True)
-        ]
         known = {scenario.name: scenario for scenario in self.scenarios}
-        found = [known.get(name, Scenario(name, name)) for name in dict.fromkeys(point.scenario for point in self.points)]
-        claims = named(self.name, self.claims)
-        return {
-            "name": self.name,
-            "kind": kind,
-            "title": self.title,
-            "question": self.question,
-            "command": self.command,
-            "overrides": list(self.overrides),
-            "figure": self.figure,
-            "more": list(self.more),
-            "plot": None if self.plot is None else dict(self.plot),
-            "claims": list(claims),
-            "stated_claims": {name: claim.stated() for name, claim in claims.items() if claim is not None},
-            "scenarios": [one.stated() for one in found],
-            "settings": {column.name: [column.unit, column.meaning] for column in settings},
-            "words": {name: list(said) for name, said in self.words.items()},
-            "points": points,
-        }
+        names = dict.fromkeys(point.scenario for point in self.points)
+        claims = {one if isinstance(one, str) else f"{self.name}_{place}": one for place, one in enumerate(self.claims, 1)}
+        return manifest_of(
+            self.name,
+            kind,
+            self.title,
+            [point.stored(key) for key, point in zip(keys, self.points, strict=True)],
+            question=self.question,
+            command=self.command,
+            overrides=list(self.overrides),
+            figure=self.figure,
+            more=list(self.more),
+            plot=None if self.plot is None else dict(self.plot),
+            claims=list(claims),
+            stated_claims={name: plain(claim) for name, claim in claims.items() if not isinstance(claim, str)},
+            scenarios=[plain(known.get(name, Scenario(name, name))) for name in names],
+            settings={column.name: [column.unit, column.meaning] for column in settings},
+            words={name: list(word) for name, word in self.words.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -224,12 +217,12 @@ def run(
 
     def ended(key: str) -> PointEnded | None:
         """How a point ended, from one reading of its record; one that lacks may come from another process in the meantime."""
-        if not fresh and key not in seen and (found := stored(store, key)) is not None:
-            seen[key] = found
+        if not fresh and key not in seen and (point_ended := stored(store, key)) is not None:
+            seen[key] = point_ended
         return seen.get(key)
 
-    wanted = ((key, point) for key, point in work if not point.refused)
-    bench.announce((point.problem, point.variant) for key, point in wanted if ended(key) is None)
+    runnable = ((key, point) for key, point in work if not point.refused)
+    bench.announce((point.problem, point.variant) for key, point in runnable if ended(key) is None)
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
@@ -244,7 +237,11 @@ def begin(
     """Write the manifest of a study; returns its distinct points of a shard, those of one problem together."""
     shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
     store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
-    return _by_problem(dict(zip(keys, study.points, strict=True)))[shard.index :: shard.count]
+    points = dict(zip(keys, study.points, strict=True))
+    first: dict[Any, int] = {}
+    for point in points.values():
+        first.setdefault(point.problem, len(first))
+    return sorted(points.items(), key=lambda item: first[item[1].problem])[shard.index :: shard.count]
 
 
 def stored(store: Store, key: str) -> PointEnded | None:
@@ -253,32 +250,68 @@ def stored(store: Store, key: str) -> PointEnded | None:
     return PointEnded(record.status, record.reason, kernel=record.kernel) if _is_done(record) else None
 
 
+def _is_done(record: Record | None) -> TypeGuard[Record]:
+    return record is not None and record.status in DONE
+
+
 def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
-    """Measure a point and store its record."""
-    record = _measure(bench, point, {**where, "folder": store.work(key), "shared": store.shared})
+    """Measure a point and store its record; a request that cannot be measured is a failed point, and the others go on."""
+    parts = point.problem, point.variant, point.baseline, point.seeds
+    if point.refused:
+        record = bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
+    else:
+        try:
+            folders: Where = {"folder": store.work(key), "shared": store.shared}
+            record = bench.measure(*parts, **(where | folders))
+        except BadInput as error:
+            record = bench.without_figures(parts, Status.ERROR, str(error))
     store.put(record)
     shutil.rmtree(store.work(key), ignore_errors=True)
     return PointEnded(record.status, record.reason, record.seconds, was_there=False, kernel=record.kernel)
 
 
-def _is_done(record: Record | None) -> TypeGuard[Record]:
-    return record is not None and record.status in DONE
+@dataclass(frozen=True)
+class Replaced:
+    """What happens to a stored study's points when its manifest is replaced.
+
+    Attributes:
+        stored: points of the stored manifest.
+        ours: points of the study that replaces it.
+        shared: of the stored points, those that the study has.
+    """
+
+    stored: int
+    ours: int
+    shared: int
 
 
-def _measure(bench: Measures, point: StudyPoint, where: Where) -> Record:
-    """A point's record; a request that cannot be measured is a failed point here, and the others go on."""
-    parts = point.problem, point.variant, point.baseline, point.seeds
-    if point.refused:
-        return bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
-    try:
-        return bench.measure(*parts, **where)
-    except BadInput as error:
-        return bench.without_figures(parts, Status.ERROR, str(error))
+def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | None = None) -> Replaced | None:
+    """How a run narrows or changes the stored study of the same name; None where it keeps every point.
+
+    A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
+    should be. Of a point without a record the configuration is not known, and scenario and labels tell. `keys` as in `run`.
+    """
+    manifest = store.study(study.name)
+    if manifest is None:
+        return None
+    points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
+    for key, point in zip(keys_of(study, bench) if keys is None else keys, study.points, strict=True):
+        points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
+    ours = sum(map(len, points.values()))
+    if is_old(manifest):
+        return Replaced(len(manifest["points"]), ours, 0)
+    before = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
+    shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in before)
+    return Replaced(len(before), ours, shared) if shared < len(before) else None
 
 
-def _by_problem(points: dict[str, StudyPoint]) -> list[tuple[str, StudyPoint]]:
-    """Distinct points, those of one problem together, in the order in which problems and points first appear."""
-    first: dict[Any, int] = {}
-    for point in points.values():
-        first.setdefault(point.problem, len(first))
-    return sorted(points.items(), key=lambda item: first[item[1].problem])
+def _place(scenario: str, labels: dict[str, Any]) -> str:
+    return json.dumps([scenario, labels], sort_keys=True)
+
+
+def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:
+    """Whether a stored point is one of those at its place."""
+    record = None if key in points else store.get(key)
+    if record is None:
+        return bool(points)
+    return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())

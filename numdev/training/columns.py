@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numdev.results.columns import Column, Use
+from numdev.results.record import Column, Use
 from numdev.training.watch import FIGURES
 from numdev.training.weights import METRICS, MODEL
 

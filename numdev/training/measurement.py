@@ -12,7 +12,7 @@ import torch
 from numdev.errors import BadInput
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings, configuration
-from numdev.results.columns import Column
+from numdev.results.record import Column
 from numdev.training.columns import LOSS, RUN, TABLES, WATCH, WATCHED, WEIGHTS
 from numdev.training.judge import SAMPLES
 from numdev.training.operation import TRAINING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Operation, Output
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 
 def settings() -> tuple[Column, ...]:

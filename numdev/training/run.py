@@ -11,8 +11,8 @@ import torch
 
 from numdev.attention.operation import environment as of_attention
 from numdev.errors import BadInput
-from numdev.results.canonical import describe, key_of
 from numdev.results.environment import environment
+from numdev.results.record import describe, key_of
 from numdev.training.data.counter import Purpose, stream
 from numdev.training.deterministic import FIXED
 from numdev.training.rung import APART, Restart, Rung

@@ -12,7 +12,7 @@ import torch
 
 from numdev.errors import BadInput
 from numdev.measurement.protocol import Context
-from numdev.results.where import Within
+from numdev.results.record import Within
 from numdev.training.execution import Progress
 from numdev.training.judge import Judged, judged
 from numdev.training.lock import locked

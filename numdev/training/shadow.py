@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from numdev.errors import BadInput
 from numdev.results.files import write_atomically
-from numdev.results.tables import pack
+from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Variant, trainable
 from numdev.training.call import Asked, Call
 from numdev.training.comparison import Golden, Inputs, Subject, heads, held_in

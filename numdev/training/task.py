@@ -38,7 +38,7 @@ class Samples:
 
 @runtime_checkable
 class Task(Protocol):
-    """A frozen dataclass of what is trained; `numdev.results.canonical.describe` makes its key of its fields.
+    """A frozen dataclass of what is trained; `numdev.results.record.describe` makes its key of its fields.
 
     Attributes:
         steps: number of training steps.

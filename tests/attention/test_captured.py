@@ -24,7 +24,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.attention.settings.problem import problem as problem_of
 from numdev.errors import BadInput
-from numdev.results.canonical import describe
+from numdev.results.record import describe
 
 Layers = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pt", ".npz")

@@ -35,7 +35,7 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import Deviations
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import declared

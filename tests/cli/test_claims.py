@@ -10,7 +10,7 @@ from numdev.cli.claims import Comparable, claims_of
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.errors import BadInput
-from numdev.results.claim import BASELINE, ClaimKind, Reference, StatedClaim
+from numdev.results.manifest import BASELINE, ClaimKind, Reference, StatedClaim, plain
 from numdev.results.study import Study
 
 AXES: dict[str, list[Any]] = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}
@@ -50,7 +50,7 @@ def test_every_kind_is_read() -> None:
 def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
     (claim,) = read(own)
     assert isinstance(claim, StatedClaim)
-    assert StatedClaim.read(claim.stated()) == claim
+    assert StatedClaim.read(plain(claim)) == claim
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.report.studies.published import FA3_RMSE
-from numdev.results.scenario import EntryRole, Role, Scenario
+from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.training.measurement import WeightsOverTraining
 from numdev.training.rung import Rung

@@ -24,9 +24,7 @@ from numdev.cli.requests import Flat, Request, Statement, flat
 from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS
-from numdev.results.canonical import describe, key_of
-from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.record import Column, Record, Status, describe, key_of
 from numdev.results.store import Store
 from numdev.results.study import Study, run
 

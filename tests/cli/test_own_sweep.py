@@ -35,7 +35,7 @@ def the_sweep(results: str = "results") -> tuple[str, dict[str, object]]:
 def test_a_sweep_has_a_report_a_figure_a_document_and_a_comparison(numdev: Command) -> None:
     assert numdev("measure", *SWEEP).code == 0
     name, manifest = the_sweep()
-    assert manifest["axes"] == ["problem.n", "precision"]
+    assert manifest["swept"] == ["problem.n", "precision"]
     assert manifest["title"] == "Sweep over sequence length N and precision policy; head dimension d = 8, tile columns Bc = 8"
     assert (
         manifest["command"] == "numdev measure problem.head_dim=8 seeds=2 tiling.bc=8 -m problem.n=16,32,64 precision=bf16,fp16"
@@ -118,7 +118,7 @@ def test_single_points_have_a_report(numdev: Command) -> None:
     for precision in ("bf16", "fp16"):
         assert numdev("measure", "problem.n=16", *TINY, f"precision={precision}").code == 0
     name, manifest = the_sweep()
-    assert (name, manifest["axes"]) == ("points_attention", [])
+    assert (name, manifest["swept"]) == ("points_attention", [])
     ran = numdev("report", "out=o")
     assert ran.code == 0, ran.err
     assert set(pd.read_csv("o/points.csv")["label.precision"]) == {"bf16", "fp16"}

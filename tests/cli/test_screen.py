@@ -18,8 +18,7 @@ from numdev.cli.sweeptable import HEADINGS, SweepTable
 from numdev.measurement.deviation.measurement import COLUMNS, KIND
 from numdev.measurement.estimate import Estimator, Rate, _fit
 from numdev.memory import size_text
-from numdev.results.columns import Use
-from numdev.results.record import BAD_OUTPUT, Record, Status
+from numdev.results.record import BAD_OUTPUT, Record, Status, Use
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless
 

@@ -28,8 +28,7 @@ from numdev.cli.templates import Templates
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.speed.measurement import Speeds
-from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.record import Column, Record, Status
 from tests.cli.test_cli import SMALL, Command, jobs, numdev
 
 __all__ = ["numdev"]  # the fixture

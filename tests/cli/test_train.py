@@ -18,7 +18,7 @@ from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder
 from numdev.cli.requests import flat
 from numdev.errors import BadInput
-from numdev.results.canonical import describe
+from numdev.results.record import describe
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
 from numdev.settings import declared

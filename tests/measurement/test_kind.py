@@ -24,12 +24,9 @@ from numdev.report.document.export import environments, to_csv
 from numdev.report.document.paper import make_report
 from numdev.report.reading.columns import dictionary, meaning
 from numdev.report.reading.frames import load
-from numdev.results.canonical import describe
-from numdev.results.columns import Column, Use
-from numdev.results.record import Status
-from numdev.results.store import Store
+from numdev.results.record import Column, Status, Use, describe
+from numdev.results.store import LONG, Store
 from numdev.results.study import Study, StudyPoint, run
-from numdev.results.tables import LONG
 
 SEED = Column("seed", "", "the replicate", Use.PLACE)
 

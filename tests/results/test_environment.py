@@ -15,8 +15,8 @@ import torch
 
 from numdev.errors import BadInput
 from numdev.results import environment as module
-from numdev.results.canonical import key_of
 from numdev.results.environment import environment, resolve_device
+from numdev.results.record import key_of
 from numdev.version import package_version
 
 CPU = torch.device("cpu")

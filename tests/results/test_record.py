@@ -30,8 +30,7 @@ from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.measurement.deviation.measurement import COLUMNS
-from numdev.results.canonical import describe, key_of
-from numdev.results.record import OldResults, Record, Status, student_quantile, summary
+from numdev.results.record import OldResults, Record, Status, describe, key_of, points_by_kernel, student_quantile, summary
 from tests.cases import U64
 
 PROBLEM = Problem(Sink(3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
@@ -301,3 +300,11 @@ def test_a_reason_is_text_and_no_markup() -> None:
     assert "&lt;class &#x27;X&#x27;&gt; &amp; &lt;b&gt;" in page
     assert "<b>" not in page
     assert "<td>error</td>" in page
+
+
+def test_points_are_counted_by_the_kernel_without_launch_settings() -> None:
+    """A point by several kernels counts for each; kernels of others and tensor operations do not count."""
+    several = "numdev instrumented br=64 bc=32 warps=4 stages=2; numdev instrumented br=64 bc=32 warps=4 stages=1; numdev fused"
+    kernels = ["numdev fused", "", "numdev fused; ", several, "pytorch_flash::flash_fwd_kernel numdev", "cudnn; numdev"]
+    assert points_by_kernel(kernels) == {"numdev fused": 3, "numdev instrumented": 1, "numdev": 1}
+    assert points_by_kernel(["", "cudnn"]) == {}

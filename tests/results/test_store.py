@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from numdev.results.columns import Column, Use
-from numdev.results.record import OldResults, Record, Status
-from numdev.results.store import Store, StoreError, write_atomically
-from numdev.results.tables import LONG
+from numdev.results.record import Column, OldResults, Record, Status, Use
+from numdev.results.store import LONG, Store, StoreError, write_atomically
 
 
 def record(key: str = "a" * 32, seconds: float = 0.5, rows: int = 1) -> Record:

@@ -29,12 +29,10 @@ from numdev.errors import BadInput, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings
 from numdev.measurement.runner import Runner
-from numdev.results.columns import Column, Use
-from numdev.results.record import Record, Status
-from numdev.results.replaced import Replaced, replaced
-from numdev.results.scenario import Role, Scenario, is_old, scenarios_of
+from numdev.results.manifest import Role, Scenario, is_old, scenarios_of
+from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store, StoreError
-from numdev.results.study import Outcome, Shard, Study, StudyPoint, run
+from numdev.results.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
 

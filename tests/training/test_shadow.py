@@ -18,7 +18,7 @@ from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.vendor import VanillaBackward
 from numdev.measurement.deviation.metrics import METRICS, Deviation
-from numdev.results.tables import unpack
+from numdev.results.store import unpack
 
 KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
 TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from numdev.results.canonical import describe
+from numdev.results.record import describe
 from numdev.training.data.text import Text
 from numdev.training.data.tokens import NULL
 from numdev.training.task import Task, rate_at

@@ -11,7 +11,7 @@ from numdev.attention.backward.problem import draw_do
 from numdev.attention.backward.workload import BackwardWorkload
 from numdev.attention.operation import environment
 from numdev.measurement.operation import Inputs, Operation, Output
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 
 def settings() -> tuple[Column, ...]:

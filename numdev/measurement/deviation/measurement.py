@@ -20,7 +20,7 @@ from numdev.measurement.deviation.replicates import Computed, References, Replic
 from numdev.measurement.operation import Measurable, Operation, Outputs, Reproducible
 from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.memory import available_bytes
-from numdev.results.columns import Column, Use
+from numdev.results.record import Column, Use
 
 KIND = "deviation"
 COMPARISON = (

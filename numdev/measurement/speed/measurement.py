@@ -21,7 +21,7 @@ from numdev.measurement.speed.memory import peak_bytes
 from numdev.measurement.speed.timing import Budget, timed
 from numdev.measurement.speed.traffic import Traffic
 from numdev.memory import available_bytes
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 KIND = "speed"
 DEVIATIONS = ("rmse", "max_difference", "max_u")

@@ -38,7 +38,7 @@ from numdev.report.reading.training import at_the_end
 from numdev.report.reading.wording import Wording
 from numdev.report.reading.words import PLAIN, Words
 from numdev.report.statistics.estimates import Interval, ratio, slope
-from numdev.results.claim import BASELINE, ClaimKind, Labels, Reference, StatedClaim
+from numdev.results.manifest import BASELINE, ClaimKind, Labels, Reference, StatedClaim
 
 _FROM = {
     Reference.GOLDEN: "from golden",

@@ -16,7 +16,7 @@ from numdev.report.reading.kinds import is_own
 from numdev.report.reading.scenarios import ROLES
 from numdev.report.reading.words import Words
 from numdev.report.studies.registry import words_of
-from numdev.results.compiled import compiled
+from numdev.results.record import points_by_kernel
 
 _MOST_FINDINGS = 3
 
@@ -91,7 +91,7 @@ def summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
 def compiled_code(wholes: Sequence[Results]) -> str:
     """How many points ran by compiled code of numdev, as plain text; empty where none did."""
     known = [whole.points.drop_duplicates("key") for whole in wholes if "kernel" in whole.points]
-    counted = compiled(kernel for points in known for kernel in points["kernel"].fillna(""))
+    counted = points_by_kernel(kernel for points in known for kernel in points["kernel"].fillna(""))
     if not counted:
         return ""
     ran = _listed([f"{count} ran by {kernel}" for kernel, count in counted.items()])

@@ -239,7 +239,7 @@ def _figures(manifest: dict[str, Any]) -> list[str]:
     """The figure that a study names or describes, those of its claims, and more; without any that of its kind, or `POINTS`."""
     named = [manifest["figure"]] if manifest["figure"] else [""] if manifest.get("plot") else []
     claimed = (name for name in manifest["claims"] if name in FIGURES)
-    usual = "" if "axes" in manifest else _DEFAULT.get(manifest["kind"], "")
+    usual = "" if manifest["swept"] is not None else _DEFAULT.get(manifest["kind"], "")
     return list(dict.fromkeys([*named, *claimed, *manifest.get("more", ())])) or [usual]
 
 

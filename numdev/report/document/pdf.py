@@ -34,7 +34,7 @@ from numdev.report.reading.words import Words, circumstances
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.latency import frame, latest, of_attention
 from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, chapter_of, words_of
-from numdev.results.columns import Use
+from numdev.results.record import Use
 
 HERE = Path(__file__).resolve().parent
 _FIGURES = (Use.CHIEF, Use.FIGURE)

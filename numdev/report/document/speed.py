@@ -96,7 +96,7 @@ def judged(loaded: Results) -> list[ClaimResult]:
 def draw(loaded: Results, rows: pd.DataFrame, folder: Path) -> None:
     """The figures of every study of the speed of attention as PNG and SVG."""
     found = of_attention(rows)
-    for study in (name for name, manifest in loaded.manifests.items() if "axes" not in manifest):
+    for study in (name for name, manifest in loaded.manifests.items() if manifest["swept"] is None):
         own = found[found["study"] == study]
         for name, plot in SPEED_FIGURES.items() if len(own) else ():
             write(folder / f"{study}_{name}", plot, own, plot.title)
@@ -108,7 +108,7 @@ def _draw_sweeps(loaded: Results, rows: pd.DataFrame, asked: Asked | None, folde
         asked.write(folder / "plot")
     for study, manifest in loaded.manifests.items():
         own = rows[rows["study"] == study]
-        plot = own_plot(manifest, own) or (default_of(own) if manifest.get("axes") and len(own) else None)
+        plot = own_plot(manifest, own) or (default_of(own) if manifest["swept"] and len(own) else None)
         if plot is not None:
             write(folder / study, plot, own, str(manifest["title"]))
 

@@ -16,8 +16,7 @@ from numdev.report.reading.kinds import figures_of, places_of
 from numdev.report.reading.primary import is_compared
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics.estimates import mean, significant, typical
-from numdev.results.columns import Column, Use
-from numdev.results.record import BAD_OUTPUT
+from numdev.results.record import BAD_OUTPUT, Column, Use
 
 MOST_FAILURES = 40
 """Points that failed of which a reader is told one by one."""

@@ -15,7 +15,7 @@ from numdev.report.reading.frames import LABEL, PLACE, Results
 from numdev.report.reading.rows import Rows
 from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.report.reading.training import LOSS, RUN, WATCH
-from numdev.results.columns import Column
+from numdev.results.record import Column
 from numdev.results.store import write_atomically
 
 _ABOUT = (

@@ -32,7 +32,7 @@ def usual(results: Results, study: str) -> tuple[Plot, pd.DataFrame]:
     rows = shown_by(results, at, manifest.get("plot") or {})
     if is_own([manifest]):
         return own_plot(manifest, rows) or plot_of(rows, {}), rows
-    is_grid = manifest.get("axes") != []
+    is_grid = manifest["swept"] != []
     found = own_plot(manifest, rows) or (default_of(rows) if is_grid and len(rows) else None)
     return (POINTS, _of_points(results, at)) if found is None else (found, rows)
 

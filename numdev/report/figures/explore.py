@@ -25,7 +25,7 @@ from numdev.report.reading.frames import LABEL
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
 from numdev.report.reading.wording import Wording
 from numdev.report.statistics.estimates import Interval, significant
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 _P = ParamSpec("_P")
 SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")

@@ -22,7 +22,7 @@ from numdev.report.reading.frames import is_broken
 from numdev.report.reading.primary import compared
 from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, typical
-from numdev.results.scenario import Scenario
+from numdev.results.manifest import Scenario
 
 
 @dataclass(frozen=True)

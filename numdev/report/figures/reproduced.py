@@ -13,7 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from numdev.report.figures.grid import Draw, Limits, Panel, head, log_y, panel_of, wrapped
 from numdev.report.figures.style import PAGE
 from numdev.report.reading.scenarios import of, ordered
-from numdev.results.scenario import Scenario
+from numdev.results.manifest import Scenario
 
 Top = Callable[[Axes, Axes, Panel], None]
 _TOP, _ROW = 2.25, 1.36  # inches

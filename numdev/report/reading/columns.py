@@ -8,7 +8,7 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.measurement import DIRECTIONS
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.report.reading.configuration import PARTS, setting
-from numdev.results.columns import Column
+from numdev.results.record import Column
 
 _UNITS = {
     "absolute": "absolute, in the units of the output",

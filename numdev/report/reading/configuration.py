@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numdev.measurement.speed.timing import Budget
-from numdev.results.columns import Column
+from numdev.results.record import Column
 from numdev.settings import declared
 
 PARTS = ("problem", "variant", "baseline", "timing")

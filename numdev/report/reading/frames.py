@@ -23,9 +23,8 @@ from numdev.report.reading.derived import absent, derived
 from numdev.report.reading.rows import Reading, Rows
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.typed import Growing, flatten
-from numdev.results.columns import Column
-from numdev.results.record import Record
-from numdev.results.scenario import Scenario, is_old, scenarios_of
+from numdev.results.manifest import Scenario, is_old, scenarios_of
+from numdev.results.record import Column, Record
 from numdev.results.store import Store
 
 PLACE = ["study", SCENARIO, "key"]

@@ -10,7 +10,7 @@ import pandas as pd
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.reading.frames import COMPARISON
 from numdev.report.reading.training import KIND as TRAINING
-from numdev.results.columns import Column, Use
+from numdev.results.record import Column, Use
 
 SPEED = "speed"
 SHIPPED = (DEVIATION, SPEED, TRAINING)

@@ -6,8 +6,8 @@ from typing import Any
 
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.reading.typed import flatten
+from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.store import Store
-from numdev.results.sweep import Place, Sweep
 
 _PARTS = ("problem", "variant", "baseline")
 
@@ -18,19 +18,19 @@ def manifests(store: Store) -> dict[str, dict[str, Any]]:
     for record in store.records():
         parts = {name: part for name in _PARTS if (part := record.config.get(name)) is not None}
         configs.setdefault((record.operation, record.kind), {})[record.key] = flatten(parts)
-    return {sweep.name: sweep.stated() | {"command": "", "points": points} for sweep, points in map(_points, configs.items())}
+    return {manifest["name"]: manifest for manifest in map(_manifest, configs.items())}
 
 
-def _points(of: tuple[tuple[str, str], dict[str, dict[str, Any]]]) -> tuple[Sweep, list[dict[str, Any]]]:
-    (operation, kind), configs = of
+def _manifest(group: tuple[tuple[str, str], dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    (operation, kind), configs = group
     names = dict.fromkeys(name for config in configs.values() for name in config)
     differ = _telling({name: tuple(repr(config.get(name)) for config in configs.values()) for name in names})
-    places = []
+    points = []
     for number, (key, config) in enumerate(configs.items()):
         labels = {name: config[name] for name in differ if name in config}
-        places.append(Place(key, labels, number, "", tuple(differ)).stated())
+        points.append(stored_point(key, labels, number=number, explicit=differ))
     name = operation if kind == DEVIATION else f"{operation}_{kind}"
-    return Sweep(f"points_{name}", kind, f"Single points of {name.replace('_', ' ')}"), places
+    return manifest_of(f"points_{name}", kind, f"Single points of {name.replace('_', ' ')}", points, swept=[])
 
 
 def _telling(values: dict[str, tuple[str, ...]]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from numdev.report.reading.lean import part
-from numdev.results.scenario import Role, Scenario
+from numdev.results.manifest import Role, Scenario
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
 ENTRY_ROLE = "role."  # before the name of an axis: what the point's entry there is to the claims

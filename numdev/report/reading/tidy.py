@@ -22,7 +22,7 @@ from numdev.report.reading.split import PLACES, STATED
 from numdev.report.reading.typed import column_of_values
 from numdev.report.reading.view import CHIEF
 from numdev.report.reading.wording import UNITS, WORDS
-from numdev.results.columns import Column
+from numdev.results.record import Column
 from numdev.results.store import Store
 
 EVERY = ("",)  # what every column begins with
@@ -87,7 +87,7 @@ def _word(setting: Column, words: Mapping[str, Sequence[str]]) -> str:
 
 def _stated(manifest: Mapping[str, Any]) -> list[str]:
     """The labels of a study's points; of a sweep everything that any of them states."""
-    return list(dict.fromkeys(name for point in manifest["points"] for name in point.get("said", point["labels"])))
+    return list(dict.fromkeys(name for point in manifest["points"] for name in point["explicit"]))
 
 
 def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.Series[Any]]]:
@@ -97,10 +97,13 @@ def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Itera
     points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
     place = numbered((rows["study"], rows["key"]), len(rows))
     _, first = np.unique(place, return_index=True)
-    own = [points.get(each, {"labels": {}}) for each in zip(rows["study"].iloc[first], rows["key"].iloc[first], strict=True)]
+    own = [
+        points.get(each, {"labels": {}, "composed": {}})
+        for each in zip(rows["study"].iloc[first], rows["key"].iloc[first], strict=True)
+    ]
     records = results.points.drop_duplicates("key").set_index("key").reindex(rows["key"].iloc[first])
     for name in names:
-        values = [point["labels"].get(name, point.get("composed", {}).get(name)) for point in own]
+        values = [point["labels"].get(name, point["composed"].get(name)) for point in own]
         if None in values and (known := configured(name, records)) is not None:
             had = known.astype(object).where(known.notna(), None)
             values = [one if value is None else value for value, one in zip(values, had, strict=True)]

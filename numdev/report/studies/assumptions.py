@@ -21,7 +21,7 @@ from numdev.report.statistics.estimates import Interval, significant, slope
 from numdev.report.studies.attention import LENGTH, claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.published import FIG4_RATIO, GOLDEN
-from numdev.results.scenario import Role
+from numdev.results.manifest import Role
 
 _MARKERS = "os^Dv<>P"
 

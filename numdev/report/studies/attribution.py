@@ -29,7 +29,7 @@ from numdev.report.statistics.estimates import Interval, mean, ratio, significan
 from numdev.report.studies import attention
 from numdev.report.studies.backward import SYMBOLS, claim, measured, of_output
 from numdev.report.studies.chapter import Chapter
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 EVERY = "rmse"
 LABEL, ROLE = "label.step", f"{ENTRY_ROLE}step"

@@ -28,7 +28,7 @@ from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, ROLES, of, orde
 from numdev.report.statistics.estimates import Interval, mean
 from numdev.report.studies.backward import SAME_INPUTS, claim, of_output
 from numdev.report.studies.chapter import Chapter
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 QIU = "Qiu and Yao 2025 (arXiv 2510.04212)"
 BIAS, EVERY = "bias", "rmse"

@@ -13,7 +13,7 @@ from numdev.report.claims.finding import Undecidable
 from numdev.report.figures.grid import Panel, head, name_steps
 from numdev.report.figures.style import PAGE, SMALL
 from numdev.report.reading.scenarios import ENTRY_ROLE, ROLES, of, ordered
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 KERNEL, ROLE = "label.kernel", f"{ENTRY_ROLE}kernel"
 METRIC = "rmse"  # over all elements: what the order of a sum does to one of them is chance

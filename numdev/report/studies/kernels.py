@@ -18,7 +18,7 @@ from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import KERNEL, METRIC, beside, kernels, panels, readable, subjects, the
 from numdev.report.studies.published import FA3
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 NEAR = 1.25  # an RMSE within this factor of kernel(F)'s is kernel(F)'s
 _SHADES = {EntryRole.CONTROL: TILED, EntryRole.EXPECTED: FP32_INSIDE, EntryRole.SUBJECT: BLACK, EntryRole.ASIDE: GREY}

@@ -14,7 +14,7 @@ from numdev.measurement.speed.columns import derived
 from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics.estimates import significant
 from numdev.report.studies.entries import KERNEL, ROLE
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 N, SERIES = "problem.shape.keys", "series"
 OPERATION = "attention"

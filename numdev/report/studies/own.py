@@ -18,7 +18,7 @@ from numdev.report.reading.training import RUN
 from numdev.report.reading.wording import wording_of_study
 from numdev.report.reading.words import Words
 from numdev.report.studies.chapter import Chapter
-from numdev.results.claim import StatedClaim
+from numdev.results.manifest import StatedClaim
 
 MOST_ENTRIES = 100
 """Entries of an axis that the chapter of a study lists."""

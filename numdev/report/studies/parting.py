@@ -21,7 +21,7 @@ from numdev.report.reading.scenarios import ROLES, of, ordered
 from numdev.report.statistics.estimates import Interval, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import LARGEST, SIZE, WASSERSTEIN, Rung, rungs
-from numdev.results.scenario import Scenario
+from numdev.results.manifest import Scenario
 
 _MARKERS = "os^vD"
 _STYLES = ("-", "--", ":", "-.")

@@ -15,7 +15,7 @@ from numdev.report.reading.scenarios import ENTRY_ROLE
 from numdev.report.reading.training import WHOLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, slope, typical
 from numdev.report.studies.groups import Group, group_of, name_of, text_of
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
 METRICS = {WASSERSTEIN: "Wasserstein distance", LARGEST: "max difference", SIZE: "relative Frobenius norm"}

@@ -17,7 +17,7 @@ from numdev.report.figures.style import BLACK, GREY, PAGE, SERIES, SMALL
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import ROLE
 from numdev.report.studies.latency import SHAPE, N, shape_text
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 _CONTROL, _ASIDE = (GREY, "s"), (BLACK, "D")
 _SUBJECTS = tuple(zip(SERIES, "^v<>oXP", strict=True))

@@ -20,7 +20,7 @@ from numdev.report.studies.attention import claim
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import KERNEL, METRIC, beside, kernels, panels, readable, subjects, the
 from numdev.report.studies.published import GOLDEN
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to zero in one order of summation
 MOST = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted

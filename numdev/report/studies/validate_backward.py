@@ -19,7 +19,7 @@ from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.entries import beside, kernels, panels, readable, subjects, the
 from numdev.report.studies.published import GOLDEN
 from numdev.report.studies.validate import MOST, Agreement, agreement
-from numdev.results.scenario import EntryRole
+from numdev.results.manifest import EntryRole
 
 _SHOWN = 1e-3  # what is smaller is told in words: one element that differs would stretch the axis over many decades
 _MARKERS = ("o", "s", "^", "D")  # of formats, the narrowest first

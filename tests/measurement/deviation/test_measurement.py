@@ -30,8 +30,7 @@ from numdev.measurement.deviation.metrics import Deviation
 from numdev.measurement.operation import Inputs, Measurable, Operation, Outputs, Reproducible
 from numdev.measurement.operation import Output as Named
 from numdev.measurement.runner import Runner
-from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.record import Column, Record, Status
 
 NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
 UNIFORM = Problem(Distribution(), Shape(queries=10, keys=10, head_dim=4), Mask(causal=True))

@@ -18,7 +18,7 @@ from numdev.report.reading.rows import Rows
 from numdev.report.studies import registry
 from numdev.report.studies.published import FA3_RMSE
 from numdev.report.studies.registry import CHAPTERS
-from numdev.results.scenario import Role, Scenario
+from numdev.results.manifest import Role, Scenario
 from numdev.results.store import Store
 from tests.toy_backward import STUDIES as ELSEWHERE
 

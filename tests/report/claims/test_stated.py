@@ -12,7 +12,7 @@ from numdev.report.claims.claim import OURS
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.stated import claim_of
 from numdev.report.reading.wording import Wording
-from numdev.results.claim import ClaimKind, Reference, StatedClaim
+from numdev.results.manifest import ClaimKind, Reference, StatedClaim, plain
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
@@ -22,7 +22,7 @@ GOLDEN: dict[str, Any] = {"reference": "golden"}
 
 def find(rows: pd.DataFrame, kind: str, metric: str = "out.rmse", /, **fields: Any) -> Finding:
     stated = StatedClaim("It is so", ClaimKind(kind), metric, **fields)
-    return claim_of("mine_1", StatedClaim.read(stated.stated())).find(rows)
+    return claim_of("mine_1", StatedClaim.read(plain(stated))).find(rows)
 
 
 def lines(heights: Mapping[str, float], exponent: float = 0.5, noise: float = 0.02, **columns: Any) -> pd.DataFrame:

@@ -30,8 +30,8 @@ from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics.estimates import ratio
 from numdev.report.statistics.significance import holm, paired, unpaired
-from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.manifest import manifest_of, stored_point
+from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.cli.test_cli import Command, numdev
@@ -82,9 +82,8 @@ def store_of(path: Path, *points: Point, study: str = "s") -> Store:
     store = Store(path)
     for _, made in points:
         store.put(made)
-    listed = [{"key": made.key, "scenario": "uniform", "labels": labels} for labels, made in points]
-    manifest: dict[str, Any] = {"name": study, "kind": "deviation", "title": "t", "figure": None, "claims": [], "overrides": []}
-    store.put_study(study, manifest | {"scenarios": UNIFORM, "points": listed})
+    listed = [stored_point(made.key, labels, scenario="uniform") for labels, made in points]
+    store.put_study(study, manifest_of(study, "deviation", "t", listed, scenarios=UNIFORM))
     return store
 
 

@@ -19,6 +19,7 @@ from numdev.report.reading.frames import Results
 from numdev.report.reading.rows import Reading
 from numdev.report.reading.tidy import tidy
 from numdev.report.reading.view import shown, view_of
+from numdev.results.manifest import manifest_of
 
 COMPARISONS = [
     (subject, output, reference)
@@ -80,7 +81,7 @@ def results(lost: Collection[tuple[Cell, int]] = (), without: dict[int, str] | N
                 rows.append(row | ({without[place]: None} if without and place in without else {}))
         reading.add(rows)
     made = pd.DataFrame(points)
-    manifest = {"name": "s", "kind": "deviation", "title": "t", "points": [], "claims": [], **changes}
+    manifest = manifest_of("s", "deviation", "t", **changes)
     return Results(reading.typed([], made), made.assign(kind="deviation", operation="attention"), {"s": manifest})
 
 
@@ -129,7 +130,7 @@ def test_a_figure_needs_the_rows_of_one_comparison() -> None:
 @pytest.mark.parametrize("lost", [set(), {((1, 1), 0), ((1, 1), 4)}])
 def test_the_figure_of_every_point_needs_variant_and_baseline(lost: set[tuple[Cell, int]]) -> None:
     """A point that lacks both still has its line, so all rows are kept there."""
-    made = results(lost, axes=[])
+    made = results(lost, swept=[])
     plot, rows = usual(made, "s")
     assert plot is POINTS
     assert len(rows) == (6 * 2 * 2 if not lost else len(made.stored))

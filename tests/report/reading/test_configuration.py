@@ -29,8 +29,7 @@ from numdev.report.reading import configuration
 from numdev.report.reading.columns import SHIPPED, meaning
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.typed import flatten
-from numdev.results.canonical import describe
-from numdev.results.columns import Column
+from numdev.results.record import Column, describe
 from numdev.results.store import Store
 from numdev.results.study import Refused
 

@@ -21,8 +21,8 @@ from numdev.report.document.export import SUMMARISED, claim_table, environments,
 from numdev.report.reading import typed as typing_of_tables
 from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, load
 from numdev.report.reading.once import distinct
-from numdev.results.columns import Column
-from numdev.results.record import Record, Status
+from numdev.results.manifest import manifest_of, stored_point
+from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Shard, run
 from tests.toy_studies import Size, by_area, by_format, sign
@@ -51,18 +51,9 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     for made in records:
         store.put(made)
     names = names or ("default",) * len(records)
-    points = [{"key": made.key, "scenario": name, "labels": {}} for made, name in zip(records, names, strict=True)]
+    points = [stored_point(made.key, {}, scenario=name) for made, name in zip(records, names, strict=True)]
     scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
-    manifest = {
-        "name": "s",
-        "title": "t",
-        "figure": None,
-        "claims": [],
-        "overrides": [],
-        "scenarios": scenarios,
-        "kind": "deviation",
-    }
-    store.put_study("s", manifest | {"points": points})
+    store.put_study("s", manifest_of("s", "deviation", "t", points, scenarios=scenarios))
     return store
 
 

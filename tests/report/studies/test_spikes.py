@@ -19,7 +19,7 @@ from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, lift_at, lifts
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
 from numdev.report.studies.spikes import CHAPTERS, spike_table
-from numdev.results.columns import Column, Use
+from numdev.results.record import Column, Use
 from numdev.results.store import Store
 from tests.toy_training import ladder, stored
 

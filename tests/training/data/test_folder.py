@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from numdev.errors import BadInput
-from numdev.results.canonical import describe
+from numdev.results.record import describe
 from numdev.training.data.folder import Folder
 from numdev.training.tasks import TextToImage
 

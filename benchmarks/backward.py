@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
-from numdev.attention.backward.base import Saved
 from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.base import Saved
 from numdev.attention.kernels import backward_host
 from numdev.attention.kernels.backward_launch import Launches
 from numdev.attention.kernels.hopper_backward_launch import Design

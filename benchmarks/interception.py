@@ -15,8 +15,8 @@ import numdev as nd
 from benchmarks.timing import Result, paired
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.backward.vendor import SdpaBackward
+from numdev.attention.tiled import TiledBackward
+from numdev.attention.vendor.sdpa import SdpaBackward
 
 _LIMIT = 1.05
 

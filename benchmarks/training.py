@@ -22,16 +22,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32
-from numdev.attention.backward.base import Differentiable
-from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import SdpaBackward, VanillaBackward
+from numdev.attention.base import Differentiable
+from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import Precision
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.triton import Triton
-from numdev.attention.vendor.sdpa import Backend
+from numdev.attention.vendor.sdpa import Backend, SdpaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import Unsupported
 from numdev.results.environment import environment, resolve_device
 from numdev.training.attend import attend

@@ -199,8 +199,7 @@ def _preset(name: str) -> str:
 
 def columns() -> Iterator[str]:
     """The data dictionary of every kind of measurement, by kind of column."""
-    from numdev.attention.backward.operation import ATTENTION_BACKWARD
-    from numdev.attention.operation import ATTENTION
+    from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
     from numdev.measurement.deviation.measurement import COMPARISON, DIRECTIONS
     from numdev.measurement.deviation.metrics import METRICS
     from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED

@@ -26,13 +26,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
-from numdev.attention.backward.base import Backward
-from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.instrumented import InstrumentedBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.base import Attention
-from numdev.attention.exact import Exact
+from numdev.attention.base import Attention, Backward
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.hopper_parts import barriers

@@ -23,7 +23,7 @@ ARROWS = {
     "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
 }
 # Where an operation declares what the others must know of it.
-DECLARES = ("attention.operation", "attention.workload", "attention.backward.operation", "attention.backward.workload")
+DECLARES = ("attention.operation",)
 FOR_ALL = (
     "errors",
     "settings",
@@ -40,33 +40,24 @@ FOR_ALL = (
 )
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = (
-    "backward.base",
-    "backward.cost",
-    "backward.counters",
-    "backward.recurrence",
-    "backward.steps",
-    "backward.timed",
-    "backward.walk",
     "base",
-    "combine",
-    "commonsteps",
     "cost",
     "counters",
-    "steps",
+    "differentiable",
     "gpurule",
     "honours",
+    "kernel_arithmetic",
+    "kernel_launch",
     "kernelrun",
     "path",
-    "ran",
     "recurrence",
+    "steps",
+    "tile_schedule",
     "together",
     "vendor.dispatch",
-    "walk",
 )
 IMPLEMENTATIONS = (
     "backward.instrumented",
-    "backward.naive",
-    "backward.tiled",
     "backward.triton",
     "exact",
     "naive",
@@ -80,8 +71,8 @@ IMPLEMENTATIONS = (
 )
 
 
-# The backward pass of an implementation may know the forward pass that it is of.
-DIFFERENTIATED = {"backward.naive": "naive"}
+# Exact gradients that are rounded once follow a tiled forward pass in FP64, which can round its output.
+ROUNDED_BY = {"exact": "tiled"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +159,7 @@ def test_what_all_may_import_knows_no_folder() -> None:
 def test_implementations_of_attention_never_import_each_other() -> None:
     implementations = [f"numdev.attention.{name}" for name in IMPLEMENTATIONS]
     for name in IMPLEMENTATIONS:
-        known = [f"numdev.attention.{each}" for each in (name, DIFFERENTIATED.get(name, name))]
+        known = [f"numdev.attention.{each}" for each in (name, ROUNDED_BY.get(name, name))]
         assert not found(known[:1], *(other for other in implementations if other not in known))
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
@@ -252,15 +243,14 @@ def test_numba_nowhere_but_in_what_it_compiles() -> None:
 # What the kernels may know of attention: value objects, and nothing that computes attention.
 VALUES = (
     "accepts",
-    "backward.operations",
     "backward.precision",
     "backward.recompute",
+    "kernel_launch",
     "mask",
     "operations",
     "policy",
     "policystep",
     "precision",
-    "ran",
     "shipped",
     "softmax",
     "tiling",

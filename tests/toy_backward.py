@@ -6,19 +6,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
-from numdev.attention.backward.exact import RoundedBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.backward.vendor import FlexBackward, SdpaBackward
+from numdev.attention.differentiable import WithGradients
 from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.emulation import gradients_emulation_of
+from numdev.attention.exact import RoundedBackward
+from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.vendor.sdpa import Backend
+from numdev.attention.vendor.flex import FlexBackward
+from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.manifest import EntryRole, Role, Scenario
@@ -118,7 +118,7 @@ def attribution() -> Study:
 
 def validate_backward() -> Study:
     """What has gradients without a GPU: PyTorch's flash kernel, and exact ones rounded once; and kernels that have none here."""
-    walked: dict[str, tuple[EmulatedBackward, int | None]] = {
+    walked: dict[str, tuple[WithGradients, int | None]] = {
         "exact_rounded": (RoundedBackward(), 16),
         "sdpa_flash": (SdpaBackward(Backend.FLASH), None),
         "sdpa_cudnn": (SdpaBackward(Backend.CUDNN), 16),

@@ -1,57 +1,106 @@
-"""What every implementation of attention takes and returns."""
+"""Every implementation of attention: what its passes take and return, and what it declares of itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.arithmetic.formats import FP32, FP64, Format
+from numdev.arithmetic.formats import Format
 from numdev.attention.cost import CostModel
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
-from numdev.attention.walk import Walk
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NotHonoured
+
+Kind = TypeVar("Kind", bound="Implementation")
 
 
 @dataclass(frozen=True)
 class Output:
-    """One result of attention, and what the run counted of itself.
+    """One result of attention, and the events that the run counted.
 
     Attributes:
         out: `softmax(scale Q K^T) V`; rows that see no key are 0.
         lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
             implementation does not return it.
-        counters: events of the run, as rates or counts; see `numdev.attention.tiled.Counters`.
-        ran: the compiled kernel that really ran, with its launch settings; empty for tensor operations.
+        counters: events of the run, as rates or counts; see `numdev.attention.counters`.
+        launch: the compiled kernel that really ran; empty for tensor operations.
     """
 
     out: Float[Tensor, "batch heads queries dim"]
     lse: Float[Tensor, "batch heads queries"] | None
     counters: dict[str, float] = field(default_factory=dict)
-    ran: Ran = Ran()
+    launch: KernelLaunch = KernelLaunch()
 
     @property
     def kernel(self) -> str:
-        """What ran, as results show it."""
-        return str(self.ran)
+        """The kernel that ran, as results show it."""
+        return str(self.launch)
 
     def tensors(self) -> dict[str, Tensor]:
         """The outputs by name, which is what a measurement compares."""
         return {"out": self.out} if self.lse is None else {"out": self.out, "lse": self.lse}
 
 
-@runtime_checkable
-class Attention(Protocol):
-    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot do."""
+@dataclass(frozen=True)
+class Saved:
+    """What a forward pass keeps for the backward pass.
 
+    Attributes:
+        out: O, from which delta may be computed.
+        lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key.
+    """
+
+    out: Float[Tensor, "batch heads queries values"]
+    lse: Float[Tensor, "batch heads queries"]
+
+    def check(self, q: Tensor, v: Tensor) -> None:
+        """Raise BadInput unless the shapes are those that a forward pass on q and v gives."""
+        for name, tensor, shape in (("out", self.out, (*q.shape[:-1], v.shape[-1])), ("lse", self.lse, q.shape[:-1])):
+            if tensor.shape != shape:
+                mend = f"give {tuple(shape)}, as the forward pass on q, k and v does"
+                raise BadInput(f"saved.{name}", tuple(tensor.shape), mend)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of `sum(dO * O)` with respect to q, k and v.
+
+    Attributes:
+        dq: `scale dS K`; 0 for rows that see no key.
+        dk: `scale dS^T Q`, summed over the heads that share a KV head; 0 for keys that no query sees.
+        dv: `P^T dO`, summed likewise.
+        delta: `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it.
+        counters, launch: as those of `Output`.
+    """
+
+    dq: Float[Tensor, "batch heads queries dim"]
+    dk: Float[Tensor, "batch kv_heads keys dim"]
+    dv: Float[Tensor, "batch kv_heads keys values"]
+    delta: Float[Tensor, "batch heads queries"] | None
+    counters: dict[str, float] = field(default_factory=dict)
+    launch: KernelLaunch = KernelLaunch()
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that ran, as results show it."""
+        return str(self.launch)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs by name, the primary one first, which is what a measurement compares."""
+        gradients = {"dq": self.dq, "dk": self.dk, "dv": self.dv}
+        return gradients if self.delta is None else gradients | {"delta": self.delta}
+
+
+class _Declares(Protocol):
     @property
     def formats(self) -> dict[str, Format]:
         """The format of each output by its name, the primary one first: an output's ulp and u are those of its own format."""
@@ -59,13 +108,18 @@ class Attention(Protocol):
 
     @property
     def format(self) -> Format:
-        """Format of the primary output, `out`."""
+        """Format of the primary output."""
         ...
 
     @property
     def input_key(self) -> Hashable:
         """Equal for implementations whose `round_inputs` is the same function, so that golden is computed once."""
         ...
+
+
+@runtime_checkable
+class Attention(_Declares, Protocol):
+    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot do."""
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs as the implementation sees them: what golden receives for the arithmetic error."""
@@ -77,66 +131,47 @@ class Attention(Protocol):
 
 
 @runtime_checkable
-class Modelled(Attention, Protocol):
-    """An implementation that declares its own cost model."""
+class Backward(_Declares, Protocol):
+    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for a request that it cannot meet."""
 
-    def cost_model(self, ran: Ran) -> CostModel | None:
-        """What the cost model must know of a call that ran as `ran` says; None where no model counts its traffic."""
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The inputs as the implementation sees them."""
+        ...
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """The gradients on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
         ...
 
 
 @runtime_checkable
-class Emulated(Attention, Protocol):
-    """An implementation that declares its own emulation."""
+class Differentiable(Backward, Protocol):
+    """An implementation of both passes that a model can be trained with."""
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        """How it computes and walks over the keys, as far as it is known, and why the rest is not."""
+    @property
+    def primal(self) -> Attention:
+        """The forward pass that computes O."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `differentiable`."""
         ...
 
 
 @runtime_checkable
-class Held(Protocol):
-    """The dtype in which an implementation takes its inputs, and how it multiplies them."""
+class KeepsOutput(Protocol):
+    """A forward pass that can return its output unrounded."""
 
-    @property
-    def storage(self) -> torch.dtype | None:
-        """The dtype in which a call takes q, k and v without converting them; None for that of `round_inputs`."""
-        ...
-
-    @property
-    def is_tf32(self) -> bool:
-        """Whether it multiplies FP32 in TF32."""
-        ...
+    def unrounded(self) -> Attention: ...
 
 
-@runtime_checkable
-class Timed(Modelled, Held, Protocol):
-    """An implementation whose speed is measured."""
+class Implementation:
+    """An implementation of either pass in numdev; what it does not declare itself follows from its precision policy."""
 
-    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
-        ...
+    if TYPE_CHECKING:  # at run time a dataclass would take the property for the default of its field
 
-
-class AsRounded:
-    """The defaults of `Held`: a call takes what `round_inputs` returns, and multiplies FP32 in FP32."""
-
-    @property
-    def storage(self) -> torch.dtype | None:
-        """See `Held`."""
-        return None
-
-    @property
-    def is_tf32(self) -> bool:
-        """See `Held`."""
-        return False
-
-
-class Primary(AsRounded):
-    """The defaults of an implementation.
-
-    It has the format of its primary output, no cost model and an unknown walk, and its whole call is timed.
-    """
+        @property
+        def precision(self) -> Any:
+            """The format of each step."""
 
     @property
     def formats(self) -> dict[str, Format]:
@@ -145,40 +180,8 @@ class Primary(AsRounded):
 
     @property
     def format(self) -> Format:
-        """Of the primary output, `out`."""
-        return self.formats["out"]
-
-    def cost_model(self, ran: Ran) -> CostModel | None:
-        """See `Modelled`."""
-        return None
-
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        """See `Emulated`."""
-        return Walk(Precision.kernel(self.format))
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """See `Attention`."""
-        raise NotImplementedError
-
-    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """See `Timed`."""
-        return self(q, k, v, mask, scale)
-
-
-def kernel_formats(fmt: Format) -> dict[str, Format]:
-    """Of a kernel whose output is in `fmt`: its LSE is in FP32, in FP64 where it computes in FP64."""
-    return {"out": fmt, "lse": FP64 if fmt == FP64 else FP32}
-
-
-class UnderPolicy(Primary):
-    """What follows from a precision policy alone, for the implementations that have one."""
-
-    precision: Precision
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        """`out` is rounded by the last step, `lse` as the row sum that it is the logarithm of."""
-        return {"out": self.precision.output.to, "lse": self.precision.row_sum.accumulate.to}
+        """Of the primary output."""
+        return next(iter(self.formats.values()))
 
     @property
     def input_key(self) -> Hashable:
@@ -186,18 +189,68 @@ class UnderPolicy(Primary):
         return self.precision.inputs, self.precision.carrier
 
     @property
-    def idle(self) -> dict[str, str]:
-        """See `numdev.attention.honours.Honouring`."""
-        return self.precision.idle
+    def storage(self) -> torch.dtype | None:
+        """The dtype in which a call takes its inputs without converting them; None for that of `round_inputs`."""
+        return None
 
-    def replicate(self, seed: int) -> UnderPolicy:
-        """The implementation of one replicate; see `Precision.replicate`."""
+    @property
+    def is_tf32(self) -> bool:
+        """Whether it multiplies FP32 in TF32."""
+        return False
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Settings that it honours, but does not read as it is, and the setting under which it would."""
+        return {}
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return []
+
+    def replicate(self: Kind, seed: int) -> Kind:
+        """The implementation of one replicate: stochastic rounding draws anew in each."""
         precision = self.precision.replicate(seed)
         return self if precision is self.precision else replace(self, precision=precision)  # type: ignore[type-var]
 
+    def cost_model(self, launch: KernelLaunch) -> CostModel | None:
+        """What the cost model must know of a call that was launched so; None where no model counts its traffic."""
+        return None
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Any]:
+        """How it computes on a problem and orders the tiles, as far as it is known, and why the rest is not.
+
+        Raises:
+            NotHonoured: where nothing is known.
+        """
+        raise NotHonoured(
+            "baseline", "emulation", f"{type(self).__name__} has no emulation; give baseline=eager, uniform or none"
+        )
+
+
+class ForwardPass(Implementation):
+    """The defaults of a forward pass."""
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """`out` is rounded by the last step, `lse` as the row sum that it is the logarithm of."""
+        return {"out": self.precision.output.to, "lse": self.precision.row_sum.accumulate.to}
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        """See `Implementation`: the formats of a kernel, and nothing of its tiles."""
+        return KernelArithmetic(Precision.kernel(self.format))
+
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the policy's format, in the carrier."""
-        return self.precision.round_inputs(q, k, v)
+        rounded: tuple[Tensor, Tensor, Tensor] = self.precision.round_inputs(q, k, v)
+        return rounded
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """See `Attention`."""
+        raise NotImplementedError
+
+    def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
+        return self(q, k, v, mask, scale)
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:
@@ -217,6 +270,14 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
     if q.shape[1] % k.shape[1]:
         raise BadInput("problem.kv_heads", k.shape[1], f"it must divide the {q.shape[1]} heads of q")
     mask.check(q.shape[0], k.shape[-2])
+
+
+def check_backward_shapes(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> None:
+    """Raise BadInput, naming the field, unless q, k, v, do and the mask fit together."""
+    check_shapes(q, k, v, mask)
+    expected = (*q.shape[:-1], v.shape[-1])
+    if do.shape != expected:
+        raise BadInput("do", tuple(do.shape), f"it must have the shape of the output, {tuple(expected)}")
 
 
 def group_heads(q: Tensor, kv_heads: int) -> Float[Tensor, "batch kv_heads group queries dim"]:

@@ -1,7 +1,7 @@
 """The cost model: operations, and bytes moved between a processor's memory and its on-chip memory.
 
 Dao et al. 2022, Theorem 2: attention with all scores in memory moves `Theta(N d + N^2)` elements, tiled attention
-`Theta(N^2 d^2 / M)` with on-chip memory of M elements. Here both are counted exactly for one algorithm each.
+`Theta(N^2 d^2 / M)` with on-chip memory of M elements. Both are counted exactly here for one algorithm each, and its gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem
 
 _DEFAULT_CACHE = 1 << 20  # bytes, where the system does not say
+_WIDE = 4  # bytes of LSE, delta and the running sum of dQ, which kernels keep in FP32
 
 
 class Algorithm(Enum):
@@ -49,9 +50,14 @@ class CostModel:
     Attributes:
         algorithm: which of the two it is.
         width: of its elements in memory.
-        br: rows of its tile; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1).
+        br: rows of its tile of queries; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1).
         holds_scores: whether S and P are in memory whole.
         packs_heads: whether heads that share k and v are rows of one tile where there is one query, and read them once.
+        bc: of a backward pass, keys in a tile of keys; None is as many as `br`.
+        recomputes_twice: whether a second pass over all tiles computes dQ, keeps it on the chip and computes P again. Without it,
+            a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
+        stores_first: whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum.
+        scales_lse: whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential.
     """
 
     algorithm: Algorithm
@@ -59,6 +65,10 @@ class CostModel:
     br: int | None = None
     holds_scores: bool = False
     packs_heads: bool = False
+    bc: int | None = None
+    recomputes_twice: bool = False
+    stores_first: bool = False
+    scales_lse: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,35 @@ class Cost:
 
 
 def cost_of(problem: Problem, model: CostModel, device: torch.device) -> Cost:
-    """The cost of a problem by the model of an implementation, on a device."""
-    br = rows_of_tile(problem, model, device) if model.algorithm is Algorithm.TILED else 0
-    return Cost(model.algorithm, moved_bytes(as_computed(problem, model), model.algorithm, model.width, br), br)
+    """The cost of a forward pass by the model of an implementation, on a device."""
+    computed = as_computed(problem, model)
+    if model.algorithm is Algorithm.VANILLA:
+        return Cost(model.algorithm, vanilla_bytes(computed, model.width), 0)
+    br = rows_of_tile(problem, model, device)
+    return Cost(model.algorithm, tiled_bytes(computed, model.width, br), br)
+
+
+def backward_cost_of(problem: Problem, model: CostModel, device: torch.device) -> Cost:
+    """The cost of a backward pass by the model of an implementation, on a device."""
+    if model.algorithm is Algorithm.VANILLA:
+        return Cost(model.algorithm, backward_vanilla_bytes(problem, model.width), 0)
+    br = rows_of_tile(problem, model, device)
+    return Cost(model.algorithm, backward_tiled_bytes(problem, model, br, model.bc or br), br)
+
+
+def operations(problem: Problem) -> int:
+    """`4 d` for each visible pair of each head: a product and a sum in `Q K^T` and in `P V`; the exponential is not counted."""
+    shape = problem.shape
+    return 4 * shape.head_dim * shape.heads * visible_pairs(problem.mask, shape.batch, shape.queries, shape.keys)
+
+
+def backward_operations(problem: Problem) -> int:
+    """`10 d` for each visible pair of each head: a product and a sum in each of `Q K^T`, `dO V^T`, `P^T dO`, `dS^T Q`, `dS K`.
+
+    `Q K^T` is counted although an implementation that stores P does not compute it: this is the usual count
+    (Dao 2023, section 4.1, 2.5 times the forward pass).
+    """
+    return 5 * operations(problem) // 2
 
 
 def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
@@ -83,12 +119,6 @@ def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
     return sum(int((high - low).clamp(min=0).sum()) for low, high in ranges)
 
 
-def operations(problem: Problem) -> int:
-    """`4 d` for each visible pair of each head: a product and a sum in `Q K^T` and in `P V`; the exponential is not counted."""
-    shape = problem.shape
-    return 4 * shape.head_dim * shape.heads * visible_pairs(problem.mask, shape.batch, shape.queries, shape.keys)
-
-
 def as_computed(problem: Problem, model: CostModel) -> Problem:
     """The problem as a kernel that packs heads has it: with one query, heads that share k and v are its rows."""
     if not model.packs_heads or problem.shape.queries > 1 or problem.mask.window is not None:
@@ -96,30 +126,60 @@ def as_computed(problem: Problem, model: CostModel) -> Problem:
     return replace(problem, shape=problem.shape.packed, mask=replace(problem.mask, causal=False))
 
 
-def moved_bytes(problem: Problem, kind: Algorithm, each: Width, br: int) -> float:
-    """Bytes that the algorithm moves; `br` is the tile's rows, which vanilla attention ignores."""
-    return _vanilla(problem, each) if kind is Algorithm.VANILLA else _tiled(problem, each, br)
-
-
-def _vanilla(problem: Problem, each: Width) -> float:
+def vanilla_bytes(problem: Problem, each: Width) -> float:
     """`Q K^T` reads q, k and writes S; softmax reads S and writes P; `P V` reads P, v and writes O; a mask reads, writes S."""
-    shape = problem.shape
-    q, kv = math.prod(shape.q), math.prod(shape.kv)
-    scores = shape.batch * shape.heads * shape.queries * shape.keys
+    q, kv, scores = _elements(problem)
     return each.input * (q + 2 * kv + (4 if problem.mask.is_none else 6) * scores) + each.output * q
 
 
-def _tiled(problem: Problem, each: Width, br: int) -> float:
+def tiled_bytes(problem: Problem, each: Width, br: int) -> float:
     """Each block of `br` rows reads its q, the keys and values that any of its rows sees, and writes its O.
 
     Each of the heads that share a KV head reads it, as far as no cache lies between.
     """
-    shape, keys = problem.shape, keys_of_tiles(problem, br)
-    q = math.prod(shape.q)
-    return each.input * (q + 2 * shape.heads * shape.head_dim * keys) + each.output * q
+    shape, (q, _, _) = problem.shape, _elements(problem)
+    return each.input * (q + 2 * shape.heads * shape.head_dim * _keys_of_tiles(problem, br)) + each.output * q
 
 
-def keys_of_tiles(problem: Problem, br: int) -> int:
+def backward_vanilla_bytes(problem: Problem, each: Width) -> float:
+    """Autograd of matmul, softmax, matmul: it reads and writes all scores seven times, nine times under a mask.
+
+    `dV = P^T dO` reads P; `dP = dO V^T` is written; softmax's gradient reads P and dP and writes dS; a mask reads and writes dS;
+    `dQ = dS K` and `dK = dS^T Q` read dS. dO is read twice, q, k and v once, dQ, dK and dV are written.
+    """
+    q, kv, scores = _elements(problem)
+    return each.input * (3 * q + 2 * kv + (7 if problem.mask.is_none else 9) * scores) + each.output * (q + 2 * kv)
+
+
+def backward_tiled_bytes(problem: Problem, model: CostModel, br: int, bc: int) -> float:
+    """Dao 2023, Algorithm 2: delta, then for each tile of keys every row that sees any of its keys.
+
+    - Computing delta reads O and dO and writes one number per row; it may also read LSE and write it in other units.
+    - A tile of keys reads its k and v, and q, dO, LSE and delta of each row that it meets.
+    - dQ is read and written in FP32 at each meeting (at a row's first meeting perhaps only written), and then converted. Or a
+      second pass computes it: a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
+    - dQ, dK and dV are written.
+
+    Every query head reads the KV head that it shares.
+    """
+    shape, each, (q, kv, _) = problem.shape, model.width, _elements(problem)
+    rows = shape.batch * shape.heads * shape.queries
+    keys, met, seeing = (shape.heads * count for count in _meetings(problem, bc))
+    of_row = 2 * shape.head_dim * each.input + 2 * _WIDE  # q, dO, LSE, delta
+    moved = each.input * (2 * q + 2 * shape.head_dim * keys) + _WIDE * rows + of_row * met + each.output * (q + 2 * kv)
+    moved += 2 * _WIDE * rows if model.scales_lse else 0
+    if model.recomputes_twice:
+        return moved + of_row * rows + each.input * 2 * shape.head_dim * shape.heads * _keys_of_tiles(problem, br)
+    return moved + _WIDE * (shape.head_dim * (2 * met - (seeing if model.stores_first else 0)) + q)
+
+
+def _elements(problem: Problem) -> tuple[int, int, int]:
+    """Elements of q, of k, and of all scores."""
+    shape = problem.shape
+    return math.prod(shape.q), math.prod(shape.kv), shape.batch * shape.heads * shape.queries * shape.keys
+
+
+def _keys_of_tiles(problem: Problem, br: int) -> int:
     """Keys between the first and the last that any row of a block of `br` rows sees, over all blocks of all batch entries."""
     shape, mask = problem.shape, problem.mask
     starts = torch.arange(0, shape.queries, br)
@@ -130,6 +190,22 @@ def keys_of_tiles(problem: Problem, br: int) -> int:
         _, high = mask.key_range(shape.queries, shape.keys, ends, length)
         keys += int((high - low).clamp(min=0).sum())
     return keys
+
+
+def _meetings(problem: Problem, bc: int) -> tuple[int, int, int]:
+    """Keys in tiles that some row sees; pairs of such a tile and a row between its first and last; rows in at least one pair."""
+    shape, mask = problem.shape, problem.mask
+    keys = met = seeing = 0
+    for length in mask.lengths(shape.batch, shape.keys):
+        rows = []
+        for start in range(0, length, bc):
+            stop = min(start + bc, length)
+            first, last = mask.query_range(shape.queries, shape.keys, start, stop)
+            if first < last:
+                keys, met = keys + stop - start, met + last - first
+                rows += [first, last]
+        seeing += max(rows, default=0) - min(rows, default=0)
+    return keys, met, seeing
 
 
 def rows_of_tile(problem: Problem, model: CostModel, device: torch.device) -> int:

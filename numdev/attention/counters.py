@@ -1,4 +1,4 @@
-"""What a tiled run counts of itself: the mechanisms behind a deviation."""
+"""The events that a tiled run counts of itself: the mechanisms behind a deviation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from torch import Tensor
 from numdev.attention.precision import Precision
 from numdev.attention.reach import maximum_lags, reach_of_one
 from numdev.attention.softmax import OnlineSoftmax
+
+COUNTERS = {
+    "rescales_per_row": ("per row", "times that alpha differed from 1 on a row already begun, mean over rows"),
+    "tied_rows": ("relative", "share of rows whose largest score occurs more than once"),
+    "p_one_per_row": ("per row", "entries of P equal to 1, mean over rows"),
+    "p_flushed": ("relative", "share of the visible entries of P that are 0 after the probabilities cast"),
+    "p_saturated": ("relative", "share of the visible entries of P beyond the largest number of the probabilities format"),
+    "stagnated_per_row": ("per row", "additions of something positive that left a running row sum as it was, mean over rows"),
+    "lost_rows": (
+        "relative",
+        "share of rows that see a key and whose row sum is 0: their result is 0, their LSE -inf",
+    ),
+}
+"""Unit and meaning of each event of a forward run."""
+
+BACKWARD_COUNTERS = {
+    "p_above_one": ("relative", "share of the visible entries of P, as it is recomputed, above 1: only rounding can make them"),
+    "p_flushed": ("relative", "share of the visible entries of P that are 0 after the probabilities cast"),
+    "ds_flushed": ("relative", "share of the visible entries of dS that are 0 after the ds cast"),
+}
+"""Of a backward run."""
 
 _EXACTLY = 1 << 24  # ones that FP32 can add up without rounding
 
@@ -109,7 +130,7 @@ class Counters:
         self._lost += self._count((lse == float("-inf")).squeeze(-1) & sees)
 
     def summaries(self) -> list[dict[str, float]]:
-        """The columns of `numdev.attention.events.COUNTERS`, of each replicate."""
+        """The columns of `COUNTERS`, of each replicate."""
         tied = (self._ties > 1).double().reshape(self._replicates, -1).mean(1)
         counted = zip(self._events.T.tolist(), tied.tolist(), self._lost.tolist(), strict=True)
         return [self._summary(events, tied, lost) for events, tied, lost in counted]
@@ -170,6 +191,32 @@ class Counters:
             "stagnated_per_row": stagnated / rows,
             "lost_rows": lost / rows,
         }
+
+
+class BackwardCounters:
+    """Events of one backward run, summed over tiles on the device; only `summary` waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = torch.zeros(len(BACKWARD_COUNTERS), dtype=torch.float64, device=device)
+        self._entries = torch.zeros((), dtype=torch.float64, device=device)
+
+    def tile(self, p: Tensor, entering: Tensor, ds: Tensor, visible: Tensor | None) -> None:
+        """Count one tile: P as recomputed and as it enters its product, and dS as it enters its products; 0 where masked."""
+        seen = p.numel() if visible is None else visible.sum() * (p.numel() // visible.numel())
+        self._entries += seen
+        self._events[0] += torch.count_nonzero(p > 1)
+        self._events[1] += seen - torch.count_nonzero(entering)
+        self._events[2] += seen - torch.count_nonzero(ds)
+
+    def add(self, events: Tensor, entries: float) -> None:
+        """The three events of a run, entries that are 0 for the latter two, and how many entries are visible."""
+        self._events += events.to(self._events)
+        self._entries += entries
+
+    def summary(self) -> dict[str, float]:
+        """The columns of `BACKWARD_COUNTERS`."""
+        entries = max(self._entries.item(), 1.0)
+        return {name: count / entries for name, count in zip(BACKWARD_COUNTERS, self._events.tolist(), strict=True)}
 
 
 def can_saturate(precision: Precision, softmax: OnlineSoftmax) -> bool:

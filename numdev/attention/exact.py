@@ -1,30 +1,48 @@
-"""Exact attention in FP64: the golden value."""
+"""Exact attention and its gradients in FP64: the golden values."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import FP64, Format
+from numdev.arithmetic.formats import BF16, FP32, Format
 from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
-from numdev.attention.base import Output, Primary, check_shapes, group_heads, softmax_scale
-from numdev.attention.honours import Honours
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import OutputForDelta, Recompute
+from numdev.attention.base import (
+    ForwardPass,
+    Gradients,
+    Output,
+    Saved,
+    check_backward_shapes,
+    check_shapes,
+    group_heads,
+    softmax_scale,
+)
+from numdev.attention.differentiable import BackwardPass
+from numdev.attention.honours import PRESET, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
+from numdev.attention.steps import NEVER
+from numdev.attention.tiled import Tiled
 from numdev.attention.together import Inputs, Limits, plain_stack, together
-from numdev.attention.walk import Walk
+from numdev.attention.vendor.dispatch import IN_TORCH
 
-_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}  # scores held at once: 8 MB, in the last-level cache; 1 GB on a GPU
+# Scores held at once. Forward, on a CPU, 8 MB: they stay in the last-level cache.
+_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}
+_BACKWARD_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}
 _STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
-class Exact(Primary):
+class Exact(ForwardPass):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
     Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, where `A = scale max_ij sum_t |q_it| |k_jt|` bounds the
@@ -33,21 +51,10 @@ class Exact(Primary):
     """
 
     honours: ClassVar[Honours] = Honours()
+    precision = Precision.golden()
 
-    @property
-    def idle(self) -> dict[str, str]:
-        return {}
-
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        return Walk(Precision.golden(), why="it has no tiles")
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return {"out": FP64, "lse": FP64}
-
-    @property
-    def input_key(self) -> Hashable:
-        return "fp64"
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q.double(), k.double(), v.double()
@@ -73,11 +80,10 @@ class Exact(Primary):
             stop = min(start + step, queries)
             scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
             visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
-            if visible is not None:
-                visible = visible[:, :, None]
-                scores.masked_fill_(~visible, float("-inf"))
+            visible = None if visible is None else visible[:, :, None]
+            scores = _seen(scores, visible, NEVER)
             m = scores.amax(-1, keepdim=True)
-            m.masked_fill_(m == float("-inf"), 0.0)
+            m.masked_fill_(m == NEVER, 0.0)
             p = scores.sub_(m).exp_()
             row_sum = row_sums(p)
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
@@ -87,6 +93,146 @@ class Exact(Primary):
     def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
         """See `numdev.measurement.operation.Together`."""
         return together(self, replicates, mask, _STACKED, plain_stack(self, scale))
+
+
+@dataclass(frozen=True)
+class ExactBackward(BackwardPass):
+    """The gradients of `sum(dO * O)` in FP64, streamed over blocks of queries: no matrix of N x N is ever formed.
+
+    Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
+    score: `e_ij = dP_ij - dP_ib`, `mean_i = sum_j P_ij e_ij`, `dS = P * (e - mean)`, `delta_i = dP_ib + mean_i`. Since `e_ib` is
+    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. To first order, element by element,
+
+        |error of dS_ij| <= 4 u C W_i P_ij (1 - P_ij),    W_i = sum_t |dO_it| max |V|,    C = 2 pi + N + 2 d + 5
+
+    with the relative error `pi u` of P, `pi = 2 ((d + 4) A + 2) + N`, and `A` as in `Exact`: it shrinks with `1 - P` as dS does.
+    dQ and dK carry it through their sums; dV errs by `pi + M` for M rows in a sum. The bounds of all are derived in
+    tests/attention/backward/cases.py (`element_bounds`), and the tests compare with multiprecision arithmetic. Two things stay
+    absolute errors: what is below FP64's normal numbers, 2^-1022, and dQ of a row whose largest score is that of several equal
+    keys, whose parts of dQ cancel in `dS K`.
+    """
+
+    honours: ClassVar[Honours] = Honours()
+    precision = BackwardPrecision.golden()
+    forward = Exact()
+    recompute = Recompute(output=OutputForDelta.UNROUNDED)
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return q.double(), k.double(), v.double(), do.double()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """The golden gradients, whose error is stated above. Any floating dtype in, FP64 out."""
+        return self._streamed((q, k, v, do), None, mask, scale)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone: P of the saved LSE, and `delta = rowsum(dO * O)` of the saved O.
+
+        The rounding of that O stays in `dP - delta`, also where P saturates. Any floating dtype in, FP64 out.
+        """
+        saved.check(q, v)
+        return self._streamed((q, k, v, do), saved, mask, scale)
+
+    def _streamed(self, inputs: tuple[Tensor, ...], saved: Saved | None, mask: Mask, scale: float | None) -> Gradients:
+        q, k, v, do = inputs
+        check_backward_shapes(q, k, v, do, mask)
+        factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
+        k, v = (mask.without_padding(x.double())[:, :, None] for x in (k, v))
+        q, do = (group_heads(x.double(), kv_heads) for x in (q, do))
+        k_turned, v_turned = k.mT.contiguous(), v.mT.contiguous()
+        delta, lse = q.new_empty(*q.shape[:-1], 1), None
+        if saved is not None:
+            out, lse = (group_heads(x.double(), kv_heads) for x in (saved.out, saved.lse[..., None]))
+            delta = row_sums(do * out).masked_fill_(lse == NEVER, 0.0)
+            lse = lse.masked_fill(lse == NEVER, -NEVER)  # whose exponentials are 0
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        step = whole_blocks(_BACKWARD_WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * keys), torch.float64)
+        for start in range(0, queries, step):
+            stop = min(start + step, queries)
+            rows = (..., slice(start, stop), slice(None))
+            visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
+            visible = None if visible is None else visible[:, :, None]
+            turned = None if visible is None else visible.mT
+            s = _seen(product(q[rows], k_turned).mul_(factor), visible, NEVER)
+            dp = product(do[rows], v_turned)
+            if lse is None:
+                p, ds, delta[rows] = _of_softmax(s, dp, visible)
+            else:
+                p = s.sub_(lse[rows]).exp_()
+                ds = dp.sub_(delta[rows]).mul_(p)
+            p, ds = _seen(p, visible), _seen(ds, visible)
+            dq[rows] = visible_product(ds, k, visible)
+            dk += visible_product(ds.mT, q[rows], turned).sum(2)
+            dv += visible_product(p.mT, do[rows], turned).sum(2)
+        return Gradients(dq.mul_(factor).flatten(1, 2), dk.mul_(factor), dv, delta.squeeze(-1).flatten(1, 2))
+
+
+def _of_softmax(s: Tensor, dp: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """P, dS and delta of whole rows of scores, in place; see `ExactBackward`."""
+    m, best = s.max(-1, keepdim=True)
+    hidden = m == NEVER
+    p = s.sub_(m.masked_fill_(hidden, 0.0)).exp_()
+    p.div_(row_sums(p).masked_fill_(hidden, 1.0))
+    origin = dp.gather(-1, best).masked_fill_(hidden, 0.0)
+    e = _seen(dp.sub_(origin), visible)
+    mean = row_sums(p * e)
+    return p, e.sub_(mean).mul_(p), origin + mean
+
+
+def _seen(x: Tensor, visible: Tensor | None, otherwise: float = 0.0) -> Tensor:
+    """`x`, in place, with another number where a row does not see a key."""
+    return x if visible is None else x.masked_fill_(~visible, otherwise)
+
+
+@dataclass(frozen=True)
+class RoundedBackward(BackwardPass):
+    """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
+
+    Attributes:
+        fmt: the format of inputs and gradients; delta is rounded to FP32.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET, "kernel", IN_TORCH)
+    recompute = Recompute(output=OutputForDelta.UNROUNDED)
+
+    fmt: Format = BF16
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        return BackwardPrecision.kernel(self.fmt)
+
+    @property
+    def forward(self) -> Tiled:
+        """The forward pass that its emulation uses: the exact O, rounded once."""
+        return Tiled(Precision.golden().with_step(output=self.fmt))
+
+    @property
+    def primal(self) -> Tiled:
+        """Exact O of inputs in the format, rounded once."""
+        return Tiled(Precision.golden().with_step(inputs=self.fmt, output=self.fmt))
+
+    @property
+    def forward_pass(self) -> Exact:
+        return Exact()
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Takes rounded inputs; returns FP64 tensors whose numbers are in the format. Shapes as in `Gradients`."""
+        return self._rounded(ExactBackward()(q, k, v, do, mask, scale))
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone; see `ExactBackward.backward`."""
+        return self._rounded(ExactBackward().backward(q, k, v, do, saved, mask, scale))
+
+    def _rounded(self, exact: Gradients) -> Gradients:
+        cast = Cast(self.fmt)
+        assert exact.delta is not None, "exact gradients have one"
+        return Gradients(cast(exact.dq), cast(exact.dk), cast(exact.dv), Cast(FP32)(exact.delta))
 
 
 def rounded_once(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float | None = None) -> Tensor:

@@ -12,7 +12,6 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.quantise import Quantised
-from numdev.attention.base import Emulated, Modelled
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import OnlineSoftmax
@@ -88,8 +87,3 @@ def tiled_ineffective(precision: Precision, tiling: Tiling, softmax: OnlineSoftm
         lengths["scores"] = shape.head_dim * (2 if smoothed else 1)
     of_keys = [] if shape is None else tiling.ineffective(shape.keys)
     return precision.ineffective(lengths) + of_keys + softmax.exp.ineffective(tiling.bc)
-
-
-@runtime_checkable
-class Declares(Modelled, Emulated, Honouring, Protocol):
-    """An implementation of the forward pass that says what it honours."""

@@ -8,23 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Output, UnderPolicy, check_shapes
+from numdev.attention.base import ForwardPass, Output, check_shapes
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.kernels.runtime import require
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
-from numdev.attention.walk import Walk
 from numdev.errors import NotHonoured
 
 
 @dataclass(frozen=True)
-class Instrumented(UnderPolicy):
+class Instrumented(ForwardPass):
     """The recurrence of `Tiled` with its casts compiled into a Triton kernel.
 
     It agrees with `Tiled` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far as
@@ -45,17 +45,17 @@ class Instrumented(UnderPolicy):
 
     @property
     def idle(self) -> dict[str, str]:
-        return super().idle | self.tiling.idle
+        return self.precision.idle | self.tiling.idle
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
         """See `numdev.attention.honours.OnShape`."""
         return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        return Walk(self.precision, self.softmax, self.tiling)
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, self.softmax, tiling=self.tiling)
 
     def unrounded(self) -> Instrumented:
         """The same, its output left in the format of the accumulator."""

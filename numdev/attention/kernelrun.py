@@ -9,11 +9,11 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.base import Output, softmax_scale
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.launch import Device, Launch, with_stages
 from numdev.attention.kernels.runtime import check_scale, generation, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
@@ -48,8 +48,8 @@ class KernelRun:
             log_scale = self.softmax.log_scale
             q, factor = self.precision.scale_queries(q.float(), factor * log_scale), 1.0 / log_scale
         out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
-        ran = Ran(INSTRUMENTED, launch.br, launch.bc, launch.warps, launch.stages, self.tiling.splits)
-        return Output(self.precision.output.apply_(out), lse, ran=ran)
+        used = KernelLaunch(INSTRUMENTED, launch.br, launch.bc, launch.warps, launch.stages, self.tiling.splits)
+        return Output(self.precision.output.apply_(out), lse, launch=used)
 
     def refusal(self, q: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> str | None:
         """Why the kernel does not take a run, in its own words; None where it does, unless a tile does not fit into the GPU."""

@@ -1,27 +1,39 @@
-"""Naive, untiled attention under a precision policy: the paper's baseline."""
+"""Naive, untiled attention under a precision policy: the paper's baseline, and autograd of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import Format
 from numdev.arithmetic.products import whole_blocks
-from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
-from numdev.attention.commonsteps import NEVER
+from numdev.attention.backward.honours import STEPS as BACKWARD_STEPS
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.base import (
+    ForwardPass,
+    Gradients,
+    Output,
+    Saved,
+    check_backward_shapes,
+    check_shapes,
+    group_heads,
+    softmax_scale,
+)
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.differentiable import BackwardPass, Passes, bare_call
 from numdev.attention.honours import PRESET, STEPS, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import Normalise
-from numdev.attention.steps import Steps
+from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
 from numdev.attention.together import Inputs, Limits, plain_stack, together
-from numdev.attention.walk import Walk
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
@@ -29,7 +41,7 @@ _STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
-class Naive(UnderPolicy):
+class Naive(ForwardPass):
     """`S = scale Q K^T; P = exp(S - rowmax S); O = (P / l) V`, each step in its format, over whole rows.
 
     Attributes:
@@ -50,17 +62,17 @@ class Naive(UnderPolicy):
     def idle(self) -> dict[str, str]:
         """Where P is divided, the accumulator is not."""
         divided = {} if self.normalise is Normalise.END else {"precision.accumulator": "attention.normalise=end"}
-        return super().idle | divided
+        return self.precision.idle | divided
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         """Vanilla attention's, though a block of rows at a time is in memory."""
         return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format))
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        return Walk(self.precision, why="it has no tiles")
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def unrounded(self) -> Naive:
-        """The same, its output left in the format of the last operation before the cast."""
+        """Itself, its output left in the format of the last operation before the cast."""
         each = self.normalise is Normalise.EACH
         last = self.precision.values.accumulate if each else self.precision.accumulator
         return replace(self, precision=self.precision.with_step(output=last))
@@ -81,6 +93,7 @@ class Naive(UnderPolicy):
         for start in range(0, queries, step):
             rows = (start, min(start + step, queries))
             visible = mask.visible(queries, keys, rows, (0, keys), q.device)
+            visible = None if visible is None else visible[:, :, None]
             block = grouped[..., slice(*rows), :]
             steps.at(0, 0, start)
             out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, visible, factor)
@@ -93,12 +106,7 @@ class Naive(UnderPolicy):
     def _rows(
         self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, visible: Tensor | None, factor: float
     ) -> tuple[Tensor, Tensor]:
-        s = steps.scores(q, transposed, factor)
-        if visible is not None:
-            visible = visible[:, :, None]
-            s.masked_fill_(~visible, NEVER)
-        m = s.amax(-1, keepdim=True)
-        p = steps.exponential(s, m, torch.exp_)
+        p, m = _exponentials(steps, q, transposed, visible, factor)
         row_sum = steps.row_sum(p)
         lse = steps.lse(m, row_sum).squeeze(-1)
         if self.normalise is Normalise.EACH:
@@ -107,3 +115,122 @@ class Naive(UnderPolicy):
             out = steps.values(steps.probabilities(p), v, visible)
             out = steps.normalise(steps.enter_accumulator(out), row_sum)
         return steps.output(out), lse
+
+
+def _exponentials(steps: Steps, q: Tensor, transposed: Tensor, visible: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+    """`exp(S - m)` and `m` of whole rows."""
+    s = steps.scores(q, transposed, factor)
+    if visible is not None:
+        s.masked_fill_(~visible, NEVER)
+    m = s.amax(-1, keepdim=True)
+    return steps.exponential(s, m, torch.exp_), m
+
+
+_STORED = ("preset", "scores", "exponential", "row_sum", "probabilities")  # the steps that compute P
+
+
+@dataclass(frozen=True)
+class NaiveBackward(BackwardPass):
+    """`P = softmax(scale Q K^T)` as the forward pass stores it, then the gradient of each of its operations in turn.
+
+    `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
+    from `TiledBackward` with one tile as large as the problem: P is `exp(S - m) / l`, stored, and used in all three; delta is
+    always computed from P; dS is rounded by `ds`, then scaled and rounded by `ds` again, as torch does.
+
+    Attributes:
+        precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
+        forward: the policy of the forward pass, which computes P.
+    """
+
+    honours: ClassVar[Honours] = Honours(
+        (BACKWARD_STEPS - {"precision.scores", "precision.exponential"}) | {f"forward_precision.{name}" for name in _STORED}
+    )
+
+    precision: BackwardPrecision
+    forward: Precision
+
+    @staticmethod
+    def eager(fmt: Format) -> NaiveBackward:
+        """Both passes as three tensor operations in `fmt`."""
+        return NaiveBackward(BackwardPrecision.eager(fmt), Precision.eager(fmt))
+
+    @property
+    def primal(self) -> Naive:
+        return Naive(self.forward)
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
+        """The cost model of the operations that it emulates."""
+        return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format), holds_scores=True)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")
+
+    def replicate(self, seed: int) -> NaiveBackward:
+        precision, forward = self.precision.replicate(seed), self.forward.replicate(seed)
+        same = precision is self.precision and forward is self.forward
+        return self if same else NaiveBackward(precision, forward)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """Takes rounded inputs and returns tensors in the carrier. Shapes as in `Gradients`; S and P are held in memory whole."""
+        return self._prepared((q, k, v, do), mask, scale)()
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass of its own forward pass, whose P it computes again: O and LSE are not enough."""
+        return self(q, k, v, do, mask, scale)
+
+    def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
+        """Autograd keeps P of the forward pass, whereas `Naive` returns O alone: P is computed before the passes are timed."""
+        attend, backward = bare_call(self.primal, (q, k, v), mask, scale), self._prepared((q, k, v, do), mask, scale)
+
+        def both() -> Gradients:
+            attend()
+            return backward()
+
+        return Passes(attend, backward, both)
+
+    def _prepared(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Callable[[], Gradients]:
+        """The backward pass as a call; P is computed and stored before."""
+        q, k, v, do = inputs
+        check_backward_shapes(q, k, v, do, mask)
+        (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
+        k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
+        q, do = group_heads(q, kv_heads), group_heads(do, kv_heads)
+        visible = mask.visible(queries, keys, (0, queries), (0, keys), q.device)
+        visible = None if visible is None else visible[:, :, None]
+        p = self._stored(q, k, visible, factor).to(self.precision.carrier)
+        carried = tuple(x.to(self.precision.carrier) for x in (q, k, v, do))
+        return lambda: self._gradients(carried, p, visible, factor)
+
+    def _gradients(self, inputs: tuple[Tensor, ...], p: Tensor, visible: Tensor | None, factor: float) -> Gradients:
+        """The gradient of each operation in turn, from the stored P."""
+        q, k, v, do = inputs
+        steps = BackwardSteps.of(self.precision, max(q.shape[-2], k.shape[-2]))
+        steps.at(TILES, 0, 0)
+        dp = steps.dp(do, v)
+        if visible is not None:
+            dp.masked_fill_(~visible, 0.0)
+        delta = steps.delta("weigh dp by stored", dp.clone(), p)
+        ds = steps.ds_of_stored(dp, p, delta, factor)
+        if visible is not None:
+            ds.masked_fill_(~visible, 0.0)
+            delta.masked_fill_(~visible.any(-1, keepdim=True), 0.0)
+        p = steps.probabilities(p)
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        steps.add_dq(dq, ds, k, visible)
+        for head in range(q.shape[2]):
+            seen = None if visible is None else visible[:, :, 0]
+            steps.add_dk(dk, ds[:, :, head], q[:, :, head], seen)
+            steps.add_dv(dv, p[:, :, head], do[:, :, head], seen)
+        steps.at(END, 0, 0)
+        dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2))
+
+    def _stored(self, q: Tensor, k: Tensor, visible: Tensor | None, factor: float) -> Tensor:
+        """P as the forward pass stores it, 0 where a row does not see a key; what `Naive` multiplies with V."""
+        steps = Steps.of(self.forward, q.shape[-2])
+        steps.at(0, 0, 0)
+        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, visible, factor)
+        p = steps.share(p, steps.row_sum(p))
+        return p if visible is None else p.masked_fill_(~visible, 0.0)

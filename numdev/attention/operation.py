@@ -1,19 +1,148 @@
-"""Attention as an operation: what measurements, records and reports must know of it."""
+"""Attention's two operations, forward and backward: what measurements, records and reports must know of them."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from numdev.attention.events import COUNTERS
-from numdev.attention.exact import Exact
+from numdev.attention import cost
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.problem import draw_do
+from numdev.attention.base import ForwardPass, Implementation
+from numdev.attention.cost import CostModel
+from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
+from numdev.attention.differentiable import WithGradients
+from numdev.attention.exact import Exact, ExactBackward
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.launch import digest as launch_digest
 from numdev.attention.kernels.runtime import interpreting, triton_version
+from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
-from numdev.attention.workload import AttentionWorkload
+from numdev.attention.problem import Problem
+from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Inputs, Operation, Output
+from numdev.measurement.workload import Beside, Cost, Workload
 from numdev.results.record import Column
+
+
+@dataclass(frozen=True)
+class AttentionWorkload(Workload):
+    """Draws one group of heads and repeats it for the others.
+
+    The time of a call does not depend on the numbers, but for the power that their bits take, and drawing every head would take
+    longer than timing the call.
+    """
+
+    def sample(self, problem: Problem) -> Problem:
+        """The problem of the first batch entry and the query heads that share one KV head."""
+        shape, mask = problem.shape, problem.mask
+        lengths = None if mask.key_lengths is None else mask.key_lengths[:1]
+        small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+
+    def held(self, problem: Problem, variant: Implementation, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Every head and batch entry, in a dtype that a call need not convert."""
+        shape, dtype = problem.shape, variant.storage or rounded[0].dtype
+        return tuple(tensor.to(dtype).repeat(shape.batch, shape.kv_heads, 1, 1) for tensor in rounded)
+
+    def compared(self, problem: Problem, output: Tensor) -> Tensor:
+        """The heads that golden has: all others see the same numbers."""
+        return output[:1, : problem.shape.heads // problem.shape.kv_heads]
+
+    def needed_bytes(self, problem: Problem, variant: Implementation) -> int:
+        """q, k, v and the output, and S and P of an implementation that holds all scores in memory."""
+        return _needed_bytes(problem, variant, tensors=2, scores=2)
+
+    def size(self, problem: Problem) -> tuple[float, ...]:
+        """Rows of queries and keys, and visible pairs of the two, over heads and batch entries, times head_dim."""
+        shape = problem.shape
+        rows = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys) * shape.head_dim
+        return float(rows), float(cost.operations(problem))
+
+    def smaller(self, problem: Problem, tokens: int) -> Problem:
+        """One head of one batch entry with at most so many queries and keys."""
+        shape, mask = problem.shape, problem.mask
+        queries, keys = min(shape.queries, tokens), min(shape.keys, tokens)
+        lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], keys),)
+        small = replace(shape, batch=1, heads=1, kv_heads=1, queries=queries, keys=keys)
+        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+
+    def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
+        """By the variant's own model of the kernel that ran."""
+        return _forward_cost(problem, variant.cost_model(output.launch), device)
+
+    def is_tf32(self, variant: Implementation) -> bool:
+        return variant.is_tf32
+
+    def call(self, variant: ForwardPass) -> Any:
+        return variant.bare
+
+    def forget(self) -> None:
+        """Releases the dense mask, which may be as large as the scores."""
+        dispatch.forget_masks()
+
+    def counting(self) -> AbstractContextManager[None]:
+        return dispatch.unproven()
+
+
+@dataclass(frozen=True)
+class BackwardWorkload(AttentionWorkload):
+    """The backward pass alone is timed, from what one forward pass left; beside it the forward pass, and both together."""
+
+    @property
+    def beside(self) -> Mapping[str, str]:
+        return {"forward": "the forward pass alone", "both": "the forward pass and then the backward pass"}
+
+    def bound(self, problem: Problem, variant: WithGradients, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        q, k, v, do = inputs
+        return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale).backward
+
+    def calls_beside(
+        self, problem: Problem, variant: WithGradients, inputs: tuple[Tensor, ...], device: torch.device
+    ) -> dict[str, Beside]:
+        q, k, v, do = inputs
+        passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
+        attend, launch = variant.forward_pass, passes.forward().launch
+        model = attend.cost_model(launch) if isinstance(attend, Implementation) else None
+        forward, backward = _forward_cost(problem, model, device), self.cost(problem, variant, passes.backward(), device)
+        algorithm = forward.algorithm if forward.algorithm == backward.algorithm else ""
+        both = Cost(forward.operations + backward.operations, algorithm, forward.model_bytes + backward.model_bytes)
+        return {"forward": Beside(passes.forward, forward), "both": Beside(passes.both, both)}
+
+    def needed_bytes(self, problem: Problem, variant: Implementation) -> int:
+        """q, k, v, dO, O and the gradients, and S, P and dP of an implementation that holds all scores in memory."""
+        return _needed_bytes(problem, variant, tensors=4, scores=3)
+
+    def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
+        """By the variant's own model of the kernel that ran."""
+        operations, model = cost.backward_operations(problem), variant.cost_model(output.launch)
+        return _as_cost(operations, None if model is None else cost.backward_cost_of(problem, model, device))
+
+
+def _needed_bytes(problem: Problem, variant: Implementation, tensors: int, scores: int) -> int:
+    """So many tensors like q and like k, and matrices of scores where the variant holds them."""
+    shape, model = problem.shape, variant.cost_model(KernelLaunch())
+    needed = (variant.storage or torch.float32).itemsize * tensors * (math.prod(shape.q) + math.prod(shape.kv))
+    if model is not None and model.holds_scores:
+        needed += scores * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
+    return needed
+
+
+def _forward_cost(problem: Problem, model: CostModel | None, device: torch.device) -> Cost:
+    """Of a forward pass by the model of an implementation, if it has one."""
+    return _as_cost(cost.operations(problem), None if model is None else cost.cost_of(problem, model, device))
+
+
+def _as_cost(operations: int, modelled: cost.Cost | None) -> Cost:
+    if modelled is None:
+        return Cost(operations)
+    return Cost(operations, modelled.algorithm.value, modelled.bytes, modelled.br)
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -27,10 +156,22 @@ def settings() -> tuple[Column, ...]:
     """Every setting of a problem and of a variant."""
     from numdev.attention import dictionary  # late: it imports every implementation
 
-    parts = {"problem": dictionary.PROBLEM, "variant": dictionary.VARIANT}
-    return tuple(Column(f"{part}.{name}", *said) for part, texts in parts.items() for name, said in texts.items())
+    return _columns(dictionary.PROBLEM, dictionary.VARIANT)
 
 
+def backward_settings() -> tuple[Column, ...]:
+    """Every setting of a problem and of a variant with gradients."""
+    from numdev.attention.backward import dictionary  # late: it imports every implementation
+
+    return _columns(dictionary.PROBLEM, dictionary.VARIANT)
+
+
+def _columns(problem: Mapping[str, tuple[str, str]], variant: Mapping[str, tuple[str, str]]) -> tuple[Column, ...]:
+    parts = {"problem": problem, "variant": variant}
+    return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
+
+
+SMALLER = "fewer queries, keys, heads or batch entries, or a smaller tiling.bc"
 ATTENTION = Operation(
     name="attention",
     golden=Exact(),
@@ -44,6 +185,25 @@ ATTENTION = Operation(
     settings=settings,
     environment=environment,
     workload=AttentionWorkload(),
-    smaller="fewer queries, keys, heads or batch entries, or a smaller tiling.bc",
+    smaller=SMALLER,
 )
 """Forward attention."""
+
+ATTENTION_BACKWARD = Operation(
+    name="attention_backward",
+    golden=ExactBackward(),
+    inputs=(Inputs(("q", "k", "v")), Inputs(("do",), draw_do)),
+    outputs=(
+        Output("dq", "dQ = scale dS K, the gradient by the queries", directed=True),
+        Output("dk", "dK = scale dS^T Q, the gradient by the keys", directed=True),
+        Output("dv", "dV = P^T dO, the gradient by the values", directed=True),
+        Output("delta", "the sum over a row of dO * O, which is that of dP * P"),
+    ),
+    steps=tuple(field.name for field in fields(BackwardPrecision)),
+    counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
+    settings=backward_settings,
+    environment=environment,
+    workload=BackwardWorkload(),
+    smaller=SMALLER,
+)
+"""The backward pass of attention, after a forward pass."""

@@ -1,7 +1,4 @@
-"""The elementary operations of attention as data: the step that rounds each, and the formats of its operands.
-
-`OPERATIONS` are those of the forward pass; the backward pass has a table of its own.
-"""
+"""The elementary operations of attention as data: the step that rounds each, and the formats of its operands."""
 
 from __future__ import annotations
 
@@ -18,8 +15,9 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.policy import Policy
 
 Row = tuple[str, Operation, str, str]
+"""The step whose cast rounds an operation, its kind, and the steps in whose formats its operands are."""
 CONSTANT, SAVED = "", "saved"  # operands of no step: a number, and what another pass left, which may be any number of the carrier
-# The step whose cast rounds an operation, what is done, and the steps in whose formats its operands are.
+
 OPERATIONS: dict[str, Row] = {
     "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
     "shift ties": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
@@ -42,6 +40,27 @@ OPERATIONS: dict[str, Row] = {
     "distance of splits": ("rescale", Operation.SUBTRACT, "row_sum", "row_sum"),
     "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
 }
+"""Of the forward pass."""
+
+BACKWARD_OPERATIONS: dict[str, Row] = {
+    "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+    "scale lse": ("exponential", Operation.MULTIPLY, SAVED, CONSTANT),
+    "shift scores": ("exponential", Operation.SUBTRACT, "scores", SAVED),
+    "weigh output": ("delta", Operation.MULTIPLY, "inputs", SAVED),
+    "weigh dp": ("delta", Operation.MULTIPLY, "dp", "exponential"),
+    "weigh dp by stored": ("delta", Operation.MULTIPLY, "dp", SAVED),
+    "add delta": ("delta", Operation.ADD, "delta", "delta"),
+    "shift dp": ("difference", Operation.SUBTRACT, "dp", "delta"),
+    "weigh difference": ("difference", Operation.MULTIPLY, "difference", "exponential"),
+    "weigh difference by stored": ("difference", Operation.MULTIPLY, "difference", SAVED),
+    "scale ds": ("ds", Operation.MULTIPLY, "ds", CONSTANT),
+    "add dq": ("dq_sum", Operation.ADD, "dq_sum", "dq"),
+    "add dk": ("dk_sum", Operation.ADD, "dk_sum", "dk"),
+    "add dv": ("dv_sum", Operation.ADD, "dv_sum", "dv"),
+    "scale dq": ("dq_sum", Operation.MULTIPLY, "dq_sum", CONSTANT),
+    "scale dk": ("dk_sum", Operation.MULTIPLY, "dk_sum", CONSTANT),
+}
+"""Of the backward pass; `stored` is P as the forward pass stored it, `exponential` P as it is recomputed."""
 
 
 def operation(
@@ -54,11 +73,7 @@ def operation(
 
 
 def is_harmless(
-    policy: Policy,
-    carrier: torch.dtype,
-    step: str,
-    constants: tuple[float, ...],
-    table: Mapping[str, Row] = OPERATIONS,
+    policy: Policy, carrier: torch.dtype, step: str, constants: tuple[float, ...], table: Mapping[str, Row] = OPERATIONS
 ) -> bool:
     """Whether the carrier's own operations, then the cast, round every operation of a step as if once.
 

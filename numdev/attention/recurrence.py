@@ -1,26 +1,29 @@
-"""The online softmax recurrence for a block of rows, one KV tile at a time, every operation in its format."""
+"""The recurrences of tiled attention, one tile at a time, every operation in its format.
+
+Forward, the online softmax of a block of rows over tiles of keys; backward, gradients over pairs of a query tile and a KV tile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from numdev.attention.combine import combine
-from numdev.attention.commonsteps import NEVER
-from numdev.attention.counters import Counters
+from numdev.attention.backward.recompute import Recompute
+from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
-from numdev.attention.steps import Steps
+from numdev.attention.steps import DELTA, LOG2_E, NEVER, TILES, BackwardSteps, Steps
+from numdev.attention.tile_schedule import Meeting, Range
 
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same for all rows and tiles of a run. q, k and v are in the carrier, with heads grouped."""
+    """The part of a forward run that is the same for all rows and tiles. q, k and v are in the carrier, with heads grouped."""
 
     steps: Steps
     softmax: OnlineSoftmax
@@ -52,7 +55,7 @@ def through(run: Run, splits: list[list[tuple[int, int]]], first: int, start: Ca
         for index, tile in enumerate(tiles):
             rows.meet(index, tile)
         parts.append(rows.finish())
-    out, lse = parts[0] if len(parts) == 1 else combine(parts, run.steps, first)
+    out, lse = parts[0] if len(parts) == 1 else run.steps.combine(parts, first)
     return run.steps.output(out), lse
 
 
@@ -100,9 +103,9 @@ class Rows:
         rounded = self._round(p.clone(), visible) if soft.sum_over is SumOver.PROBABILITIES else None
         tile_sum = steps.row_sum(p, 1.0, watch) if rounded is None else steps.row_sum(rounded, soft.p_scale, watch)
         if beta is not None:
-            tile_sum = steps.weigh_sum(tile_sum, beta)
-        kept = steps.weigh_sum(l_old, alpha)
-        row_sum = steps.add_sums(kept, tile_sum)
+            tile_sum = steps.do("weigh sum", tile_sum.clone(), beta)
+        kept = steps.do("weigh sum", l_old.clone(), alpha)
+        row_sum = steps.do("add sums", kept.clone(), tile_sum)
         if run.counters is not None:
             run.counters.row_sums(p, alpha, l_old)
             run.counters.addition(kept, tile_sum, row_sum)
@@ -130,7 +133,7 @@ class Rows:
         """`P V`, the scale of P taken out of it."""
         steps, scale = self._run.steps, self._run.softmax.p_scale
         product = steps.values(p, v, visible)
-        return product if scale == 1.0 else steps.unscale_values(product, scale)
+        return product if scale == 1.0 else steps.do("unscale values", product, scale)
 
     def _accumulate_(
         self, o: Tensor, alpha: Tensor, beta: Tensor | None, kept: Tensor, row_sum: Tensor, product: Tensor
@@ -142,22 +145,22 @@ class Rows:
         steps = self._run.steps
         each = self._run.softmax.normalise is Normalise.EACH
         if each:
-            steps.weigh_output(o, kept)
+            steps.do("weigh output", o, kept)
         else:
             self._rescale_(o, alpha)
         if beta is None:
-            steps.accumulate(o, product)
+            steps.do("accumulate", o, product)
         else:
-            steps.accumulate_weighed(o, steps.weigh_values(product, beta))
+            steps.do("accumulate weighed", o, steps.do("weigh values", product, beta))
         return steps.normalise(o, row_sum) if each else o
 
     def _rescale_(self, o: Tensor, alpha: Tensor) -> None:
         """`O <- alpha O`. On a CPU the rows whose alpha is 1, soon nearly all, are left alone: nothing about them changes."""
         steps, moved = self._run.steps, (alpha != 1).squeeze(-1)
         if o.is_cpu and steps.noise is None and 4 * int(moved.sum()) < moved.numel():
-            o[moved] = steps.rescale_output(o[moved], alpha[moved])
+            o[moved] = steps.do("rescale output", o[moved], alpha[moved])
         else:
-            steps.rescale_output(o, alpha)
+            steps.do("rescale output", o, alpha)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The normalised rows, and their LSE."""
@@ -165,3 +168,117 @@ class Rows:
         steps.at(self._split, -1, self._first)
         out = self.o if soft.normalise is Normalise.EACH else steps.normalise(self.o, self.l)
         return out, steps.lse(self.m, self.l, soft.log_scale)
+
+
+@dataclass(frozen=True)
+class BackwardRun:
+    """The part of a backward run that is the same for all tiles. All tensors are in the carrier, with heads grouped.
+
+    Attributes:
+        lse: in the units of the scores.
+        factor: softmax scale.
+        meetings: of tiles, in the order in which they are added.
+    """
+
+    steps: BackwardSteps
+    recompute: Recompute
+    q: Float[Tensor, "batch kv_heads group queries dim"]
+    k: Float[Tensor, "batch kv_heads 1 keys dim"]
+    v: Float[Tensor, "batch kv_heads 1 keys values"]
+    do: Float[Tensor, "batch kv_heads group queries values"]
+    lse: Float[Tensor, "batch kv_heads group queries 1"]
+    mask: Mask
+    factor: float
+    meetings: list[Meeting]
+
+    def met(self, meeting: Meeting) -> list[Range]:
+        """The tiles of queries of a meeting in which a row may see a key: a contiguous range of rows, empty where none is."""
+        first, last = self.mask.query_range(self.q.shape[-2], self.k.shape[-2], *meeting.keys)
+        return [(start, stop) for start, stop in meeting.queries if start < last and stop > first]
+
+    def delta(self) -> Tensor:
+        """`rowsum(dP * P)`, summed over the KV tiles in the order of dQ: a pass of its own."""
+        delta = torch.zeros_like(self.lse)
+        for index in range(len(self.meetings)):
+            tile = self._recompute(index)
+            if tile is not None:
+                self.steps.at(DELTA, index, tile.first)
+                self.steps.do("add delta", delta[tile.here], self.steps.delta("weigh dp", tile.dp, tile.p))
+        return delta
+
+    def gradients(self, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The running sums of dQ, dK and dV after all meetings: dQ over KV tiles, dK and dV over heads, then query tiles."""
+        steps, dq = self.steps, torch.zeros_like(self.q)
+        dk, dv = torch.zeros_like(self.k.squeeze(2)), torch.zeros_like(self.v.squeeze(2))
+        for index in range(len(self.meetings)):
+            tile = self._recompute(index)
+            if tile is None:
+                continue
+            ds = steps.ds(tile.dp, tile.p, delta[tile.here])
+            ds = _seen(ds, tile.visible)
+            p = steps.probabilities(tile.p)
+            if counters is not None:
+                counters.tile(tile.p, p, ds, tile.visible)
+            steps.add_dq(dq[tile.here], ds, self.k[..., tile.there, :], tile.visible)
+            self._add_to_keys(dk[..., tile.there, :], dv[..., tile.there, :], ds, p, tile)
+        return dq, dk, dv
+
+    def _recompute(self, index: int) -> Recomputed | None:
+        """P and dP of the meeting of an index; None where no row may see a key."""
+        meeting = self.meetings[index]
+        met = self.met(meeting)
+        if not met:
+            return None
+        rows = min(start for start, _ in met), max(stop for _, stop in met)
+        steps, here, there = self.steps, (..., slice(*meeting.heads), slice(*rows), slice(None)), slice(*meeting.keys)
+        steps.at(TILES, index, rows[0])
+        exponential = self.recompute.exponential
+        factor = self.factor * LOG2_E if exponential.is_binary else self.factor
+        s = steps.scores(self.q[here], self.k[..., there, :].mT, factor)
+        visible = self.mask.visible(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
+        lse = self.lse[here]
+        s.masked_fill_(lse == NEVER, NEVER)
+        if visible is not None:
+            visible = visible[:, :, None]
+            s.masked_fill_(~visible, NEVER)
+        p = steps.exponential(s, lse, exponential)
+        dp = steps.dp(self.do[here], self.v[..., there, :])
+        return Recomputed(_seen(p, visible), _seen(dp, visible), visible, here, there, met)
+
+    def _add_to_keys(self, dk: Tensor, dv: Tensor, ds: Tensor, p: Tensor, tile: Recomputed) -> None:
+        """dK and dV of one KV tile, summed over the heads of the meeting and, within a head, over the query tiles."""
+        q, do = self.q[tile.here], self.do[tile.here]
+        for head in range(q.shape[2]):
+            for start, stop in tile.met:
+                part = slice(start - tile.first, stop - tile.first)
+                seen = None if tile.visible is None else tile.visible[:, :, 0, part]
+                self.steps.add_dk(dk, ds[:, :, head, part], q[:, :, head, part], seen)
+                self.steps.add_dv(dv, p[:, :, head, part], do[:, :, head, part], seen)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """P and dP of the rows and the KV tile of a meeting, 0 where a row does not see a key.
+
+    Attributes:
+        visible: what rows see; None for all.
+        here, there: the place of the rows, with their heads, and of the keys.
+        met: the tiles of queries, in their order.
+    """
+
+    p: Float[Tensor, "batch kv_heads heads rows columns"]
+    dp: Float[Tensor, "batch kv_heads heads rows columns"]
+    visible: Bool[Tensor, "batch_or_1 1 1 rows columns"] | None
+    here: tuple[Any, ...]
+    there: slice
+    met: list[Range]
+
+    @property
+    def first(self) -> int:
+        """The first of the rows."""
+        return min(start for start, _ in self.met)
+
+
+def _seen(x: Tensor, visible: Tensor | None) -> Tensor:
+    """0 in the places of keys that a row does not see, whatever came to stand there."""
+    return x if visible is None else x.masked_fill_(~visible, 0.0)

@@ -1,39 +1,106 @@
-"""The steps of forward attention under a policy: each elementary operation is rounded once, to the format of its step."""
+"""The steps of attention under a policy: each elementary operation is rounded once, to the format of its step.
+
+Minus infinity stands for "no number": the score of a key that is not seen, or the maximum or LSE of a row that has seen none. It
+is never rounded, saturated or subtracted, and its exponential is 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.dot import Watch
+from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.commonsteps import NEVER, CommonSteps, Function
-from numdev.attention.operations import OPERATIONS, Row
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, operation
 from numdev.attention.precision import Precision
+from numdev.attention.softmax import Exponential
+
+NEVER = float("-inf")
+LOG2_E = math.log2(math.e)
+# Rounding events of a backward run; the forward pass has those of its splits, which are fewer.
+TILES, DELTA, END = 1 << 16, (1 << 16) + 1, (1 << 16) + 2
+Function = Callable[[Tensor], Tensor]
+AnyPrecision = TypeVar("AnyPrecision", Precision, BackwardPrecision)
+Kind = TypeVar("Kind", bound="CommonSteps[Any]")
 
 
 @dataclass(frozen=True)
-class Steps(CommonSteps):
-    """The steps of the forward pass; see `CommonSteps`."""
+class CommonSteps(Generic[AnyPrecision]):
+    """The steps that both passes have. A method works in the memory of its first argument where it can.
+
+    Attributes:
+        precision: the format of each step.
+        carrier: the dtype of all tensors.
+        noise: where stochastic rounding takes its random numbers; None without it.
+    """
+
+    table: ClassVar[Mapping[str, Row]]
+
+    precision: AnyPrecision
+    carrier: torch.dtype
+    noise: Noise | None = None
+
+    @classmethod
+    def of(cls: type[Kind], precision: Precision | BackwardPrecision, total_rows: int) -> Kind:
+        """The steps of a run over so many rows of each head: queries or, backward, keys if these are more."""
+        return cls(precision, precision.carrier, Noise(total_rows=total_rows) if precision.is_random else None)
+
+    def at(self, split: int, tile: int, rows: int) -> None:
+        """Begin the rounding events of a tile, on a block of rows; see `Noise.at`."""
+        if self.noise is not None:
+            self.noise.at(split, tile, rows)
+
+    def do(self, name: str, x: Tensor, y: Tensor | float) -> Tensor:
+        """An operation of the table on `x` and `y`, in the memory of `x`, rounded once by its step."""
+        constant = y if isinstance(y, float) else 1.0
+        key = name, constant
+        if key not in self._known:
+            self._known[key] = operation(self.precision, self.carrier, name, constant, self.table)
+        return self._known[key](x, y, self.noise)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, float], RoundedOnce]:
+        return {}  # an operation is done at every tile
+
+    def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
+        """`S = factor Q K^T`."""
+        s = self.precision.scores(q, keys, self.noise)
+        return s if factor == 1.0 else self.do("scale scores", s, factor)
+
+    def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
+        """`P = exp(S - m)`, 0 where S or m is no number; the backward pass has LSE for m."""
+        cast = self.precision.exponential
+        never = None if cast.keeps_minus_infinity else s == NEVER
+        if never is not None:
+            s.masked_fill_(never, 0.0)
+        difference = self.do("shift scores", s, m.masked_fill(m == NEVER, 0.0))
+        p = cast.apply_(exp(difference), self.noise)
+        return p if never is None else p.masked_fill_(never, 0.0)
+
+    def output(self, out: Tensor) -> Tensor:
+        """The tensor that is returned, in the format of the output."""
+        return self.precision.output.apply_(out, self.noise)
+
+
+@dataclass(frozen=True)
+class Steps(CommonSteps[Precision]):
+    """The steps of the forward pass."""
 
     table: ClassVar[Mapping[str, Row]] = OPERATIONS
 
-    precision: Precision
-
-    @staticmethod
-    def of(precision: Precision, total_rows: int) -> Steps:
-        """The steps of a run over so many rows of each head."""
-        return Steps(precision, precision.carrier, Noise(total_rows=total_rows) if precision.is_random else None)
-
     def shift_tied(self, beta: float | None) -> Function:
         """`beta m`, in the format of the scores, for a tied maximum."""
-        return lambda m: m if beta is None else self._do("shift ties", m, beta)
+        return lambda m: m if beta is None else self.do("shift ties", m, beta)
 
     def rescale(self, m: Tensor, m_next: Tensor, exp: Function) -> Tensor:
         """`exp(m - m')`, the factor of what was summed relative to m; 0 where m is no number."""
@@ -42,104 +109,132 @@ class Steps(CommonSteps):
     def row_sum(self, p: Tensor, scale: float = 1.0, watch: Watch | None = None) -> Tensor:
         """`sum P`, and the scale of P taken out of it."""
         total = self.precision.row_sum.sum(p, self.noise, watch)
-        return total if scale == 1.0 else self._do("unscale sum", total, scale)
-
-    def weigh_sum(self, row_sum: Tensor, factor: Tensor) -> Tensor:
-        """`alpha l`, in memory of its own."""
-        return self._do("weigh sum", row_sum.clone(), factor)
-
-    def add_sums(self, row_sum: Tensor, more: Tensor) -> Tensor:
-        """`l + sum P`, in memory of its own."""
-        return self._do("add sums", row_sum.clone(), more)
+        return total if scale == 1.0 else self.do("unscale sum", total, scale)
 
     def probabilities(self, p: Tensor, scale: float = 1.0) -> Tensor:
         """P times `scale` as it enters the second product."""
         cast = self.precision.probabilities
         if scale != 1.0 and isinstance(cast, Cast):
-            return self._do("scale probabilities", p, scale)
+            return self.do("scale probabilities", p, scale)
         if cast == self.precision.exponential:
             return p  # a number of the format is not rounded again
         return cast.apply_(p.mul_(scale), self.noise)
 
     def share(self, p: Tensor, row_sum: Tensor) -> Tensor:
         """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""
-        return self.probabilities(self._do("share", p, divisor(row_sum)))
+        return self.probabilities(self.do("share", p, divisor(row_sum)))
 
     def values(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """`P V`, in which keys that a row does not see have no part."""
         return visible_product(p, v, visible, lambda p, v: self.precision.values(p, v, self.noise))
 
-    def unscale_values(self, product: Tensor, scale: float) -> Tensor:
-        """`P V / scale`, which undoes the scale of P."""
-        return self._do("unscale values", product, scale)
-
-    def rescale_output(self, o: Tensor, alpha: Tensor) -> Tensor:
-        """`alpha O`."""
-        return self._do("rescale output", o, alpha)
-
-    def weigh_output(self, o: Tensor, row_sum: Tensor) -> Tensor:
-        """`(alpha l) O`: the result so far, as the sum that it was."""
-        return self._do("weigh output", o, row_sum)
-
-    def weigh_values(self, product: Tensor, beta: Tensor) -> Tensor:
-        """`beta P V`, in the format of the accumulator."""
-        return self._do("weigh values", product, beta)
-
-    def accumulate(self, o: Tensor, more: Tensor) -> Tensor:
-        """`O + P V`."""
-        return self._do("accumulate", o, more)
-
-    def accumulate_weighed(self, o: Tensor, more: Tensor) -> Tensor:
-        """`O + beta P V`, or `O + w O_s`: both of the format of the accumulator."""
-        return self._do("accumulate weighed", o, more)
-
     def normalise(self, o: Tensor, row_sum: Tensor) -> Tensor:
         """`O / l`, 0 where l is 0."""
-        return self._do("normalise", o, divisor(row_sum))
+        return self.do("normalise", o, divisor(row_sum))
 
     def enter_accumulator(self, product: Tensor) -> Tensor:
         """`P V` in the format of the accumulator."""
         return self.precision.accumulator.apply_(product, self.noise)
-
-    def output(self, out: Tensor) -> Tensor:
-        """What is returned, in the format of the output."""
-        return self.precision.output.apply_(out, self.noise)
 
     def lse(self, m: Tensor, row_sum: Tensor, log_scale: float = 1.0) -> Tensor:
         """`LSE = m / log_scale + log l`, in memory of its own; minus infinity where the row has no sum."""
         m = m.masked_fill(m == NEVER, 0.0)
         if log_scale == 1.0:
             return self._log_sum("log sum", m, row_sum)
-        return self._log_sum("add sums", self._do("unscale maximum", m, log_scale), row_sum)
+        return self._log_sum("add sums", self.do("unscale maximum", m, log_scale), row_sum)
 
-    def weight(self, lse: Tensor, of: Tensor) -> Tensor:
+    def combine(self, parts: list[tuple[Tensor, Tensor]], first: int = 0) -> tuple[Tensor, Tensor]:
+        """`O = sum_s w_s O_s` with `w_s = exp(LSE_s - LSE)` (Flash-Decoding): weights in `rescale`, sums in `accumulator`.
+
+        Each part is the normalised `O_s` and its natural LSE `[..., 1]`, -inf where a row has no sum in the split. `first` is the
+        place of the first row.
+        """
+        self.at(-1, -1, first)
+        largest = torch.stack([lse for _, lse in parts]).amax(0)
+        total = torch.zeros_like(largest)
+        for _, lse in parts:
+            total = self.do("add weight", total, self._weight(lse, largest))
+        whole = self._log_sum("add sums", largest.masked_fill(largest == NEVER, 0.0), total)
+        combined = torch.zeros_like(parts[0][0])
+        for out, lse in parts:
+            combined = self.do("accumulate weighed", combined, self.do("rescale output", out.clone(), self._weight(lse, whole)))
+        return combined, whole
+
+    def _weight(self, lse: Tensor, of: Tensor) -> Tensor:
         """`exp(LSE_s - LSE)`, the weight of a split; 0 of one without a sum."""
         return self._decay("distance of splits", lse, of, torch.exp_)
-
-    def add_weight(self, total: Tensor, weight: Tensor) -> Tensor:
-        """`l + w`, the sum of the weights of the splits."""
-        return self._do("add weight", total, weight)
-
-    def lse_of_splits(self, largest: Tensor, total: Tensor) -> Tensor:
-        """`LSE = max LSE_s + log l`."""
-        return self._log_sum("add sums", largest.masked_fill(largest == NEVER, 0.0), total)
-
-    def add_part(self, combined: Tensor, out: Tensor, weight: Tensor) -> Tensor:
-        """`O + w O_s`."""
-        return self.accumulate_weighed(combined, self.rescale_output(out.clone(), weight))
 
     def _log_sum(self, name: str, m: Tensor, row_sum: Tensor) -> Tensor:
         empty = row_sum == 0
         log = self.precision.row_sum.accumulate.apply_(row_sum.masked_fill(empty, 1.0).log_(), self.noise)
-        return self._do(name, m, log).masked_fill_(empty, NEVER)
+        return self.do(name, m, log).masked_fill_(empty, NEVER)
 
     def _decay(self, name: str, x: Tensor, of: Tensor, exp: Function) -> Tensor:
         """`exp(x - of)` in the format of `rescale`, 0 where x is no number."""
         never = x == NEVER
-        difference = self._do(name, torch.where(never, 0.0, x), torch.where(never, 0.0, of))
+        difference = self.do(name, torch.where(never, 0.0, x), torch.where(never, 0.0, of))
         return self.precision.rescale.apply_(exp(difference), self.noise).masked_fill_(never, 0.0)
+
+
+@dataclass(frozen=True)
+class BackwardSteps(CommonSteps[BackwardPrecision]):
+    """The steps of the backward pass."""
+
+    table: ClassVar[Mapping[str, Row]] = BACKWARD_OPERATIONS
+
+    def lse(self, lse: Tensor, exponential: Exponential) -> Tensor:
+        """LSE in the units of the scores: times log2(e) where the exponential is binary."""
+        if not exponential.is_binary:
+            return lse
+        hidden = lse == NEVER
+        return self.do("scale lse", lse.masked_fill(hidden, 0.0), LOG2_E).masked_fill_(hidden, NEVER)
+
+    def probabilities(self, p: Tensor) -> Tensor:
+        """P as it enters `P^T dO`, in memory of its own if it changes."""
+        return self.precision.probabilities(p, self.noise)
+
+    def dp(self, do: Tensor, v: Tensor) -> Tensor:
+        """`dP = dO V^T`."""
+        return self.precision.dp(do, v.mT, self.noise)
+
+    def delta(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """`rowsum(dO * O)` or `rowsum(dP * P)`; `name` is the operation that multiplies."""
+        return self.precision.delta.sum(self.do(name, x, y), self.noise)
+
+    def ds(self, dp: Tensor, p: Tensor, delta: Tensor) -> Tensor:
+        """`dS = P * (dP - delta)` as it enters its products."""
+        return self._enter(self.do("weigh difference", self.do("shift dp", dp, delta), p))
+
+    def ds_of_stored(self, dp: Tensor, p: Tensor, delta: Tensor, factor: float) -> Tensor:
+        """`scale dS` with the P that the forward pass stored: the gradient of softmax, then that of the scaling."""
+        ds = self._enter(self.do("weigh difference by stored", self.do("shift dp", dp, delta), p))
+        return ds if factor == 1.0 else self.do("scale ds", ds, factor)
+
+    def _enter(self, ds: Tensor) -> Tensor:
+        cast = self.precision.ds
+        return ds if cast == self.precision.difference else cast.apply_(ds, self.noise)
+
+    def add_dq(self, dq: Tensor, ds: Tensor, k: Tensor, visible: Tensor | None) -> None:
+        """`dQ + dS K`, in which keys that a row does not see have no part."""
+        self.do("add dq", dq, visible_product(ds, k, visible, lambda a, b: self.precision.dq(a, b, self.noise)))
+
+    def add_dk(self, dk: Tensor, ds: Tensor, q: Tensor, visible: Tensor | None) -> None:
+        """`dK + dS^T Q`, in which rows that do not see a key have no part."""
+        self.do("add dk", dk, visible_product(ds.mT, q, _turned(visible), lambda a, b: self.precision.dk(a, b, self.noise)))
+
+    def add_dv(self, dv: Tensor, p: Tensor, do: Tensor, visible: Tensor | None) -> None:
+        """`dV + P^T dO`, likewise."""
+        self.do("add dv", dv, visible_product(p.mT, do, _turned(visible), lambda a, b: self.precision.dv(a, b, self.noise)))
+
+    def scale(self, name: str, gradient: Tensor, factor: float) -> Tensor:
+        """`scale dQ` or `scale dK`; `name` is the operation."""
+        return gradient if factor == 1.0 else self.do(name, gradient, factor)
 
 
 def divisor(row_sum: Tensor) -> Tensor:
     """`l`, and 1 for a row without a sum, whose result is 0 as that of every shipped kernel."""
     return row_sum.masked_fill(row_sum == 0, 1.0)
+
+
+def _turned(visible: Tensor | None) -> Tensor | None:
+    return None if visible is None else visible.mT

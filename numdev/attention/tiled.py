@@ -1,7 +1,9 @@
-"""Tiled attention in pure tensors, every step in a format of its own: the instrument's subject.
+"""Tiled attention in pure tensors, both passes, every step in a format of its own: the instrument's subject.
 
-The recurrence of FlashAttention-1 (Dao et al. 2022, Algorithm 1) and -2 (Dao 2023, Algorithm 1) as DESIGN states it.
-Rows are independent, so those of all heads and batch entries go through one KV tile together; only tiles are a loop.
+Forward, the recurrence of FlashAttention-1 (Dao et al. 2022, Algorithm 1) and -2 (Dao 2023, Algorithm 1) as DESIGN states it.
+Backward, FlashAttention-2's (Dao 2023, Algorithm 2), without the split of the work over processors: P is recomputed tile by tile
+from S and the LSE that the forward pass saved. Rows are independent, so those of all heads and batch entries go through one KV
+tile together; only tiles are a loop.
 """
 
 from __future__ import annotations
@@ -13,26 +15,42 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.attention.base import Output, UnderPolicy, check_shapes, group_heads, softmax_scale
+from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import Recompute
+from numdev.attention.base import (
+    Attention,
+    ForwardPass,
+    Gradients,
+    Output,
+    Saved,
+    check_backward_shapes,
+    check_shapes,
+    group_heads,
+    softmax_scale,
+)
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.counters import Counters
+from numdev.attention.counters import BackwardCounters, Counters
+from numdev.attention.differentiable import BackwardPass
+from numdev.attention.fused.backward_rule import backward_obstacle
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.gpurule import BR, Asked
 from numdev.attention.gpurule import obstacle as obstacle_to_kernel
 from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.reach import keeps_every
-from numdev.attention.recurrence import Rows, Run, through
+from numdev.attention.recurrence import BackwardRun, Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
-from numdev.attention.steps import Steps
-from numdev.attention.tiling import Tiling
+from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
+from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
+from numdev.attention.tiling import Order, Tiling
 from numdev.attention.together import Inputs, Limits, split, together
-from numdev.attention.walk import Walk
-from numdev.errors import NotHonoured, Unsupported
+from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
@@ -42,7 +60,7 @@ _STACKED = 1 << 15  # scores of one replicate in a tile up to which several are 
 
 
 @dataclass(frozen=True)
-class Tiled(UnderPolicy):
+class Tiled(ForwardPass):
     """Tiled attention under a precision policy.
 
     A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query, on k
@@ -70,20 +88,20 @@ class Tiled(UnderPolicy):
 
     @property
     def idle(self) -> dict[str, str]:
-        return super().idle | self.tiling.idle
+        return self.precision.idle | self.tiling.idle
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
         """See `numdev.attention.honours.OnShape`."""
         return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        return Walk(self.precision, self.softmax, self.tiling)
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, self.softmax, tiling=self.tiling)
 
     def unrounded(self) -> Tiled:
-        """The same, its output left in the format of the accumulator."""
+        """Itself, its output left in the format of the accumulator."""
         return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
@@ -99,9 +117,9 @@ class Tiled(UnderPolicy):
         """The output of each of so many replicates, whose batch entries follow one another."""
         q, k, v = inputs
         check_shapes(q, k, v, mask)
-        if (found := self._by_kernel(q, k, v, mask, scale)) is not None:
-            assert found.lse is not None, "the kernel has one"
-            return [Output(*part, ran=found.ran) for part in split(found.out, found.lse, replicates)]
+        if (output := self._by_kernel(q, k, v, mask, scale)) is not None:
+            assert output.lse is not None, "the kernel has one"
+            return [Output(*part, launch=output.launch) for part in split(output.out, output.lse, replicates)]
         return self._by_rows(scale, inputs, mask, replicates)
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
@@ -125,20 +143,20 @@ class Tiled(UnderPolicy):
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = self._counters(q, k, factor, replicates) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
-        ran = Ran(FUSED) if obstacle(run, self.tiling) is None else Ran()
-        out, lse = self._fused(run) if ran.name else self._tensors(run)
+        launch = KernelLaunch(FUSED if obstacle(run, self.tiling) is None else "")
+        out, lse = self._fused(run) if launch.name else self._tensors(run)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = counters.summaries() if counters is not None else [{} for _ in range(replicates)]
         parts = split(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), replicates)
-        return [Output(*part, events, ran) for part, events in zip(parts, counted, strict=True)]
+        return [Output(*part, events, launch) for part, events in zip(parts, counted, strict=True)]
 
     def _counters(self, q: Tensor, k: Tensor, factor: float, replicates: int) -> Counters:
         keeps = keeps_every(self.precision, self.softmax, q, k, factor)
         return Counters(q[..., :1], self.softmax, self.precision, replicates, keeps_every=keeps)
 
     def _fused(self, run: Run) -> tuple[Tensor, Tensor]:
-        """The same bits by compiled passes."""
+        """The bits of `_tensors`, by compiled passes."""
         from numdev.attention.fused.walk import attend  # here, since numba takes as long to import as all of numdev
 
         return attend(run, self.tiling)
@@ -157,3 +175,104 @@ class Tiled(UnderPolicy):
         """A block of rows through every tile; how many rows a block has changes no bit."""
         splits = self.tiling.key_tiles(run.k.shape[-2])
         return through(run, splits, first, lambda split: Rows(run, first, last, split))
+
+
+@dataclass(frozen=True)
+class TiledBackward(BackwardPass):
+    """A forward pass, then the tiled backward pass under a precision policy.
+
+    dQ of a row is summed over the KV tiles in the tiling's order. dK and dV of a KV tile are summed over the heads of the
+    group and, within a head, over the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that
+    adds to dQ by atomics has no fixed order: `Order.RANDOM` with a seed draws one for dQ; `query_order` is that of dK and dV.
+
+    Attributes:
+        forward: the forward pass, which saves O and LSE.
+        precision: the format of each step.
+        tiling: which tiles, in which order; one split.
+        recompute: how P and delta are recomputed.
+        query_order: order of the query tiles; None is the tiling's.
+        count: whether to fill `Gradients.counters`; counting changes no result.
+        turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
+    """
+
+    honours: ClassVar[Honours] = Honours(TILED | {"backward.query_order", "backward.count"})
+
+    forward: Attention
+    precision: BackwardPrecision
+    tiling: Tiling = Tiling()
+    recompute: Recompute = Recompute()
+    query_order: Order | None = setting(
+        None,
+        "in which order a tile of keys meets the tiles of queries, which are added to dK and dV: forward, reverse, ...; null is "
+        "tiling.order",
+    )
+    count: bool = setting(True, "whether the variant counts flushed P, flushed dS, ...; it changes no result")
+    turns: Turns | None = None
+
+    def __post_init__(self) -> None:
+        if self.tiling.splits != 1:
+            raise BadInput("tiling.splits", self.tiling.splits, "gradients of ranges of keys cannot be combined; give 1")
+        if self.turns is not None:
+            self.turns.check(self.tiling)
+            if self.query_order is not None:
+                raise BadInput("backward.query_order", self.query_order.value, "the walk has an order of its own; give null")
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that have no effect, and the setting under which each would."""
+        orders = (self.tiling.order, self.query_order)
+        tiles = [replace(self.tiling, order=order).idle for order in orders if order is not None]
+        unread = {name: reader for name, reader in tiles[0].items() if all(name in others for others in tiles)}
+        return unread | idle_recompute(self.recompute)
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        """See `numdev.attention.honours.OnShape`."""
+        return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
+        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br, bc=self.tiling.bc)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(
+            self.precision, recompute=self.recompute, tiling=self.tiling, query_order=self.query_order, turns=self.turns
+        )
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone. Its carrier holds the saved O and LSE: an FP32 one rounds those in FP64 to nearest."""
+        check_backward_shapes(q, k, v, do, mask)
+        saved.check(q, v)
+        carrier, kv_heads = self.precision.carrier, k.shape[1]
+        k, v = (mask.without_padding(x.to(carrier))[:, :, None] for x in (k, v))
+        q, do, out = (group_heads(x.to(carrier), kv_heads) for x in (q, do, saved.out))
+        lse = group_heads(saved.lse.to(carrier)[..., None], kv_heads)
+        steps = BackwardSteps.of(self.precision, max(q.shape[-2], k.shape[-2]))
+        steps.at(END, -1, 0)
+        hidden, scaled = lse == NEVER, steps.lse(lse, self.recompute.exponential)
+        run = BackwardRun(steps, self.recompute, q, k, v, do, scaled, mask, softmax_scale(q, scale), self._meetings(q, k, mask))
+        delta = steps.delta("weigh output", do.clone(), out) if self.recompute.reads_output else run.delta()
+        delta.masked_fill_(hidden, 0.0)
+        counters = BackwardCounters(q.device) if self.count else None
+        launch = KernelLaunch(FUSED if backward_obstacle(run) is None else "")
+        dq, dk, dv = self._fused(run, delta, counters) if launch.name else run.gradients(delta, counters)
+        steps.at(END, 0, 0)
+        dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
+        dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
+        counted = {} if counters is None else counters.summary()
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted, launch)
+
+    def _fused(self, run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The bits of `BackwardRun.gradients`, by compiled passes."""
+        from numdev.attention.fused.backward_walk import gradients  # here, since numba takes as long to import as all of numdev
+
+        return gradients(run, delta, counters)
+
+    def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
+        """Of query tiles and KV tiles of grouped heads, in their order."""
+        group, queries, keys = q.shape[2], q.shape[-2], k.shape[-2]
+        sizes = Sizes(group, mask.query_range(queries, keys, 0, keys)[0], queries, keys)
+        if self.turns is not None:
+            return self.turns.meetings(self.tiling, sizes)
+        order = self.tiling.order if self.query_order is None else self.query_order
+        return in_order(self.tiling, order, sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
@@ -11,19 +10,19 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.attention.base import Output, Primary, check_shapes, kernel_formats, softmax_scale
+from numdev.attention.base import ForwardPass, Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.launch import Device, Kernel, Launch, choose, hopper_bc
 from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, multiprocessors, require, shared_memory
 from numdev.attention.kernels.splits import ROWS, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.walk import Walk
 from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
@@ -44,7 +43,7 @@ _OWN = {"attention.products", "attention.kernel"}
 
 
 @dataclass(frozen=True)
-class Triton(Primary):
+class Triton(ForwardPass):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -57,7 +56,7 @@ class Triton(Primary):
         splits: split-KV; None is the portable kernel's own rule, `numdev.attention.kernels.splits`.
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
-        kernel: see `Kernel`. `Output.ran` says which one ran.
+        kernel: see `Kernel`. `Output.launch` says which one ran.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
@@ -99,16 +98,12 @@ class Triton(Primary):
             return []
         return Tiling(bc=self.bc, splits=self.splits).ineffective(shape.keys)
 
-    @property
-    def formats(self) -> dict[str, Format]:
-        return kernel_formats(self.precision.output.to)
-
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         """With the rows of the tile that it ran with, where the settings do not say them."""
-        br = ran.br if self.br is None else self.br
+        br = launch.br if self.br is None else self.br
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packs_heads=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """Of the kernel that is asked for.
 
         Raises:
@@ -118,9 +113,10 @@ class Triton(Primary):
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
         splits = self._stated_splits(shape, mask)
         if self.kernel is Kernel.HOPPER:
-            return Walk(self.precision, self.softmax, bc=hopper_bc(shape.head_dim), order=Order.REVERSE, splits=splits)
+            bc = hopper_bc(shape.head_dim)
+            return KernelArithmetic(self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
-        return Walk(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
+        return KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
 
     def _stated_splits(self, shape: Shape, mask: Mask) -> int:
         """One, unless more are asked for, or its own rule may find more."""
@@ -139,14 +135,6 @@ class Triton(Primary):
     def storage(self) -> torch.dtype:
         """What the inputs are held in, so that a call converts nothing."""
         return held_dtype(self.fmt)
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.precision.inputs, torch.float32
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs in the format, in FP32."""
-        return self.precision.round_inputs(q, k, v)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs of any dtype in; `out` in the output format's dtype, LSE in FP32.
@@ -170,15 +158,15 @@ class Triton(Primary):
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
         found = self._attend(rows, k, v, replace(mask, causal=False), scale)
         assert found.lse is not None
-        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), ran=found.ran)
+        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), launch=found.launch)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
             from numdev.attention.kernels import hopper_host
 
-            out, lse, ran = hopper_host.forward(q, k, v, mask, scale, self)
-            return Output(out, lse, ran=ran)
+            out, lse, used = hopper_host.forward(q, k, v, mask, scale, self)
+            return Output(out, lse, launch=used)
         if self.kernel is Kernel.HOPPER:
             raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
         return self._portable(q, k, v, mask, scale)
@@ -218,5 +206,5 @@ class Triton(Primary):
         out, lse = portable.run(request, q, k, v, mask, scale, held_dtype(self.format))
         if out.dtype != native:
             out = self.precision.output.apply_(out).to(native)
-        ran = Ran("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)
-        return Output(out, lse, ran=ran)
+        used = KernelLaunch("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)
+        return Output(out, lse, launch=used)

@@ -10,9 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from numdev.attention.backward.base import Backward, Differentiable
-from numdev.attention.backward.function import check_dtypes, rounded_once, uncast
-from numdev.attention.base import Attention
+from numdev.attention.base import Attention, Backward, Differentiable
+from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
 from numdev.training.call import Asked, Call

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.exact import Exact
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.measurement.deviation.metrics import compare
 from numdev.measurement.deviation.sample import Sample

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from numdev.attention.backward.base import Differentiable
+from numdev.attention.base import Differentiable
 from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import attend
 from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments

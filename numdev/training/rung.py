@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from numdev.attention.backward.base import Differentiable
+from numdev.attention.base import Differentiable
 from numdev.errors import BadInput
 from numdev.training.numerics import Numerics
 

@@ -17,7 +17,7 @@ from numdev.nearest import choice
 from numdev.settings import setting
 
 if TYPE_CHECKING:
-    from numdev.attention.backward.base import Differentiable
+    from numdev.attention.base import Differentiable
     from numdev.attention.tiling import Tiling
     from numdev.training.numerics import Numerics
     from numdev.training.rung import Rung
@@ -125,7 +125,7 @@ class Reference:
             BadInput: naming `baseline.numerics`.
         """
         from numdev.arithmetic.formats import Format
-        from numdev.attention.backward.vendor import VanillaBackward
+        from numdev.attention.vendor.vanilla import VanillaBackward
         from numdev.training.numerics import Numerics
         from numdev.training.rung import Rung
 

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
-from numdev.attention.backward.base import Differentiable, Gradients
-from numdev.attention.backward.function import Pair, Paired, applied, uncast
-from numdev.attention.base import Attention, group_heads, softmax_scale
+from numdev.attention.base import Attention, Differentiable, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.differentiable import BackwardPass, differentiable, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
-from numdev.attention.vendor.vanilla import Vanilla
 
 FIGURES = {
     "largest_logit": ("", "largest |scale q k| of a step, in the format of S"),
@@ -109,14 +106,14 @@ class Watched:
         return self.attention(q, k, v, do, mask, scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.attention.backward.base.Differentiable`."""
+        """See `numdev.attention.base.Differentiable`."""
         if not torch.is_grad_enabled():
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
         with torch.no_grad(), uncast(q):
             exact = _Exact(self.watch, (q, k, v), mask, softmax_scale(q, scale))
-        if isinstance(self.attention, Paired):
-            out = applied(q, k, v, _Reporting(self.attention.pair, exact), mask, scale)
+        if isinstance(self.attention, BackwardPass):
+            out = differentiable(q, k, v, self.attention.primal, self.attention, mask, scale, exact.compare_delta)
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):
@@ -127,25 +124,6 @@ class Watched:
         if q.requires_grad:
             q.register_hook(exact.compare_dq)
         return out
-
-
-@dataclass(frozen=True)
-class _Reporting:
-    """A pair of passes that also hands its delta to an `_Exact`."""
-
-    pair: Pair
-    exact: _Exact
-
-    def run(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.pair.run(inputs, mask, scale)
-
-    def gradients(
-        self, inputs: tuple[Tensor, ...], do: Tensor, kept: tuple[Tensor, ...], mask: Mask, scale: float | None
-    ) -> Gradients:
-        found = self.pair.gradients(inputs, do, kept, mask, scale)
-        if found.delta is not None:
-            self.exact.compare_delta(found.delta)
-        return found
 
 
 class _Exact:
@@ -195,9 +173,11 @@ class _Exact:
         self._p = self._out = torch.empty(0)  # what is held until backward is held no longer
 
     @torch.no_grad()
-    def compare_delta(self, delta: Tensor) -> None:
+    def compare_delta(self, gradients: Gradients) -> None:
         """Note the bias of delta."""
-        error = self._grouped(delta.double()[..., None]).sub(self._delta)
+        if gradients.delta is None:
+            return
+        error = self._grouped(gradients.delta.double()[..., None]).sub(self._delta)
         self._watch.add("biased", error.sum())
         self._watch.add("delta", self._delta.abs().sum())
 
@@ -218,14 +198,7 @@ class _Exact:
         return x if self._hidden is None else x.masked_fill(self._hidden, value)
 
 
-@runtime_checkable
-class _UnderPolicy(Protocol):
-    @property
-    def precision(self) -> Precision: ...
-
-
 def _policy(primal: Attention) -> Precision:
-    """How an implementation rounds its scores: by its policy; kernels of others hold them in FP32, and untiled ones in memory."""
-    if isinstance(primal, _UnderPolicy):
-        return primal.precision
-    return Precision.eager(primal.format) if isinstance(primal, Vanilla) else Precision.kernel(primal.format)
+    """How an implementation rounds its scores: by its policy; others are taken for kernels, which hold them in FP32."""
+    policy: Precision = primal.precision if isinstance(primal, Implementation) else Precision.kernel(primal.format)
+    return policy

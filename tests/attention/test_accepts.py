@@ -27,7 +27,6 @@ from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.backward.instrumented import InstrumentedBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Output
 from numdev.attention.exact import Exact
@@ -45,7 +44,7 @@ from numdev.attention.path import Path, by
 from numdev.attention.policy import Policy
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
@@ -282,7 +281,7 @@ def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask:
 def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
     found: list[str | None] = []
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        told = "numdev.attention.backward.tiled.backward_obstacle"
+        told = "numdev.attention.tiled.backward_obstacle"
         patch.setattr(told, lambda run: found.append(backward_rule.backward_obstacle(run)) or "none runs")
         TiledBackward(Exact(), precision, Tiling(), recompute)(*(x.float() for x in draw_all(SIZES)), mask, 0.3)
     return found[0]

@@ -11,7 +11,7 @@ import torch
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.events import COUNTERS
+from numdev.attention.counters import COUNTERS
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.base import Emulated
+from numdev.attention.base import ForwardPass
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact, rounded_once
 from numdev.attention.instrumented import Instrumented
@@ -54,7 +54,7 @@ def of(head_dim: int, heads: int = 64) -> Shape:
         (Custom(OURS), 64, {"bc": 16, "order": FORWARD}, (16, FORWARD)),
     ],
 )
-def test_order_and_tile(variant: Emulated, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
+def test_order_and_tile(variant: ForwardPass, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
     found = emulation_of(variant, of(dim), **stated)
     assert (found.tiling.bc, found.tiling.order) == expected
 
@@ -74,7 +74,7 @@ def test_order_and_tile(variant: Emulated, dim: int, stated: dict[str, Any], exp
         (Vanilla(), 64, "tiling.bc"),
     ],
 )
-def test_what_is_not_known_must_be_said(variant: Emulated, dim: int, field: str) -> None:
+def test_what_is_not_known_must_be_said(variant: ForwardPass, dim: int, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}: .*(state what|give)"):
         emulation_of(variant, of(dim))
 

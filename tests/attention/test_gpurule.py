@@ -118,7 +118,7 @@ def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str) 
         assert found.lse is not None
         assert expected.lse is not None
         assert torch.equal(found.lse, expected.lse)
-        assert (found.ran, found.counters) == (expected.ran, {})
+        assert (found.launch, found.counters) == (expected.launch, {})
     counted = Tiled(policy, Tiling(16, 16), count=True)(q, k, v, Mask(causal=True), 0.3)
     assert counted.counters
     assert not counted.kernel.startswith(INSTRUMENTED)

@@ -61,7 +61,7 @@ def check(attend: Exact | Naive | Tiled, replicates: list[Inputs], mask: Mask) -
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(bits(ours.out), bits(theirs.out))
         assert torch.equal(bits(ours.lse), bits(theirs.lse))
-        assert (ours.counters, ours.ran) == (theirs.counters, theirs.ran)
+        assert (ours.counters, ours.launch) == (theirs.counters, theirs.launch)
 
 
 def replicates_of(sizes: tuple[int, ...], count: int) -> list[Inputs]:

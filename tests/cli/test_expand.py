@@ -8,12 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Uniform
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.cli import build, nodes
 from numdev.cli import composed as composing

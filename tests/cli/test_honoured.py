@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP64, Format
-from numdev.attention.honours import Declares
+from numdev.attention.base import Implementation
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
 from numdev.cli import build, honoured, nodes
@@ -219,7 +219,7 @@ class TestDeclarations:
     @pytest.mark.parametrize("kind", MAKERS)
     def test_nothing_is_declared_that_there_is_not(self, kind: str) -> None:
         assert HONOURS[kind].settings <= set(NAMES)
-        assert isinstance(build.point(EXPANDER.request({"attention": kind} | function(kind))).variant, Declares)
+        assert isinstance(build.point(EXPANDER.request({"attention": kind} | function(kind))).variant, Implementation)
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_what_is_idle_is_honoured_otherwise(self, kind: str) -> None:

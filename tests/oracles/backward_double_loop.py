@@ -18,10 +18,10 @@ from torch import Tensor
 
 from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.mask import Mask
+from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 from tests.oracles.double_loop import NEVER, exponential, reordered, visibility
 from tests.oracles.table import round_exactly

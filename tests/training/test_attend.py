@@ -20,14 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32, FP64
-from numdev.attention.backward.base import FromSaved
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.function import differentiable
-from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import SdpaBackward, VanillaBackward
+from numdev.attention.differentiable import BackwardPass, differentiable
+from numdev.attention.exact import ExactBackward
+from numdev.attention.naive import NaiveBackward
+from numdev.attention.tiled import TiledBackward
+from numdev.attention.vendor.sdpa import SdpaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import Variant
 
@@ -484,7 +484,7 @@ import torch, warnings
 from torch import nn
 import numdev as nd
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import VanillaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 
 variant, x = VanillaBackward(nd.Format.parse("bf16")), torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -529,7 +529,7 @@ def test_backward_after_the_context(x: Tensor) -> None:
 
 
 def test_implementations_are_differentiable() -> None:
-    assert isinstance(TILED, FromSaved)
+    assert isinstance(TILED, BackwardPass)
     with pytest.raises(BadInput, match="^q: 'torch.int64'"), nd.attend(VanillaBackward(FP64)):
         functional.scaled_dot_product_attention(*(torch.ones(1, 1, 2, 2).long(),) * 3)
 

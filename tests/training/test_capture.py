@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
+from numdev.attention.naive import NaiveBackward
+from numdev.attention.operation import ATTENTION_BACKWARD
 from tests.cli.test_cli import Command, numdev  # noqa: F401
 
 EAGER = NaiveBackward.eager(BF16)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, FP16
-from numdev.attention.backward.base import Differentiable
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import SdpaBackward, VanillaBackward
+from numdev.attention.base import Differentiable
 from numdev.attention.triton import Triton
-from numdev.attention.vendor.sdpa import Backend
+from numdev.attention.vendor.sdpa import Backend, SdpaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.execution import Execution, Graphs
 from numdev.training.numerics import Numerics
 from numdev.training.run import Run

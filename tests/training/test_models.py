@@ -11,8 +11,8 @@ from torch import Tensor
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.exact import ExactBackward
+from numdev.attention.naive import NaiveBackward
 from numdev.errors import BadInput, Unsupported
 from numdev.training.huggingface import register
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.vendor import VanillaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
 from numdev.training import loop
 from numdev.training.execution import Execution, Graphs, Progress

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.base import Differentiable
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.backward.vendor import VanillaBackward
-from numdev.attention.exact import Exact
+from numdev.attention.base import Differentiable
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
+from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import Precision
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput
 from numdev.training.execution import Execution, Graphs
 from numdev.training.numerics import Numerics

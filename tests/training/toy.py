@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from numdev.arithmetic.formats import FP32
-from numdev.attention.backward.vendor import VanillaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.execution import Execution
 from numdev.training.numerics import Numerics
 from numdev.training.run import Run

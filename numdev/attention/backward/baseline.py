@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention.naive import NaiveBackward
 
 
 def baseline_for(fmt: Format) -> NaiveBackward:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from numdev.attention import dictionary as forward
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.settings import BACKWARD_GROUPS
+from numdev.attention.tiled import TiledBackward
 from numdev.settings import declared
 
 

@@ -10,29 +10,26 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.accepts import TILING
-from numdev.attention.backward.base import Gradients, Saved, UnderBackwardPolicy, check_backward_shapes
-from numdev.attention.backward.cost import BackwardCostModel
-from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import OutputForDelta, Recompute
-from numdev.attention.backward.timed import TimedFromSaved
-from numdev.attention.backward.walk import BackwardWalk
-from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.backward.recompute import Recompute
+from numdev.attention.base import Attention, Gradients, Saved, check_backward_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.backward_launch import choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.tiling import Tiling
 from numdev.errors import NotHonoured, Unsupported
 
 
 @dataclass(frozen=True)
-class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
+class InstrumentedBackward(BackwardPass):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
     It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the order of summation
@@ -67,25 +64,19 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
 
     @property
-    def reads(self) -> OutputForDelta:
-        """See `FromSaved`."""
-        return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
-
-    @property
     def storage(self) -> torch.dtype:
         """The dtype in which the inputs are stored, so that a call converts nothing."""
         from numdev.attention.kernels import backward_host
 
         return backward_host.storage(self.precision)
 
-    def cost_model(self, ran: Ran) -> BackwardCostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of two kernels, one for dK and dV and one for dQ."""
-        model = CostModel(Algorithm.TILED, Width(float(self.storage.itemsize), 4.0), self.tiling.br)
-        return BackwardCostModel(model, self.tiling.bc, recomputes_twice=True)
+        width = Width(float(self.storage.itemsize), 4.0)
+        return CostModel(Algorithm.TILED, width, self.tiling.br, bc=self.tiling.bc, recomputes_twice=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """See `numdev.attention.backward.emulation.EmulatedBackward`."""
-        return BackwardWalk(self.precision, self.recompute, self.tiling)
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=self.tiling)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
@@ -114,6 +105,5 @@ class InstrumentedBackward(BySaved, TimedFromSaved, UnderBackwardPolicy):
         *found, delta = backward_host.run(request, given, mask, factor)
         dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in found)
         launch = launches.keys
-        return Gradients(
-            dq, dk, dv, delta, ran=Ran("numdev instrumented backward", launch.br, launch.bc, launch.warps, launch.stages)
-        )
+        used = KernelLaunch("numdev instrumented backward", launch.br, launch.bc, launch.warps, launch.stages)
+        return Gradients(dq, dk, dv, delta, launch=used)

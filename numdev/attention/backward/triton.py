@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.backward.base import Gradients, Saved, UnderKernelPolicy, check_backward_shapes
-from numdev.attention.backward.cost import BackwardCostModel
-from numdev.attention.backward.function import BySaved
 from numdev.attention.backward.honours import RECOMPUTED
-from numdev.attention.backward.meetings import Turns
-from numdev.attention.backward.recompute import OutputForDelta, Recompute
-from numdev.attention.backward.timed import TimedFromSaved
-from numdev.attention.backward.walk import BackwardWalk
-from numdev.attention.base import Attention, softmax_scale
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import Recompute
+from numdev.attention.base import Attention, Gradients, Saved, check_backward_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.backward_launch import Launches, choose
 from numdev.attention.kernels.hopper_backward_launch import (
     FUSED,
@@ -38,8 +36,8 @@ from numdev.attention.kernels.launch import Device, Kernel
 from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential
+from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, Unsupported
 
@@ -49,12 +47,12 @@ _OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
 
 
 @dataclass(frozen=True)
-class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
+class TritonBackward(BackwardPass):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
-    the tiles. `Gradients.ran` states what ran, and the tiles with which an emulation sums in the same order: `br` of the kernel
-    for dK and dV, `bc` of that for dQ. The order of the Hopper kernels is `numdev.attention.backward.meetings.Turns`.
+    the tiles. `Gradients.launch` states the kernel, and the tiles with which an emulation sums in the same order: `br`
+    of the kernel for dK and dV, `bc` of that for dQ. The order of the Hopper kernels is `numdev.attention.tile_schedule.Turns`.
 
     Attributes:
         forward: the forward pass, which saves O and LSE.
@@ -94,9 +92,9 @@ class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
         return unread if self.fmt == FP32 else {_FIELD: "precision=fp32"} | unread
 
     @property
-    def reads(self) -> OutputForDelta:
-        """See `FromSaved`."""
-        return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
+    def precision(self) -> BackwardPrecision:
+        """The policy under which it computes."""
+        return BackwardPrecision.kernel(self.fmt)
 
     @property
     def storage(self) -> torch.dtype:
@@ -108,19 +106,18 @@ class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
         """Whether FP32 operands are multiplied in TF32."""
         return self.tf32
 
-    def cost_model(self, ran: Ran) -> BackwardCostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of the Hopper design that ran, or of the two portable kernels with the tile asked for."""
         width = Width.of(self.fmt, self.fmt)
-        design = next((design for design, name in NAMES.items() if name == ran.name), self.design)
+        design = next((design for design, name in NAMES.items() if name == launch.name), self.design)
         if design is None:
-            return BackwardCostModel(CostModel(Algorithm.TILED, width, self.br), self.bc, recomputes_twice=True)
+            return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, recomputes_twice=True)
         if design is Design.FUSED:
-            return BackwardCostModel(CostModel(Algorithm.TILED, width, TILE), TILE, stores_first=True, scales_lse=True)
-        model = CostModel(Algorithm.TILED, width, kept_rows(ran.bc))
-        return BackwardCostModel(model, TILE, recomputes_twice=True, scales_lse=True)
+            return CostModel(Algorithm.TILED, width, TILE, bc=TILE, stores_first=True, scales_lse=True)
+        return CostModel(Algorithm.TILED, width, kept_rows(launch.bc), bc=TILE, recomputes_twice=True, scales_lse=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> BackwardWalk:
-        """See `numdev.attention.backward.emulation.EmulatedBackward`; `Gradients.ran` states the tile of a launch.
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        """See `Implementation`; `Gradients.launch` states the tile of a launch.
 
         Raises:
             BadInput: for `Kernel.AUTO` without a design, as several kernels are possible; for a design that depends on the GPU.
@@ -129,9 +126,11 @@ class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
             raise BadInput("backward.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
         if self.kernel is Kernel.PORTABLE:
             order, why = self.order or Order.FORWARD, "it depends on the launch"
-            return BackwardWalk(self.precision, self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why)
+            return KernelArithmetic(
+                self.precision, recompute=self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why
+            )
         tiling, turns = self._hopper_walk(shape, mask)
-        return BackwardWalk(self.precision, self.recompute, tiling, turns=turns)
+        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)
 
     def _hopper_walk(self, shape: Shape, mask: Mask) -> tuple[Tiling, Turns]:
         """The tiles and the order of the design that is asked for, or of the one that every suitable GPU would run."""
@@ -171,8 +170,8 @@ class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
         if refused is None:
             from numdev.attention.kernels import hopper_backward_host
 
-            (dq, dk, dv, delta), ran = hopper_backward_host.gradients(given, mask, factor, self.design)
-            return Gradients(dq, dk, dv, delta, ran=ran)
+            (dq, dk, dv, delta), used = hopper_backward_host.gradients(given, mask, factor, self.design)
+            return Gradients(dq, dk, dv, delta, launch=used)
         if self.kernel is Kernel.HOPPER or self.design is not None:
             field = "backward.kernel" if self.kernel is Kernel.HOPPER else "backward.design"
             raise Unsupported(field, f"the Hopper kernels cannot run this: {refused}")
@@ -184,7 +183,7 @@ class TritonBackward(BySaved, TimedFromSaved, UnderKernelPolicy):
         *found, delta = backward_host.run(request, given, mask, factor, self.storage)
         dq, dk, dv = (x if x.dtype == native else self.precision.output.apply_(x).to(native) for x in found)
         br, bc = launches.keys, launches.rows
-        return Gradients(dq, dk, dv, delta, ran=Ran("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
+        return Gradients(dq, dk, dv, delta, launch=KernelLaunch("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
 
     def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> str | None:
         if self.kernel is Kernel.PORTABLE:

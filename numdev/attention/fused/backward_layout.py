@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Operations, by the names of `numdev.attention.backward.operations`, and the casts that follow no operation.
+# Operations, by the names of `numdev.attention.operations`, and the casts that follow no operation.
 SCALE_S, SHIFT_S, SHIFT_DP, WEIGH_DIFFERENCE, ADD_DQ, ADD_DK, ADD_DV = range(7)
 ROUND_S, ROUND_E, ROUND_P, ROUND_DP, ROUND_DS, ROUND_DQ, ROUND_DK, ROUND_DV, OPERATIONS = range(7, 16)
 # Settings: FP64 numbers and truth values.

@@ -1,4 +1,4 @@
-"""The passes of the backward pass over one tile, compiled by numba: what `numdev.attention.backward.recurrence` does to S, P, dP,
+"""The passes of the backward pass over one tile, compiled by numba: what `numdev.attention.recurrence` does to S, P, dP,
 dQ, dK and dV by tensor operations.
 
 Between `recompute` and `differ` torch computes exponentials that have no table; before each pass it multiplies. Shapes: S, P and

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.products import product
-from numdev.attention.backward.counters import BackwardCounters
-from numdev.attention.backward.meetings import Meeting, Range
-from numdev.attention.backward.recurrence import Run
-from numdev.attention.backward.steps import LOG2_E
+from numdev.attention.counters import BackwardCounters
 from numdev.attention.fused import backward_entry as entry
 from numdev.attention.fused import backward_layout as at
 from numdev.attention.fused.backward_recipe import BackwardRecipe, backward_recipe
 from numdev.attention.fused.threads import in_threads
 from numdev.attention.fused.walk import key_ranges
+from numdev.attention.recurrence import BackwardRun
+from numdev.attention.steps import LOG2_E
+from numdev.attention.tile_schedule import Meeting, Range
 
 
-def gradients(run: Run, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
-    """See `numdev.attention.backward.recurrence.Run.gradients`, whose bits these are."""
+def gradients(run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See `numdev.attention.recurrence.BackwardRun.gradients`, whose bits these are."""
     exponential = run.recompute.exponential
     factor = run.factor * LOG2_E if exponential.is_binary else run.factor
     made = backward_recipe(run.steps.precision, exponential, factor, count=counters is not None)
@@ -50,7 +50,7 @@ def gradients(run: Run, delta: Tensor, counters: BackwardCounters | None) -> tup
 class KVHead:
     """The running sums of dQ of the query heads that share a KV head, and of its dK and dV."""
 
-    def __init__(self, run: Run, delta: Tensor, ranges: np.ndarray, recipe: BackwardRecipe) -> None:
+    def __init__(self, run: BackwardRun, delta: Tensor, ranges: np.ndarray, recipe: BackwardRecipe) -> None:
         """`run` has one batch entry and one KV head; `ranges` are the keys that each row sees, `[2, queries]`."""
         self._run, self._ranges, self._recipe = run, ranges, recipe
         self._q, self._do = run.q[0, 0], run.do[0, 0]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.products import product
-from numdev.attention.commonsteps import NEVER
 from numdev.attention.fused import entry
 from numdev.attention.fused import layout as at
 from numdev.attention.fused.recipe import Recipe
 from numdev.attention.recurrence import Rows, Run
+from numdev.attention.steps import NEVER
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The last step of split-KV as a kernel: `numdev.attention.combine` is its specification, cast for cast."""
+"""The last step of split-KV as a kernel: `numdev.attention.steps` is its specification, cast for cast."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels import hopper_backward, hopper_backward_keys, hopper_backward_passes, hopper_backward_queries
 from numdev.attention.kernels.arguments import View
 from numdev.attention.kernels.backward_host import Found, Given
@@ -30,12 +31,11 @@ from numdev.attention.kernels.hopper_tensors import DTYPES, descriptor, heads_in
 from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
-from numdev.attention.ran import Ran
 
 REGISTERS = 240  # of a thread of two computing warp groups
 
 
-def gradients(given: Given, mask: Mask, scale: float, design: Design | None = None, spins: int = 0) -> tuple[Found, Ran]:
+def gradients(given: Given, mask: Mask, scale: float, design: Design | None = None, spins: int = 0) -> tuple[Found, KernelLaunch]:
     """Gradients in the format of q, delta in FP32, and what ran; for requests that `hopper_backward_launch.refusal` accepts.
 
     With `spins`, the one-kernel design gives up after that many reads of a counter instead of waiting indefinitely.
@@ -110,7 +110,7 @@ class _Call:
             *views, lse2, delta, self.turns, *sizes, self.dim, ROWS, ROWS, num_warps=4
         )
 
-    def fused(self) -> Ran:
+    def fused(self) -> KernelLaunch:
         """One kernel, and the conversion of dQ. Each may start before its predecessor ends, and waits for what it reads."""
         shape = FUSED[self.dim]
         total = torch.empty(self.batch, self.heads, self.rows, self.dim, dtype=torch.float32, device=self.given.q.device)
@@ -128,16 +128,16 @@ class _Call:
         hopper_backward_passes.convert[(self.turns.numel(),)](
             total, _view(self.dq), self.lengths, self.turns, self.scale, *sizes, *constants, num_warps=4, launch_pdl=True
         )
-        return Ran(NAMES[Design.FUSED], shape.br, TILE, stages=shape.stages)
+        return KernelLaunch(NAMES[Design.FUSED], shape.br, TILE, stages=shape.stages)
 
-    def split(self) -> Ran:
+    def split(self) -> KernelLaunch:
         """A kernel for dK and dV, and one for dQ."""
         shape = SPLIT[self.dim]
         hopper_backward_keys.gradients_of_keys[self._keys_grid](
             *self._keys_tensors(shape), *self._keys_numbers(), self._keys_code(shape), num_warps=4
         )
         bc = self._of_queries()
-        return Ran(NAMES[Design.SPLIT], shape.br, bc, stages=shape.stages)
+        return KernelLaunch(NAMES[Design.SPLIT], shape.br, bc, stages=shape.stages)
 
     @property
     def _keys_grid(self) -> tuple[int]:

@@ -29,7 +29,7 @@ class Design(Enum):
 
 
 NAMES = {Design.SPLIT: "numdev hopper backward, two kernels", Design.FUSED: "numdev hopper backward, one kernel"}
-"""The names by which `Ran` states them."""
+"""The names by which `KernelLaunch` states them."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.accepts import ALL, BINARY, Accepts, of
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels import hopper
 from numdev.attention.kernels.alignment import misalignment
 from numdev.attention.kernels.hopper_parts import Code
@@ -19,7 +20,6 @@ from numdev.attention.kernels.launch import hopper_bc
 from numdev.attention.kernels.runtime import multiprocessors
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
-from numdev.attention.ran import Ran
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order
 
@@ -97,7 +97,7 @@ _ACCEPTS = Accepts(
 _MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, Ran]:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings: Any) -> tuple[Tensor, Tensor, KernelLaunch]:
     """`out` in the dtype of q, LSE in FP32, and what ran."""
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     br = settings.br or pinned_br(head_dim, mask, queries, keys)
@@ -130,7 +130,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, settings:
             code,
             num_warps=4,
         )
-    return out, lse, Ran("numdev hopper", br, bc, stages=shape.stages)
+    return out, lse, KernelLaunch("numdev hopper", br, bc, stages=shape.stages)
 
 
 _TABLES = Tables(64)

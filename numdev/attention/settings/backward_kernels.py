@@ -8,13 +8,13 @@ from typing import Any
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.recompute import Recompute
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import FlexBackward
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.settings.kernels import sides
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Products, Triton
+from numdev.attention.vendor.flex import FlexBackward
 from numdev.nearest import choice
 
 

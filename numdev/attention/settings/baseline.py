@@ -8,21 +8,19 @@ from enum import Enum
 from typing import TypeVar
 
 from numdev.arithmetic.formats import Format
-from numdev.attention.backward.base import Backward
 from numdev.attention.backward.baseline import baseline_for as backward_baseline_for
-from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
-from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.base import Attention, Emulated
+from numdev.attention.base import Attention, Backward
+from numdev.attention.base import ForwardPass as ForwardVariant
 from numdev.attention.baseline import baseline_for
-from numdev.attention.emulation import emulation_of
-from numdev.attention.naive import Naive
+from numdev.attention.differentiable import WithGradients
+from numdev.attention.emulation import emulation_of, gradients_emulation_of
+from numdev.attention.naive import Naive, NaiveBackward
+from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem
 from numdev.attention.softmax import Normalise
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import setting
@@ -104,9 +102,9 @@ class EmulationBaseline:
             BadInput: where something is not known and not given.
             NotHonoured: for a variant that does not say how it walks over the keys, and for what only gradients have.
         """
-        if isinstance(variant, EmulatedBackward):
+        if isinstance(variant, WithGradients):
             return self._of_gradients(variant, problem)
-        if not isinstance(variant, Emulated):
+        if not isinstance(variant, ForwardVariant):
             mend = f"{type(variant).__name__} has no emulation; give baseline=eager, uniform or none"
             raise NotHonoured("baseline", "emulation", mend)
         for name, value in (("forward", self.forward), ("query_order", self.query_order)):
@@ -114,7 +112,7 @@ class EmulationBaseline:
                 raise NotHonoured(f"baseline.{name}", value.value, "only operation=attention_backward has it; leave it out")
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
 
-    def _of_gradients(self, variant: EmulatedBackward, problem: Problem) -> TiledBackward:
+    def _of_gradients(self, variant: WithGradients, problem: Problem) -> TiledBackward:
         stated = (self.br, self.bc, self.order, self.query_order)
         forward = variant.forward_pass if self.forward is ForwardPass.OWN else None
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, field
 from typing import ClassVar
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import Output, Primary, check_shapes, kernel_formats
+from numdev.attention.base import Output, check_shapes
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
-from numdev.attention.vendor.dispatch import IN_TORCH
+from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dtype_of
 from numdev.errors import BadInput, BadOutput
 from numdev.settings import setting
 from numdev.usersource import Loaded, loaded
@@ -23,7 +21,7 @@ _FIELD = "attention.function"
 
 
 @dataclass(frozen=True)
-class Custom(Primary):
+class Custom(InDtype):
     """`function(q, k, v, mask=Mask, scale=float) -> out` or `(out, lse)`, named `package.module:function`.
 
     The function receives tensors of the torch dtype of `fmt`, already rounded to it, on the device of the measurement. It
@@ -43,31 +41,13 @@ class Custom(Primary):
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.fmt.dtype is None:
-            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+        dtype_of(self.fmt)  # refuses a format without one
         source = loaded(self.function, _FIELD)
         object.__setattr__(self, "_loaded", source)  # no field: it is no part of the configuration
         object.__setattr__(self, "digest", source.digest)
 
-    @property
-    def idle(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return kernel_formats(self.fmt)
-
     def __reduce__(self) -> tuple[type[Custom], tuple[str, Format]]:
         return Custom, (self.function, self.fmt)  # another process imports the function, and hashes its sources, itself
-
-    @property
-    def input_key(self) -> Hashable:
-        return Cast(self.fmt), torch.float32
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cast = Cast(self.fmt)
-        q, k, v = (cast(t.double()).to(self.fmt.dtype) for t in (q, k, v))  # already in the format: to() is exact
-        return q, k, v
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Calls the function on copies, since it may write to its arguments, and checks what it returns."""
@@ -76,7 +56,7 @@ class Custom(Primary):
         return self.bare(q, k, v, mask, scale)
 
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """The same without copies, on tensors of the function's dtype: the call that is timed."""
+        """The call that is timed: without copies, on tensors of the function's dtype."""
         check_shapes(q, k, v, mask)
         source: Loaded = vars(self)["_loaded"]
         if not source.is_current:

@@ -1,13 +1,14 @@
-"""What kernels of other makers have in common: a dtype, rounded inputs, and proof of which kernel ran."""
+"""The base of kernels of other makers: a dtype, rounded inputs, proof of which kernel ran, and gradients by autograd."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -15,8 +16,15 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import Primary, kernel_formats
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.base import ForwardPass, Gradients, Output, check_backward_shapes
+from numdev.attention.cost import CostModel
+from numdev.attention.differentiable import Passes, WithGradients, check_dtypes, rounded_once, uncast
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Shape
 from numdev.errors import BadInput, Unsupported
 
 T = TypeVar("T")
@@ -24,19 +32,15 @@ Result = tuple[Tensor, Tensor | None]
 IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of torch
 
 
-class InDtype(Primary):
-    """An implementation that computes in a dtype of torch."""
+class InDtype(ForwardPass):
+    """A forward pass in a dtype of torch."""
 
     fmt: Format
 
     @property
-    def idle(self) -> dict[str, str]:
-        """See `numdev.attention.honours.Honouring`."""
-        return {}
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return kernel_formats(self.fmt)
+    def precision(self) -> Precision:
+        """The policy of kernels, as far as it is known."""
+        return Precision.kernel(self.fmt)
 
     @property
     def input_key(self) -> Hashable:
@@ -44,7 +48,7 @@ class InDtype(Primary):
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the dtype of the format, each rounded once."""
-        cast, dtype = Cast(self.fmt), self.dtype
+        cast, dtype = Cast(self.fmt), self.storage
         return cast(q.double()).to(dtype), cast(k.double()).to(dtype), cast(v.double()).to(dtype)
 
     @property
@@ -53,16 +57,16 @@ class InDtype(Primary):
         return ""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Raises BadInput for a format without one."""
-        if self.fmt.dtype is None:
-            raise BadInput("precision", self.fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
-        return self.fmt.dtype
-
-    @property
     def storage(self) -> torch.dtype:
         """The dtype of the inputs, so that a call converts nothing."""
-        return self.dtype
+        return dtype_of(self.fmt)
+
+
+def dtype_of(fmt: Format) -> torch.dtype:
+    """The dtype of a format; raises BadInput for a format without one."""
+    if fmt.dtype is None:
+        raise BadInput("precision", fmt.name, "torch has no dtype for it; use bf16, fp16, fp32 or fp64")
+    return fmt.dtype
 
 
 @lru_cache(maxsize=1)
@@ -91,15 +95,15 @@ def is_refusal(error: Exception) -> bool:
 @contextmanager
 def refusals(field: str, who: str) -> Iterator[None]:
     """Raises what PyTorch refuses within it as `Unsupported`, naming `field`, with the reasons that it warns of."""
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         except RuntimeError as error:
             if not is_refusal(error):
                 raise
-            said = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in heard))
-            raise Unsupported(field, f"{who}: {str(error).splitlines()[0]} {said}".strip()) from None
+            reasons = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in caught))
+            raise Unsupported(field, f"{who}: {str(error).splitlines()[0]} {reasons}".strip()) from None
 
 
 _RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
@@ -116,8 +120,8 @@ def unproven() -> Iterator[None]:
         _PROVING.reset(token)
 
 
-def proven(run: Callable[[], T], wanted: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
-    """Runs, and returns the result and the name of the kernel, which must be of the family `wanted`; no name within `unproven`.
+def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
+    """Runs, and returns the result and the name of the kernel, which must be of a family; no name within `unproven`.
 
     Raises:
         Unsupported: naming `field`, if another ran.
@@ -130,9 +134,109 @@ def proven(run: Callable[[], T], wanted: str, field: str, key: Hashable, device:
 
     result, names = profiling.kernels(run, device)
     if not names:
-        raise Unsupported(field, f"asked for {wanted}, and the profiler names no kernel, so which one ran cannot be verified")
-    found, kernel = profiling.family(names)
-    if found != wanted:
-        raise Unsupported(field, f"asked for {wanted}, but {found or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")
+        raise Unsupported(field, f"asked for {family}, and the profiler names no kernel, so which one ran cannot be verified")
+    actual, kernel = profiling.family(names)
+    if actual != family:
+        raise Unsupported(field, f"asked for {family}, but {actual or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")
     _RAN[key] = kernel
     return result, kernel
+
+
+class ByAutograd(WithGradients):
+    """A forward pass of torch, differentiated by torch's autograd. Delta is not returned.
+
+    The forward pass refuses what it cannot honour. The profiler says which kernel computes the gradients, and a kernel of
+    another family than the forward pass's is refused.
+    """
+
+    fmt: Format
+    field: ClassVar[str] = "backward"  # what a refusal names
+
+    if TYPE_CHECKING:
+
+        @property
+        def forward(self) -> InDtype: ...
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        """The policy of kernels, as far as it is known."""
+        return BackwardPrecision.kernel(self.fmt)
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        return dict.fromkeys(("dq", "dk", "dv"), self.fmt)
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.forward.input_key
+
+    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The inputs in the dtype of the format, each rounded once."""
+        return *self.forward.round_inputs(q, k, v), Cast(self.fmt)(do.double()).to(self.storage)
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The dtype of the inputs, so that a call converts nothing."""
+        return self.forward.storage
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel | None:
+        """The cost model of the forward pass, without its tile, which is not that of the backward pass."""
+        model = self.forward.cost_model(KernelLaunch())
+        return None if model is None else replace(model, br=None)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        """The formats of a kernel, and nothing of its tiles."""
+        return KernelArithmetic(self.precision)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
+        """The gradients, in the dtype of the format. Shapes as in `Gradients`.
+
+        Raises:
+            Unsupported: with PyTorch's own reason, if it cannot run the request, or another kernel ran than was asked for.
+        """
+        return self.passes(q, k, v, do, mask, scale).backward()
+
+    def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
+        """See `WithGradients`. torch decides what the forward pass keeps."""
+        check_backward_shapes(q, k, v, do, mask)
+        q, k, v, do = (x.detach().to(self.storage) for x in (q, k, v, do))
+        leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+        def attend() -> Output:
+            try:
+                with torch.enable_grad():
+                    return self.forward.bare(*leaves, mask, scale)
+            except Unsupported as error:  # the forward pass names a setting of its own
+                reason = str(error).removeprefix(f"{error.field}: ")
+                own = error.field.split(".")[0] == "attention"
+                raise Unsupported(self.field if own else error.field, reason) from None
+
+        def gradients(out: Tensor) -> Gradients:
+            return self._gradients(out, leaves, do, (mask, scale))
+
+        kept = attend().out
+        return Passes(attend, lambda: gradients(kept), lambda: gradients(attend().out))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `Differentiable`. torch's autograd records the operations themselves."""
+        check_dtypes(q, k, v)
+        dtype = q.dtype
+        q, k, v = (rounded_once(x, self.storage) for x in (q, k, v))
+        with uncast(q), self._compiling():
+            return rounded_once(self.forward.bare(q, k, v, mask, scale).out, dtype)
+
+    def _gradients(self, out: Tensor, leaves: tuple[Tensor, ...], do: Tensor, request: Hashable) -> Gradients:
+        def run() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(out, leaves, do, retain_graph=True)
+
+        layouts = tuple((x.shape, x.stride(), x.data_ptr() % 16) for x in (*leaves, do))
+        family, kernel = self.forward.family, ""
+        with refusals(self.field, family or type(self).__name__), self._compiling():
+            if family:
+                (dq, dk, dv), kernel = proven(run, family, self.field, (self, layouts, request, do.device), do.device)
+            else:
+                dq, dk, dv = run()
+        return Gradients(dq, dk, dv, None, launch=KernelLaunch(kernel))
+
+    def _compiling(self) -> AbstractContextManager[None]:
+        return nullcontext()

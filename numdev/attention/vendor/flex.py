@@ -1,9 +1,10 @@
-"""PyTorch's FlexAttention, compiled."""
+"""PyTorch's FlexAttention, compiled, and its gradients."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, SIDES, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.tiling import Order
-from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, is_refusal, proven
-from numdev.attention.walk import Walk
+from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, is_refusal, proven
 from numdev.errors import BadInput, Unsupported
 
 _FIELD = "attention"
@@ -51,15 +53,15 @@ class Flex(InDtype):
     def family(self) -> str:
         return "flex"
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packs_heads=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """Under a mask it visits the blocks that the mask cuts first, an order that no tiling here has."""
-        policy = Precision.kernel(self.fmt)
+        policy = self.precision
         if mask.is_none:
-            return Walk(policy, bc=self.bc, order=Order.FORWARD, why="it depends on the launch")
-        return Walk(policy, bc=self.bc, why="blocks that the mask cuts come first, an order that no tiling here has")
+            return KernelArithmetic(policy, bc=self.bc, order=Order.FORWARD, why="it depends on the launch")
+        return KernelArithmetic(policy, bc=self.bc, why="blocks that the mask cuts come first, an order that no tiling here has")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`.
@@ -70,7 +72,7 @@ class Flex(InDtype):
         check_shapes(q, k, v, mask)
         if q.device.type != "cuda":
             raise Unsupported(_FIELD, "FlexAttention is compiled for CUDA devices here; use device=cuda")
-        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         options = {name: side for name, side in (("BLOCK_M", self.br), ("BLOCK_N", self.bc)) if side is not None}
         call = _compiled(tuple(options.items()), softmax_scale(q, scale), q.shape[1] != k.shape[1])
         blocks = None if mask.is_none else _block_mask(mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
@@ -84,14 +86,15 @@ class Flex(InDtype):
                 if not is_refusal(error):
                     raise
                 raise Unsupported(_FIELD, f"FlexAttention: {_reason(error)}") from None
-        return Output(out, lse, ran=Ran(kernel))
+        return Output(out, lse, launch=KernelLaunch(kernel))
 
 
-def keeping_graphs() -> Any:
+def keeping_graphs() -> AbstractContextManager[None]:
     """Within it the compiler leaves what a forward pass saved as it was, so that gradients can be taken again and again."""
     from torch._functorch import config  # late: it imports torch's compiler
 
-    return config.patch(donated_buffer=False)
+    context: AbstractContextManager[None] = config.patch(donated_buffer=False)
+    return context
 
 
 def _reason(error: Exception) -> str:
@@ -132,3 +135,38 @@ def _block_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.d
     if lengths is not None:
         limits.append(lambda b, h, i, j: j < lengths[b])
     return create_block_mask(and_masks(*limits), None if lengths is None else batch, None, queries, keys, device=device)
+
+
+@dataclass(frozen=True)
+class FlexBackward(ByAutograd):
+    """The gradients of `torch.nn.attention.flex_attention` under `torch.compile`, never in its eager form; see `Flex`.
+
+    Attributes:
+        br, bc: the tile of the generated kernel of the forward pass; None leaves it to PyTorch. Those of the backward
+            pass are always left to it.
+        fmt: of inputs and gradients.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | SIDES, "kernel", IN_TORCH)
+
+    br: int | None = None
+    bc: int | None = None
+    fmt: Format = BF16
+
+    def __post_init__(self) -> None:
+        Flex(self.br, self.bc)  # checks the sizes
+
+    @property
+    def forward(self) -> Flex:
+        return Flex(self.br, self.bc, self.fmt)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        """One pass computes dQ, another dK and dV, each over the tiles in order; but blocks that the mask cuts come first."""
+        policy = self.precision
+        if mask.is_none:
+            forward = Order.FORWARD
+            return KernelArithmetic(policy, order=forward, query_order=forward, why="it depends on the launch")
+        return KernelArithmetic(policy, why="blocks that the mask cuts come first, an order that no tiling here can express")
+
+    def _compiling(self) -> AbstractContextManager[None]:
+        return keeping_graphs()

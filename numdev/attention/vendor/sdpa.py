@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, pinned to one of its backends."""
+"""PyTorch's scaled_dot_product_attention, pinned to one of its backends, and its gradients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
 from numdev.attention.tiling import Order
-from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, Result, dense, hides_rows, proven, refusals
-from numdev.attention.walk import Walk
-from numdev.errors import Unsupported
+from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, dense, hides_rows, proven, refusals
+from numdev.errors import BadInput, Unsupported
 from numdev.settings import setting
 
 _FIELD = "attention.backend"
@@ -63,20 +65,20 @@ class Sdpa(InDtype):
     def family(self) -> str:
         return self.backend.value
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The math backend is vanilla attention, on FP32 copies of 16-bit inputs."""
         if self.backend is Backend.MATH:
             width = Width(max(4.0, self.fmt.bits / 8), self.fmt.bits / 8)
             return CostModel(Algorithm.VANILLA, width, holds_scores=True, packs_heads=True)
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packs_heads=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        policy = Precision.kernel(self.fmt)
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        policy = self.precision
         if self.backend is Backend.FLASH:
             return _flash(policy, shape)
         if self.backend is Backend.EFFICIENT:  # the names of its kernels: 64x64, 64x128, 32x128
-            return Walk(policy, bc=64 if shape.head_dim <= 64 else 128, order=Order.FORWARD)
-        return Walk(policy)
+            return KernelArithmetic(policy, bc=64 if shape.head_dim <= 64 else 128, order=Order.FORWARD)
+        return KernelArithmetic(policy)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """No LSE: the function does not return it.
@@ -87,7 +89,7 @@ class Sdpa(InDtype):
         check_shapes(q, k, v, mask)
         self._check_device(q.device)
         factor = softmax_scale(q, scale)
-        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         arguments: dict[str, Any] = {"scale": factor, "enable_gqa": q.shape[1] != k.shape[1]} | self._mask(q, k, mask)
 
         def run() -> Result:
@@ -98,7 +100,7 @@ class Sdpa(InDtype):
         key = (self, layouts, mask, factor, q.device)
         with refusals(_FIELD, self.backend.value):
             (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
-        return Output(out, None, ran=Ran(kernel))
+        return Output(out, None, launch=KernelLaunch(kernel))
 
     def _check_device(self, device: torch.device) -> None:
         if device.type != "cuda" and self.backend not in (Backend.FLASH, Backend.MATH):
@@ -110,7 +112,7 @@ class Sdpa(InDtype):
         return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
 
 
-def _flash(policy: Precision, shape: Shape) -> Walk:
+def _flash(policy: Precision, shape: Shape) -> KernelArithmetic[Precision]:
     """The launch templates of FlashAttention-2, whose blocks go from the last to the first: the last may be ragged.
 
     Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
@@ -120,9 +122,9 @@ def _flash(policy: Precision, shape: Shape) -> Walk:
     blocks = rows.batch * rows.heads * math.ceil(rows.queries / 64)
     if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
         why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"
-        return Walk(policy, why=why)
+        return KernelArithmetic(policy, why=why)
     bc = {64: 128, 128: 64}.get(shape.head_dim)
-    return Walk(policy, bc=bc, order=Order.REVERSE, why="its tile is known at head_dim 64 and 128 alone")
+    return KernelArithmetic(policy, bc=bc, order=Order.REVERSE, why="its tile is known at head_dim 64 and 128 alone")
 
 
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
@@ -143,3 +145,99 @@ def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int
         field = "problem.window" if mask.window is not None else "problem.key_lengths" if mask.key_lengths else "problem.causal"
         raise Unsupported(field, "flash takes no mask but a causal one, on a CPU only for as many queries as keys")
     return {"attn_mask": seen.expand(batch, 1, queries, keys)}
+
+
+_NAMES = ("_saved_logsumexp", "_saved_log_sumexp")  # by the names of torch's derivatives.yaml
+
+
+@dataclass(frozen=True)
+class SavingSdpa(Sdpa):
+    """`Sdpa` as it runs when gradients are required: O and LSE are those that PyTorch's own backward pass reads."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        """Shapes as in `Output`.
+
+        Raises:
+            Unsupported: with PyTorch's own reason, if the backend cannot run the request; and if it saves no LSE.
+        """
+        with torch.enable_grad():
+            q, k, v = (x.detach().to(self.storage).requires_grad_() for x in (q, k, v))
+            output = super().__call__(q, k, v, mask, scale)
+        return Output(output.out.detach(), self._saved_lse(output.out), launch=output.launch)
+
+    def _saved_lse(self, out: Tensor) -> Tensor:
+        """LSE `[batch, heads, queries]`: cuDNN's has one more dimension, that of efficient attention more rows than queries."""
+        node: Any = out.grad_fn
+        while node is not None:
+            for name in _NAMES:
+                lse = getattr(node, name, None)
+                if lse is not None:
+                    return (lse.squeeze(-1) if lse.ndim == out.ndim else lse)[..., : out.shape[-2]].detach()
+            node = node.next_functions[0][0] if node.next_functions else None
+        raise Unsupported("attention.backend", f"{self.backend.value} saves no LSE for its backward pass")
+
+
+@dataclass(frozen=True)
+class SdpaBackward(ByAutograd):
+    """The gradients of `torch.nn.functional.scaled_dot_product_attention` by one backend and no other; see `Sdpa`.
+
+    PyTorch's kernels round dK and dV of each head before they sum those of the heads that share a KV head.
+
+    Attributes:
+        backend: see `Backend`.
+        fmt: of inputs and gradients.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET | {"backward.backend"}, "kernel", IN_TORCH)
+    field: ClassVar[str] = "backward.backend"
+
+    backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")
+    fmt: Format = BF16
+
+    @property
+    def forward(self) -> Sdpa:
+        return Sdpa(self.backend, self.fmt)
+
+    @property
+    def forward_pass(self) -> Sdpa:
+        """It returns the LSE that the backward pass reads; `math` saves none."""
+        return self.forward if self.backend is Backend.MATH else SavingSdpa(self.backend, self.fmt)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        """Of the CUDA kernel if there is a GPU, else of the CPU kernel.
+
+        Raises:
+            BadInput: for heads that share a KV head: no policy here rounds dK and dV of each head before they are summed.
+        """
+        if shape.heads != shape.kv_heads:
+            mend = "give as many as heads: PyTorch rounds dK and dV of each head before it sums them, which no policy expresses"
+            raise BadInput("problem.kv_heads", shape.kv_heads, mend)
+        if self.backend is Backend.FLASH:
+            return _flash_on_gpu(self.fmt, shape) if torch.cuda.is_available() else _flash_on_cpu(self.fmt, shape)
+        if self.backend is Backend.MATH:
+            return KernelArithmetic(self.precision, why="it has no tiles")
+        return super().arithmetic(shape, mask)
+
+
+def _flash_on_gpu(fmt: Format, shape: Shape) -> KernelArithmetic[BackwardPrecision]:
+    """The launch templates of FlashAttention-2 for GPUs with 144 KiB of shared memory.
+
+    A block of keys meets the tiles of queries from the last to the first, and adds to dQ by atomics, in any order.
+    """
+    tiles = {32: (128, 128), 64: (128, 128), 96: (64, 128), 128: (64, 128)}
+    br, bc = tiles.get(shape.head_dim, (None, None))
+    why = "its tiles are known only at head_dim 32, 64, 96 and 128"
+    policy = BackwardPrecision.kernel(fmt)
+    return KernelArithmetic(policy, br=br, bc=bc, order=Order.RANDOM, query_order=Order.REVERSE, why=why)
+
+
+def _flash_on_cpu(fmt: Format, shape: Shape) -> KernelArithmetic[BackwardPrecision]:
+    """`aten::_scaled_dot_product_flash_attention_for_cpu_backward`, whose running sums are in the dtype of its outputs.
+
+    It multiplies dS by the scale before dS is rounded. If the scale is a power of two, this equals scaling the sums at the end;
+    otherwise it rounds once less.
+    """
+    queries = shape.queries
+    policy = BackwardPrecision.kernel(fmt).with_step(dq_sum=fmt, dk_sum=fmt, dv_sum=fmt)
+    br = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return KernelArithmetic(policy, recompute=Recompute(), br=br, bc=512, order=Order.FORWARD, query_order=Order.FORWARD)

@@ -1,4 +1,4 @@
-"""Attention as three tensor operations of torch, with all scores in memory."""
+"""Attention as three tensor operations of torch, with all scores in memory, and its gradients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
+from numdev.attention.kernel_arithmetic import KernelArithmetic
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.ran import Ran
-from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dense, hides_rows
-from numdev.attention.walk import Walk
+from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, dense, hides_rows
 from numdev.errors import Unsupported
 
 
@@ -36,11 +37,15 @@ class Vanilla(InDtype):
 
     fmt: Format = BF16
 
-    def cost_model(self, ran: Ran) -> CostModel:
+    @property
+    def precision(self) -> Precision:
+        return Precision.eager(self.fmt)
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.VANILLA, Width.of(self.fmt, self.fmt), holds_scores=True)
 
-    def walk(self, shape: Shape, mask: Mask) -> Walk:
-        return Walk(Precision.kernel(self.fmt), why="it has no tiles")
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`, no LSE; rows that see no key are 0.
@@ -51,7 +56,7 @@ class Vanilla(InDtype):
         check_shapes(q, k, v, mask)
         if self.fmt.bits < 16:
             raise Unsupported("precision", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
-        q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         rows = group_heads(q, kv_heads).reshape(batch * kv_heads, -1, dim)  # heads of a group share k as more rows
         k, v = k.reshape(-1, keys, dim), v.reshape(-1, keys, dim)
@@ -67,3 +72,29 @@ class Vanilla(InDtype):
         ):  # softmax of nothing is NaN; its gradient needs it as it is
             p = p.view(batch, heads, queries, keys).masked_fill(~seen.any(-1, keepdim=True), 0.0).view_as(p)
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)
+
+
+@dataclass(frozen=True)
+class VanillaBackward(ByAutograd):
+    """The gradients of matmul, softmax, matmul of torch in the dtype itself; see `Vanilla`.
+
+    `NaiveBackward.eager` emulates these operations in any format.
+
+    Attributes:
+        fmt: the format of inputs, scores, P and gradients; torch must be able to multiply matrices in it.
+    """
+
+    honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+
+    fmt: Format = BF16
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        return BackwardPrecision.eager(self.fmt)
+
+    @property
+    def forward(self) -> Vanilla:
+        return Vanilla(self.fmt)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(self.precision, why="it has no tiles")

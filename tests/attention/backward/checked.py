@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.attention.backward.base import Gradients, Saved
-from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.exact import Exact
+from numdev.attention.base import Gradients, Saved
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from tests.attention.backward.cases import Inputs
 from tests.attention.kernels.backward_budget import backward_budget, of_output

@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP64
-from numdev.attention.backward import exact
-from numdev.attention.backward.base import Backward, FromSaved, saved_by
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.naive import NaiveBackward
+from numdev.attention import exact
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.exact import Exact
+from numdev.attention.base import Backward
+from numdev.attention.differentiable import BackwardPass, saved_by
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
+from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import Precision
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.errors import BadInput
 from tests.attention.backward.cases import Inputs, bounds, draw_all, element_bounds
 from tests.cases import MASKS, U64, Sizes
@@ -157,7 +156,7 @@ def test_streaming_over_queries_stays_within_the_bound(mask: str, workspace: int
     """In blocks of 48 rows and of 96 rows. dQ and delta, whose rows are independent, do not change at all."""
     inputs = draw_all((2, 4, 2, 130, 60, 24))
     whole = ExactBackward()(*inputs, MASKS[mask]).tensors()
-    monkeypatch.setitem(exact._WORKSPACE, "cpu", workspace)
+    monkeypatch.setitem(exact._BACKWARD_WORKSPACE, "cpu", workspace)
     parts, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 24**-0.5)
     for name, tensor in parts.items():
         assert name in ("dk", "dv") or torch.equal(tensor, whole[name]), name
@@ -247,7 +246,7 @@ def test_shapes_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("variant", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
 def test_implementations_keep_to_the_protocol(variant: Backward) -> None:
     assert isinstance(variant, Backward)
-    assert isinstance(variant, FromSaved) == (not isinstance(variant, NaiveBackward))
+    assert isinstance(variant, BackwardPass)
     assert list(variant.formats) == list(OUTPUTS)
 
 

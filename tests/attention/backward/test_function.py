@@ -7,19 +7,16 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.base import FromSaved, saved_by
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.function import differentiable
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.base import Attention
-from numdev.attention.exact import Exact
+from numdev.attention.differentiable import BackwardPass, differentiable, saved_by
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, Unsupported
@@ -27,7 +24,7 @@ from tests.attention.backward.cases import draw_all
 from tests.cases import MASKS
 
 GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))
-PASSES: list[tuple[Attention, FromSaved]] = [
+PASSES: list[tuple[Attention, BackwardPass]] = [
     (Exact(), ExactBackward()),
     (GOLDEN, TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(2, 3, Order.REVERSE))),
     (
@@ -46,7 +43,7 @@ def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("forward", "backward"), PASSES, ids=NAMES)
-def test_gradcheck(forward: Attention, backward: FromSaved, mask: str) -> None:
+def test_gradcheck(forward: Attention, backward: BackwardPass, mask: str) -> None:
     """Central differences of step 1e-6 are off by 1e-12 times the third derivative, and by `2^-53 |O| / 1e-6 = 1e-10`."""
     given = MASKS[mask]
     small = Mask(given.causal, None if given.window is None else 2, None if given.key_lengths is None else (2,))
@@ -101,7 +98,7 @@ def test_a_model_learns_with_it() -> None:
     torch.manual_seed(0)
     x, target = torch.randn(1, 1, 24, 8), torch.randn(1, 1, 24, 8)
 
-    def losses(forward: Attention, backward: FromSaved) -> list[float]:
+    def losses(forward: Attention, backward: BackwardPass) -> list[float]:
         generator = torch.Generator().manual_seed(1)
         weights = [torch.randn(8, 8, generator=generator).mul_(0.3).requires_grad_() for _ in range(3)]
         found = []

@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP16
-from numdev.attention.backward.base import saved_by
-from numdev.attention.backward.meetings import Meeting, Sizes, Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
-from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.differentiable import saved_by
 from numdev.attention.kernels.hopper_backward_order import first_unit, rank_at, unit_at
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential
-from numdev.attention.tiled import Tiled
+from numdev.attention.tile_schedule import Meeting, Sizes, Turns
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 from tests.attention.backward.cases import POLICIES, draw_all, same

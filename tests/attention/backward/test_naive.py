@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import DeltaForm, Recompute
-from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
+from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, Normalise
+from numdev.attention.tiled import TiledBackward
 from numdev.attention.tiling import Tiling
 from tests.attention.backward.cases import POLICIES, Inputs, bounds, draw_all, same
 from tests.cases import MASKS, U64, Sizes

@@ -10,19 +10,18 @@ import torch
 from safetensors.torch import save_file
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.problem import BackwardProblem, draw_do
 from numdev.attention.backward.recompute import DeltaForm, Recompute
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Normal
+from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
+from numdev.attention.naive import NaiveBackward
+from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations

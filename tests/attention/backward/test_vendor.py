@@ -10,27 +10,28 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
-from numdev.attention.backward.base import Gradients, Saved
-from numdev.attention.backward.emulation import EmulatedBackward, gradients_emulation_of
-from numdev.attention.backward.exact import ExactBackward
-from numdev.attention.backward.meetings import Turns
-from numdev.attention.backward.naive import NaiveBackward
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import ByAutograd, FlexBackward, SdpaBackward, VanillaBackward
-from numdev.attention.exact import Exact
+from numdev.attention.base import Gradients, Saved
+from numdev.attention.differentiable import WithGradients
+from numdev.attention.emulation import gradients_emulation_of
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels import profiling
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
+from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax
-from numdev.attention.tiled import Tiled
+from numdev.attention.tile_schedule import Turns
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor import dispatch
-from numdev.attention.vendor.sdpa import Backend
+from numdev.attention.vendor.dispatch import ByAutograd
+from numdev.attention.vendor.flex import FlexBackward
+from numdev.attention.vendor.sdpa import Backend, SdpaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
 from tests.attention.backward.cases import Inputs, draw_all, same
 from tests.attention.backward.vendor_budget import stored_budget
@@ -256,7 +257,7 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
         (TritonBackward(ATTEND, kernel=Kernel.PORTABLE), "tiling.br: .*depends on the launch"),
     ],
 )
-def test_what_is_not_known_must_be_said(variant: EmulatedBackward, field: str) -> None:
+def test_what_is_not_known_must_be_said(variant: WithGradients, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}.*state what"):
         gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND)
 

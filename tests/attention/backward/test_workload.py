@@ -12,31 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
-from numdev.attention import cost as forward_cost
-from numdev.attention.backward import cost
-from numdev.attention.backward.base import Gradients
-from numdev.attention.backward.cost import BackwardCostModel
-from numdev.attention.backward.exact import ExactBackward
+from numdev.attention import cost
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import OutputForDelta, Recompute
-from numdev.attention.backward.tiled import TiledBackward
-from numdev.attention.backward.timed import TimedBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.backward.vendor import FlexBackward, SdpaBackward, VanillaBackward
+from numdev.attention.base import Gradients
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.differentiable import WithGradients
 from numdev.attention.distributions import Normal
+from numdev.attention.exact import ExactBackward
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
+from numdev.attention.naive import NaiveBackward
+from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.ran import Ran
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
-from numdev.attention.vendor.sdpa import Backend
+from numdev.attention.vendor.flex import FlexBackward
+from numdev.attention.vendor.sdpa import Backend, SdpaBackward
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.deviation.measurement import COMPARISON, Deviations
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
@@ -79,8 +77,8 @@ def reach(seen: torch.Tensor) -> int:
 @given(masked())
 def test_operations_are_two_and_a_half_times_those_of_the_forward_pass(case: tuple[Mask, Shape]) -> None:
     problem = Problem(Normal(), case[1], case[0])
-    assert cost.operations(problem) == 10 * 8 * 4 * int(table(problem).sum())
-    assert 2 * cost.operations(problem) == 5 * forward_cost.operations(problem)
+    assert cost.backward_operations(problem) == 10 * 8 * 4 * int(table(problem).sum())
+    assert 2 * cost.backward_operations(problem) == 5 * cost.operations(problem)
 
 
 @given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans())
@@ -103,28 +101,28 @@ def test_a_tiled_pass_moves_what_its_tiles_meet(case: tuple[Mask, Shape], br: in
             moved += 4 * 2 * 2 * 8 * reach(seen[b, start : start + br].any(0)) if twice else 0
     moved += rows * (2 * 2 * 8 + 2 * 4) if twice else 4 * q
     moved += 2 * (q + 2 * kv)
-    model = BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0), br), bc, twice)
-    assert cost.tiled_bytes(problem, model, br, bc) == moved
-    assert cost.cost_of(problem, model, CPU) == forward_cost.Cost(Algorithm.TILED, float(moved), br)
+    model = CostModel(Algorithm.TILED, Width(2.0, 2.0), br, bc=bc, recomputes_twice=twice)
+    assert cost.backward_tiled_bytes(problem, model, br, bc) == moved
+    assert cost.backward_cost_of(problem, model, CPU) == cost.Cost(Algorithm.TILED, float(moved), br)
 
 
 def test_vanilla_moves_all_scores_seven_times() -> None:
     n, d = 128, 32
     shape = Shape(queries=n, keys=n, head_dim=d)
     model = CostModel(Algorithm.VANILLA, Width(2.0, 2.0), holds_scores=True)
-    assert cost.vanilla_bytes(Problem(Normal(), shape), model) == 2 * (8 * n * d + 7 * n * n)
-    assert cost.vanilla_bytes(Problem(Normal(), shape, Mask(causal=True)), model) == 2 * (8 * n * d + 9 * n * n)
+    assert cost.backward_vanilla_bytes(Problem(Normal(), shape), model.width) == 2 * (8 * n * d + 7 * n * n)
+    assert cost.backward_vanilla_bytes(Problem(Normal(), shape, Mask(causal=True)), model.width) == 2 * (8 * n * d + 9 * n * n)
 
 
 @given(masked(), st.integers(1, 8))
 def test_what_is_stored_first_is_not_read(case: tuple[Mask, Shape], bc: int) -> None:
     """The running sum of dQ of each row that sees a tile is read once less, and LSE goes in and out once more."""
-    problem, plain = Problem(Normal(), case[1], case[0]), BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0)))
-    moved, shape, seen = cost.tiled_bytes(problem, plain, bc, bc), case[1], table(problem)
-    first = cost.tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
+    problem, plain = Problem(Normal(), case[1], case[0]), CostModel(Algorithm.TILED, Width(2.0, 2.0))
+    moved, shape, seen = cost.backward_tiled_bytes(problem, plain, bc, bc), case[1], table(problem)
+    first = cost.backward_tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
     met = [reach(torch.stack([part.any(1) for part in entry.split(bc, 1)]).any(0)) for entry in seen]
     assert moved - first == 4 * 4 * 8 * sum(met)
-    scaled = cost.tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
+    scaled = cost.backward_tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
     assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
 
 
@@ -138,26 +136,26 @@ def test_the_designs_for_hopper_by_hand(design: Design, causal: bool) -> None:
     moved += met * (2 * row + 8)  # Q and dO, LSE and delta
     if design is Design.FUSED:
         moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
-        ran = Ran("numdev hopper backward, one kernel", 128, 128)
+        ran = KernelLaunch("numdev hopper backward, one kernel", 128, 128)
     else:
         moved += n * (2 * row + 8) + 2 * 2 * n * row  # two tiles of 128 queries, each with all keys
-        ran = Ran("numdev hopper backward, two kernels", 64, 128)
+        ran = KernelLaunch("numdev hopper backward, two kernels", 64, 128)
     problem = Problem(Normal(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
     for asked in (None, design):
         found = TritonBackward(Triton(), design=asked).cost_model(ran)
-        assert cost.cost_of(problem, found, CPU) == forward_cost.Cost(Algorithm.TILED, float(moved), 128)
+        assert cost.backward_cost_of(problem, found, CPU) == cost.Cost(Algorithm.TILED, float(moved), 128)
 
 
 def test_three_warp_groups_keep_192_queries() -> None:
-    found = TritonBackward(Triton()).cost_model(Ran("numdev hopper backward, two kernels", 64, 64))
-    assert (found.model.br, found.bc, found.recomputes_twice) == (192, 128, True)
+    found = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, two kernels", 64, 64))
+    assert (found.br, found.bc, found.recomputes_twice) == (192, 128, True)
 
 
 def test_growth_with_the_tile() -> None:
     """For large N all traffic that grows as N^2 falls as the tile of keys grows."""
     problem = Problem(Normal(), Shape(queries=1 << 15, keys=1 << 15, head_dim=64))
-    model = BackwardCostModel(CostModel(Algorithm.TILED, Width(2.0, 2.0)))
-    assert 1.9 < cost.tiled_bytes(problem, model, 64, 64) / cost.tiled_bytes(problem, model, 64, 128) < 2.0
+    model = CostModel(Algorithm.TILED, Width(2.0, 2.0))
+    assert 1.9 < cost.backward_tiled_bytes(problem, model, 64, 64) / cost.backward_tiled_bytes(problem, model, 64, 128) < 2.0
 
 
 KERNEL, TILES = BackwardPrecision.kernel(BF16), Tiling(16, 32)
@@ -176,26 +174,26 @@ VARIANTS: dict[str, Any] = {
 
 
 def test_what_implementations_declare() -> None:
-    def model(variant: Any) -> BackwardCostModel:
-        found = variant.cost_model(Ran())
-        assert isinstance(found, BackwardCostModel)
+    def model(variant: Any) -> CostModel:
+        found = variant.cost_model(KernelLaunch())
+        assert isinstance(found, CostModel)
         return found
 
-    assert ExactBackward().cost_model(Ran()) is None
+    assert ExactBackward().cost_model(KernelLaunch()) is None
     vanilla = (VARIANTS["naive"], VARIANTS["vanilla"], VARIANTS["math"])
-    assert all(model(variant).model.algorithm is Algorithm.VANILLA and model(variant).model.holds_scores for variant in vanilla)
+    assert all(model(variant).algorithm is Algorithm.VANILLA and model(variant).holds_scores for variant in vanilla)
     tiled = (TILED, SdpaBackward(), FlexBackward(32, 32), VARIANTS["triton"], VARIANTS["instrumented"])
-    assert {model(variant).model.algorithm for variant in tiled} == {Algorithm.TILED}
+    assert {model(variant).algorithm for variant in tiled} == {Algorithm.TILED}
     assert [model(variant).recomputes_twice for variant in tiled] == [ONCE, ONCE, ONCE, TWICE, TWICE]
-    assert [(model(variant).model.br, model(variant).bc) for variant in tiled] == [
+    assert [(model(variant).br, model(variant).bc) for variant in tiled] == [
         (16, 32),
         (None, None),  # the tile that is given to FlexAttention is that of its forward pass
         (None, None),
         (16, 16),
         (16, 32),
     ]
-    assert [model(variant).model.width for variant in tiled[:-1]] == [Width(2.0, 2.0)] * 4
-    assert all(isinstance(variant, TimedBackward) for variant in (*VARIANTS.values(), FlexBackward()))
+    assert [model(variant).width for variant in tiled[:-1]] == [Width(2.0, 2.0)] * 4
+    assert all(isinstance(variant, WithGradients) for variant in (*VARIANTS.values(), FlexBackward()))
 
 
 @pytest.fixture
@@ -212,7 +210,7 @@ def test_forward_backward_and_both_are_in_the_record(runner: Runner, name: str) 
     (row,) = found.rows
     assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *of_beside(WORKLOAD.beside), *DEVIATIONS}
     operations = row["operations"]
-    assert operations == cost.operations(problem)
+    assert operations == cost.backward_operations(problem)
     assert (row["forward_operations"], row["both_operations"]) == (operations * 2 // 5, operations * 7 // 5)
     for part in ("", "forward_", "both_"):
         assert 0 < row[f"{part}latency_low"] <= row[f"{part}latency"] <= row[f"{part}latency_high"]

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.base import Gradients, saved_by
-from numdev.attention.backward.meetings import Turns
 from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.recompute import Recompute
-from numdev.attention.backward.recurrence import Run
-from numdev.attention.backward.tiled import TiledBackward
+from numdev.attention.base import Gradients
+from numdev.attention.differentiable import saved_by
 from numdev.attention.fused.backward_rule import backward_obstacle
 from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.tiled import Tiled
+from numdev.attention.recurrence import BackwardRun
+from numdev.attention.tile_schedule import Turns
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.backward.test_tiled import masks, orders, recomputations, tilings
@@ -133,11 +133,11 @@ def test_what_it_does_not_take_goes_by_tensor_operations(
 ) -> None:
     found: list[str | None] = []
 
-    def noted(run: Run) -> str | None:
+    def noted(run: BackwardRun) -> str | None:
         found.append(backward_obstacle(run))
         return found[-1]
 
-    monkeypatch.setattr("numdev.attention.backward.tiled.backward_obstacle", noted)
+    monkeypatch.setattr("numdev.attention.tiled.backward_obstacle", noted)
     inputs = precision.round_inputs(*draw_all((1, 1, 1, 20, 20, 8)))
     with by(Path.COMPILED):
         assert TiledBackward(FORWARD, precision)(*inputs, Mask()).kernel == ""

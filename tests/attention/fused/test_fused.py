@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.base import Gradients
-from numdev.attention.base import Output
+from numdev.attention.base import Gradients, Output
 from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, Format
-from numdev.attention.backward.base import Gradients, Saved
-from numdev.attention.backward.exact import ExactBackward
 from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.base import Gradients, Saved
+from numdev.attention.exact import ExactBackward
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask

@@ -14,7 +14,6 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP16
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import triton as fast
-from numdev.attention.combine import combine
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
@@ -99,8 +98,8 @@ def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, d
     lse = policy.row_sum.accumulate.apply_(torch.randn(splits, 2, 3, 5, generator=generator))
     lse[0, 0, 0], lse[:, 1, 1] = float("-inf"), float("-inf")
     parts[0, 0, 0], parts[:, 1, 1] = 0.0, 0.0
-    expected, total = combine(
-        [(o.clone(), part[..., None].clone()) for o, part in zip(parts, lse, strict=True)], Steps.of(policy, 5)
+    expected, total = Steps.of(policy, 5).combine(
+        [(o.clone(), part[..., None].clone()) for o, part in zip(parts, lse, strict=True)]
     )
     request = portable.Request(policy, Tiling(16, 16, splits=splits), OnlineSoftmax(), exactly=True)
     out, got = portable.combined(request, parts.to(device), lse.to(device), torch.float32)

@@ -13,15 +13,13 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.naive import NaiveBackward
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.distributions import Distribution, Kind
-from numdev.attention.operation import ATTENTION
+from numdev.attention.naive import NaiveBackward
+from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.measurement.deviation.direction import DIRECTED, Course, Directedness, Direction

@@ -7,16 +7,14 @@ import torch
 
 from numdev.api import measure
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.operation import ATTENTION_BACKWARD
 from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.tiled import TiledBackward
 from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution
-from numdev.attention.operation import ATTENTION
+from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.measurement.deviation.head import Compared, Head, Place, Reference, Subject

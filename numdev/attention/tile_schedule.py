@@ -1,4 +1,4 @@
-"""Which tiles of queries and keys are combined in which order, which decides the order of every sum of the gradients."""
+"""The order in which a backward pass combines tiles of queries and keys, and so the order of every sum of the gradients."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class Turns:
         # Group after group, and in each step by step: both sums are added in this order, see `hopper_backward_order`.
         owners = math.ceil(sizes.keys / self.tile)
         size = owners if self.together is None else self.together
-        found = []
+        meetings = []
         for head in range(sizes.group):
             for begin in range(0, owners, size):
                 own = [tile for tile in tiles if begin <= tile[0] // self.tile < begin + size]
                 for step in range(len(units)):
-                    found += [Meeting((head, head + 1), t, units[self._unit(step, t, len(units))]) for t in own]
-        return found
+                    meetings += [Meeting((head, head + 1), t, units[self._unit(step, t, len(units))]) for t in own]
+        return meetings
 
     def _unit(self, step: int, tile: Range, units: int) -> int:
         """The unit that the owner of a tile of keys visits at a step."""

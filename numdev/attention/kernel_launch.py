@@ -1,4 +1,4 @@
-"""What ran: the compiled kernel of a call, and its launch settings."""
+"""The compiled kernel that computed a result, and its launch settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ran:
+class KernelLaunch:
     """The compiled kernel that really ran; `str` is what results show as `kernel`.
 
     Attributes:

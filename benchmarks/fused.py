@@ -11,10 +11,10 @@ from benchmarks.tiled import double_loop
 from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Gradients, Output
 from numdev.attention.differentiable import saved_by
 from numdev.attention.path import Path, by
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 
 _SCALE, _RUNS, _COUNTED = 0.125, 3, 11

@@ -14,7 +14,7 @@ from torch import nn
 import numdev as nd
 from benchmarks.timing import Result, paired
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.precision import BackwardPrecision
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.sdpa import SdpaBackward
 

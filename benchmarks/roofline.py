@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.timing import Result, median_seconds
 from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Saved
 from numdev.attention.differentiable import saved_by
 from numdev.attention.path import Path, by
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 
 _SCALE, _DIM, _RUNS = 0.125, 64, 3

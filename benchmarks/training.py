@@ -22,11 +22,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Differentiable
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward

@@ -61,8 +61,8 @@ _OF_TABLE = ("| setting | default | unit | meaning |", "|---|---|---|---|")
 
 def settings() -> Iterator[str]:
     """Every setting of the groups and of the run: its default, unit and sentence, where it is declared."""
-    from numdev.attention.settings import BACKWARD_GROUPS
-    from numdev.attention.settings import GROUPS as TYPED
+    from numdev.attention.groups import BACKWARD_GROUPS
+    from numdev.attention.groups import GROUPS as TYPED
     from numdev.cli.schema import RunConfig
     from numdev.settings import declared
     from numdev.training.settings import GROUPS as TRAINING

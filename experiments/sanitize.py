@@ -27,7 +27,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
@@ -35,7 +34,7 @@ from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.hopper_parts import barriers
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import Unsupported

@@ -57,13 +57,12 @@ def assembled(kernel: Any, capability: int) -> dict[str, Any]:
 def compiled(which: str, name: str, dim: int, masked: str, launch: Any, capability: int, kind: str = "kernel") -> dict[str, Any]:
     """One of the two kernels for one request; `delta` is `walk` where it makes delta."""
     from numdev.arithmetic.formats import Format
-    from numdev.attention.backward.precision import BackwardPrecision
-    from numdev.attention.backward.recompute import Recompute
     from numdev.attention.kernels import backward, backward_host
     from numdev.attention.kernels.arguments import Sizes, View
     from numdev.attention.kernels.backward_arguments import Factors, Saved
     from numdev.attention.kernels.backward_launch import Launches
-    from numdev.attention.softmax import Exponential
+    from numdev.attention.precision import BackwardPrecision
+    from numdev.attention.softmax import Exponential, Recompute
 
     tokens = 1000 if masked in ("odd", "all") else 1024
     precision = getattr(BackwardPrecision, kind)(Format.parse(name))

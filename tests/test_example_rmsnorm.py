@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from numdev import settings
 from numdev.cli import nodes
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
@@ -105,7 +106,8 @@ def no_module_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != EXAMPLE])
     for name in [name for name in sys.modules if name.partition(".")[0] == "rmsnorm"]:
         monkeypatch.delitem(sys.modules, name)
-    for kept in (nodes._located, nodes.types_of, nodes.sentences, nodes._parameters):  # they hold classes of other tests' modules
+    caches: tuple[Any, ...] = (nodes._located, settings.types_of, settings._parameters)
+    for kept in caches:  # they hold classes of other tests' modules
         kept.cache_clear()
 
 

@@ -26,6 +26,7 @@ ARROWS = {
 DECLARES = ("attention.operation",)
 FOR_ALL = (
     "errors",
+    "lazy",
     "settings",
     "nearest",
     "version",
@@ -243,15 +244,10 @@ def test_numba_nowhere_but_in_what_it_compiles() -> None:
 # What the kernels may know of attention: value objects, and nothing that computes attention.
 VALUES = (
     "accepts",
-    "backward.precision",
-    "backward.recompute",
     "kernel_launch",
     "mask",
     "operations",
-    "policy",
-    "policystep",
     "precision",
-    "shipped",
     "softmax",
     "tiling",
 )
@@ -279,16 +275,14 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "cli.main", "cli.launch", "cli.completion", "cli.flags", "cli.process", "cli.sources", "cli.library", "cli.outcome"
     )
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.requests", "cli.schema")
-    declarations = [f"numdev.attention.settings.{name}" for name in ("problem", "precision", "tiling", "softmax", "backward")]
-    quick += ["numdev.attention", "numdev.attention.settings", *declarations, "numdev.settings", "numdev.nearest"]
+    values = of(*(f"attention.{name}" for name in ("groups", "mask", "precision", "problem", "softmax", "tiling")))
+    quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.nearest"]
     quick += ["numdev.training", "numdev.training.settings"]
-    others = [name.removeprefix("numdev.") for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!settings)", name)]
+    inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!settings)", name) and name not in values]
+    others = [name.removeprefix("numdev.") for name in inner]
     heavy = inside(
         "api",
         *others,
-        "attention.settings.baseline",
-        "attention.settings.kernels",
-        "arithmetic",
         "measurement",
         "results",
         "cli.build",

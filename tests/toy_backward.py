@@ -6,15 +6,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.differentiable import WithGradients
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import gradients_emulation_of
 from numdev.attention.exact import RoundedBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.flex import FlexBackward

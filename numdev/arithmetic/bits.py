@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from numdev.arithmetic.formats import FP32, FP64, Format
 from numdev.arithmetic.listing import Listing
+from numdev.errors import BadInput
+from numdev.lazy import torch
 
 
 class Rounding(Enum):
@@ -45,19 +46,29 @@ class Layout:
     format: Format
 
 
-LAYOUTS = {
-    torch.float32: Layout(torch.int32, 23, 0xFF, 127, FP32),
-    torch.float64: Layout(torch.int64, 52, 0x7FF, 1023, FP64),
-}
+@cache
+def layout_of(carrier: torch.dtype) -> Layout:
+    """The bits of FP32 or FP64.
+
+    Raises:
+        BadInput: for another dtype.
+    """
+    if carrier is torch.float32:
+        return Layout(torch.int32, 23, 0xFF, 127, FP32)
+    if carrier is torch.float64:
+        return Layout(torch.int64, 52, 0x7FF, 1023, FP64)
+    raise BadInput("dtype", str(carrier), "a cast works on FP32 and FP64 tensors; use x.float() or x.double()")
 
 
-def round_magic(x: Float[Tensor, "*shape"], to: Format, out: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def round_magic(
+    x: Float[torch.Tensor, "*shape"], to: Format, out: Float[torch.Tensor, "*shape"]
+) -> Float[torch.Tensor, "*shape"]:
     """Nearest-even by the adder: `(x + C) - C` with `C = 1.5 * 2^(E + p_carrier - 1 - m)`.
 
     The sum has the quantum `2^(E - m)`, so the addition itself rounds to it; the factor 1.5 keeps the sum in one binade
     for both signs. `E` is `x`'s exponent, at least `emin`. Exact while the sum is finite; see `magic_is_exact`.
     """
-    layout = LAYOUTS[x.dtype]
+    layout = layout_of(x.dtype)
     magic = torch.empty_like(x)
     mask = layout.exponent_mask << layout.mantissa_bits
     torch.bitwise_and(x.view(layout.integer), mask, out=magic.view(layout.integer))
@@ -77,13 +88,13 @@ def magic_is_exact(to: Format, carrier: Format) -> bool:
 
 
 def round_scaled(
-    x: Float[Tensor, "*shape"], to: Format, rounding: Rounding, bits: Float[Tensor, "*shape"] | None = None
-) -> Float[Tensor, "*shape"]:
+    x: Float[torch.Tensor, "*shape"], to: Format, rounding: Rounding, bits: Float[torch.Tensor, "*shape"] | None = None
+) -> Float[torch.Tensor, "*shape"]:
     """`x` rounded to multiples of its quantum in `to` by any mode; overflow is not handled, and NaN stays NaN.
 
     `bits` are numbers in [0, 1) of the same shape for stochastic rounding.
     """
-    layout = LAYOUTS[x.dtype]
+    layout = layout_of(x.dtype)
     raw = (x.view(layout.integer) >> layout.mantissa_bits) & layout.exponent_mask
     exponent = (raw - layout.bias).clamp(min=to.emin)
     shift = to.mantissa_bits - exponent
@@ -97,8 +108,8 @@ def round_scaled(
 
 
 def round_listed(
-    x: Float[Tensor, "*shape"], to: Listing, rounding: Rounding, bits: Float[Tensor, "*shape"] | None = None
-) -> Float[Tensor, "*shape"]:
+    x: Float[torch.Tensor, "*shape"], to: Listing, rounding: Rounding, bits: Float[torch.Tensor, "*shape"] | None = None
+) -> Float[torch.Tensor, "*shape"]:
     """`x` rounded to a number of a list by any mode; NaN stays NaN, and an infinity becomes NaN where the list has NaR.
 
     A value beyond the list becomes the last number; or, if the list has NaN, the number that would follow, which the cast then
@@ -126,11 +137,11 @@ def round_listed(
     return torch.where(lost, torch.full_like(x, float("nan")), to.number(place).to(x.dtype))
 
 
-def _power_of_two(exponent: Int[Tensor, "*shape"], layout: Layout, carrier: torch.dtype) -> Tensor:
+def _power_of_two(exponent: Int[torch.Tensor, "*shape"], layout: Layout, carrier: torch.dtype) -> torch.Tensor:
     return ((exponent + layout.bias) << layout.mantissa_bits).view(carrier)
 
 
-def _round_to_integer(t: Tensor, rounding: Rounding, bits: Tensor | None) -> Tensor:
+def _round_to_integer(t: torch.Tensor, rounding: Rounding, bits: torch.Tensor | None) -> torch.Tensor:
     """Round to an integer by the mode; `t` is below 2^(m+1), so every integer near it is exact."""
     if rounding is Rounding.NEAREST_EVEN:
         return t.round()
@@ -151,14 +162,14 @@ def _round_to_integer(t: Tensor, rounding: Rounding, bits: Tensor | None) -> Ten
     return torch.where(bits < distance, away, toward_zero)
 
 
-def toward(x: Float[Tensor, "*shape"], error: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
+def toward(x: Float[torch.Tensor, "*shape"], error: Float[torch.Tensor, "*#shape"]) -> Float[torch.Tensor, "*shape"]:
     """The neighbour of each finite `x` in the carrier on the side to which `error`, not 0, points."""
-    integer = LAYOUTS[x.dtype].integer
+    integer = layout_of(x.dtype).integer
     away_from_zero = (x > 0) == (error > 0)
     moved = (x.view(integer) + torch.where(away_from_zero, 1, -1).to(integer)).view(x.dtype)
-    return torch.where(x == 0, torch.full_like(x, LAYOUTS[x.dtype].format.min_subnormal).copysign(error.to(x.dtype)), moved)
+    return torch.where(x == 0, torch.full_like(x, layout_of(x.dtype).format.min_subnormal).copysign(error.to(x.dtype)), moved)
 
 
-def is_odd(x: Float[Tensor, "*shape"]) -> Tensor:
+def is_odd(x: Float[torch.Tensor, "*shape"]) -> torch.Tensor:
     """Whether the last bit of the carrier's mantissa is set."""
-    return (x.view(LAYOUTS[x.dtype].integer) & 1).bool()
+    return (x.view(layout_of(x.dtype).integer) & 1).bool()

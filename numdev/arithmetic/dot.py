@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.elementary import Operation, RoundedOnce
+from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import product, row_sums
 from numdev.arithmetic.rounding import Cast
 from numdev.errors import BadInput
+from numdev.lazy import torch
 
-Watch = Callable[[Tensor, Tensor, Tensor], None]
+Watch = Callable[..., None]  # of three tensors
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Dot:
 
     def __call__(
         self,
-        a: Float[Tensor, "*batch rows inner"],
-        b: Float[Tensor, "*#batch inner columns"],
+        a: Float[torch.Tensor, "*batch rows inner"],
+        b: Float[torch.Tensor, "*#batch inner columns"],
         noise: Noise | None = None,
-    ) -> Float[Tensor, "*batch rows columns"]:
+    ) -> Float[torch.Tensor, "*batch rows columns"]:
         """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
         if self.every is None:
             return self.accumulate.apply_(product(a, b), noise)
-        total: Tensor | None = None
+        total: torch.Tensor | None = None
         for start in range(0, a.shape[-1], self.every):
             part = product(a[..., start : start + self.every], b[..., start : start + self.every, :])
             total = self._add(part, total, noise)
@@ -69,15 +69,15 @@ class Dot:
         return total
 
     def sum(
-        self, a: Float[Tensor, "*batch rows inner"], noise: Noise | None = None, watch: Watch | None = None
-    ) -> Float[Tensor, "*batch rows 1"]:
+        self, a: Float[torch.Tensor, "*batch rows inner"], noise: Noise | None = None, watch: Watch | None = None
+    ) -> Float[torch.Tensor, "*batch rows 1"]:
         """The sum over the last dimension: the product with a column of ones, without forming it.
 
         `watch` is called for each addition to a running sum, with the sum before it, what is added, and the sum after it.
         """
         if self.every is None:
             return self.accumulate.apply_(row_sums(a), noise)
-        total: Tensor | None = None
+        total: torch.Tensor | None = None
         for start in range(0, a.shape[-1], self.every):
             part = row_sums(a[..., start : start + self.every])
             if total is None or watch is None:
@@ -89,9 +89,9 @@ class Dot:
         assert total is not None, "the inner dimension is never empty"
         return total
 
-    def _add(self, part: Tensor, total: Tensor | None, noise: Noise | None) -> Tensor:
+    def _add(self, part: torch.Tensor, total: torch.Tensor | None, noise: Noise | None) -> torch.Tensor:
         """The running sum with `part`, whose memory it takes, rounded once."""
         if total is None:
             return self.accumulate.apply_(part, noise)
-        carrier = LAYOUTS[part.dtype].format
+        carrier = format_of(part.dtype)
         return RoundedOnce(Operation.ADD, self.accumulate, carrier, self.accumulate.to, part.dtype)(part, total, noise)

@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
-from numdev.arithmetic.bits import LAYOUTS, Rounding, is_odd, toward
-from numdev.arithmetic.formats import Format
+from numdev.arithmetic.bits import Rounding, is_odd, toward
+from numdev.arithmetic.formats import Format, format_of
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.rounding import Cast
+from numdev.lazy import torch
 
 _SPLITTER = 2.0**27 + 1.0  # Dekker's, for 53 bits
 
@@ -67,7 +65,7 @@ class RoundedOnce:
     @cached_property
     def is_harmless(self) -> bool:
         """Whether the carrier's own operation, then the cast, rounds as if once."""
-        bits = LAYOUTS[self.carrier].format.precision
+        bits = format_of(self.carrier).precision
         if self.cast.is_identity_on(self.carrier):
             return True
         left, right = (min(_bits(operand), bits) for operand in (self.left, self.right))
@@ -82,7 +80,7 @@ class RoundedOnce:
         additive = self.operation in (Operation.ADD, Operation.SUBTRACT)
         return not additive or all(isinstance(x, Format) and self.cast.to.covers(x) for x in (self.left, self.right))
 
-    def __call__(self, x: Tensor, y: Tensor | float, noise: Noise | None = None) -> Tensor:
+    def __call__(self, x: torch.Tensor, y: torch.Tensor | float, noise: Noise | None = None) -> torch.Tensor:
         """The result, in the memory of `x`, whose shape it has."""
         if self.operation is Operation.DIVIDE:  # CUDA divides by a number as it multiplies by its rounded reciprocal
             y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
@@ -93,7 +91,7 @@ class RoundedOnce:
         s, e = _with_rest(self.operation, x, other)
         return self.cast.apply_(x.copy_(self._settle(s, e, noise)), noise)
 
-    def _settle(self, s: Tensor, e: Tensor, noise: Noise) -> Tensor:
+    def _settle(self, s: torch.Tensor, e: torch.Tensor, noise: Noise) -> torch.Tensor:
         """`s` or its neighbour towards `e`, so that rounding it again rounds `s + e`."""
         inexact = (e != 0) & s.isfinite() & e.isfinite()
         neighbour = toward(s, e)
@@ -113,23 +111,23 @@ def _bits(operand: Operand) -> int:
     return 0 if abs(numerator) == 1 else abs(numerator).bit_length()
 
 
-def _with_rest(operation: Operation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _with_rest(operation: Operation, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The carrier's result and the remainder to the exact one; finite operands give infinity only for a divisor of 0."""
     s, e = _EXACT[operation](x, y)
     ended = s.isinf() & x.isfinite() & y.isfinite()
     if operation is Operation.DIVIDE:
         ended &= y != 0
-    top = LAYOUTS[s.dtype].format.max  # beyond it round to odd gives the largest number, whose last bit is odd
+    top = format_of(s.dtype).max  # beyond it round to odd gives the largest number, whose last bit is odd
     return torch.where(ended, torch.full_like(s, top).copysign(s), s), torch.where(ended, 0.0, e)
 
 
-def _two_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _two_sum(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     s = x + y
     part = s - x
     return s, (x - (s - part)) + (y - part)
 
 
-def _two_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _two_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.dtype is torch.float32:
         return _narrowed(x.double() * y.double())
     s = x * y
@@ -137,11 +135,11 @@ def _two_product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x_low, y_low = x - x_high, y - y_high
     e = ((x_high * y_high - s) + x_high * y_low + x_low * y_high) + x_low * y_low
     lost = (s == 0) & (x != 0) & (y != 0)
-    tiny = torch.full_like(s, LAYOUTS[s.dtype].format.min_subnormal).copysign(s)
+    tiny = torch.full_like(s, format_of(s.dtype).min_subnormal).copysign(s)
     return s, torch.where(lost, tiny, e)
 
 
-def _quotient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _quotient(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.dtype is torch.float32:
         return _narrowed(x.double() / y.double())
     s = x / y
@@ -149,13 +147,13 @@ def _quotient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return s, ((x - high) - low) / y
 
 
-def _narrowed(wide: Tensor) -> tuple[Tensor, Tensor]:
+def _narrowed(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """An FP64 tensor rounded to FP32, and the remainder in FP64: in FP32 the remainder of a small number would underflow."""
     s = wide.float()
     return s, wide - s.double()
 
 
-def _high(x: Tensor) -> Tensor:
+def _high(x: torch.Tensor) -> torch.Tensor:
     """The upper 26 bits of each number; those above `2^990` are split at a smaller scale."""
     large = x.abs() > 2.0**990
     scaled = torch.where(large, x * 2.0**-30, x)

@@ -17,14 +17,13 @@ import math
 import re
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from numdev.arithmetic.listing import LISTINGS, Listing
 from numdev.errors import BadInput
+from numdev.lazy import torch
 
 
 class Specials(Enum):
@@ -178,7 +177,7 @@ class Format:
     @property
     def dtype(self) -> torch.dtype | None:
         """The torch dtype with exactly this set of numbers, where there is one (TF32 has none)."""
-        return _DTYPES.get(self)
+        return getattr(torch, _DTYPES[self]) if self in _DTYPES else None
 
     def covers(self, other: Format) -> bool:
         """Whether every finite number of `other` is one of this format, so that rounding it changes nothing."""
@@ -186,7 +185,7 @@ class Format:
             return other.bits <= 16 and bool(torch.isin(other.values(), self.values()).all())
         return self.precision >= other.precision and self.min_subnormal <= other.min_subnormal and self.max >= other.max
 
-    def ulp(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def ulp(self, x: Float[torch.Tensor, "*shape"]) -> Float[torch.Tensor, "*shape"]:
         """The spacing of the format at `|x|`, in FP64: `2^(max(floor(log2 |x|), emin) - m)` (Goldberg 1991, section 1.2)."""
         x = x.double()
         if self.listing is not None:
@@ -196,7 +195,7 @@ class Format:
         power = ((exponent.long() + 1023) << 52).view(torch.float64)  # 2^exponent, from its bits
         return power.mul_(2.0**-self.mantissa_bits)
 
-    def values(self) -> Float[Tensor, " count"]:
+    def values(self) -> Float[torch.Tensor, " count"]:
         """All finite numbers of a format of 16 bits or fewer, ascending, zero once, in FP64.
 
         Raises:
@@ -211,7 +210,7 @@ class Format:
 
 
 @lru_cache(maxsize=32)
-def _values(fmt: Format) -> Tensor:
+def _values(fmt: Format) -> torch.Tensor:
     if fmt.listing is not None:
         return torch.tensor(fmt.listing.numbers, dtype=torch.float64)
     m = fmt.mantissa_bits
@@ -250,22 +249,23 @@ _CATALOGUE = {
 }
 _NAMES = {fmt: name for name, fmt in _CATALOGUE.items()}
 _DTYPES = {
-    FP64: torch.float64,
-    FP32: torch.float32,
-    BF16: torch.bfloat16,
-    FP16: torch.float16,
-    E4M3FN: torch.float8_e4m3fn,
-    E5M2: torch.float8_e5m2,
+    FP64: "float64",
+    FP32: "float32",
+    BF16: "bfloat16",
+    FP16: "float16",
+    E4M3FN: "float8_e4m3fn",
+    E5M2: "float8_e5m2",
 }
 
 
+@cache
 def format_of(dtype: torch.dtype) -> Format:
     """The format that a torch floating dtype stands for.
 
     Raises:
         BadInput: for a dtype that is not a floating-point format of the catalogue.
     """
-    for fmt, known in _DTYPES.items():
-        if known is dtype:
+    for fmt in _DTYPES:
+        if fmt.dtype is dtype:
             return fmt
-    raise BadInput("dtype", str(dtype), f"use one of {', '.join(str(known) for known in _DTYPES.values())}")
+    raise BadInput("dtype", str(dtype), f"use one of {', '.join(f'torch.{name}' for name in _DTYPES.values())}")

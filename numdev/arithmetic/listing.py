@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
+
+from numdev.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Listing:
         """Half the spacing above 1, as for binary formats; below 1 where 1 is the largest number."""
         return 0.5 * float(self.spacing(torch.ones(1, dtype=torch.float64)))
 
-    def spacing(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def spacing(self, x: Float[torch.Tensor, "*shape"]) -> Float[torch.Tensor, "*shape"]:
         """Spacing at each `x`, in FP64: the gap that `x` lies in; at a number, the gap on the side away from zero.
 
         Beyond the list it is the outermost gap.
@@ -94,7 +94,7 @@ class Listing:
         upper = upper.clamp(1, len(self.numbers) - 1)
         return numbers[upper] - numbers[upper - 1]
 
-    def below(self, x: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
+    def below(self, x: Float[torch.Tensor, "*shape"]) -> tuple[torch.Tensor, torch.Tensor]:
         """For each `x` in FP64: the place of the largest number that is not above it, and of the smallest that is not below.
 
         The first number has place 1. Place 0 lies below the list, and stands for values beyond it.
@@ -104,30 +104,30 @@ class Listing:
         low = (torch.searchsorted(numbers, clipped, right=True) - 1).clamp(0, len(numbers) - 1)
         return low, torch.where(numbers[low] == clipped, low, low + 1).clamp(max=len(numbers) - 1)  # NaN equals no number
 
-    def number(self, place: Tensor) -> Tensor:
+    def number(self, place: torch.Tensor) -> torch.Tensor:
         """The numbers at the places that `below` gives, in FP64."""
         return self._extended.to(place.device)[place]
 
-    def nearest(self, x: Tensor, low: Tensor, high: Tensor, *, away: bool) -> Tensor:
+    def nearest(self, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, *, away: bool) -> torch.Tensor:
         """The place of the nearer neighbour; ties go away from zero, or to an even place."""
         turn = self._turns.to(x.device)[low.clamp(max=len(self._turns) - 1)]
         tie = x > 0 if away else (high - self.zero - 1) % 2 == 0
         up = (x > turn) | ((x == turn) & tie)
         return torch.where(up, high, low)
 
-    def is_odd(self, place: Tensor) -> Tensor:
+    def is_odd(self, place: torch.Tensor) -> torch.Tensor:
         """Whether the number at a place is an odd number of places away from zero."""
         return (place - self.zero - 1) % 2 != 0
 
     @cached_property
-    def _extended(self) -> Tensor:
+    def _extended(self) -> torch.Tensor:
         first, second, *_ = self.numbers
         *_, last_but_one, last = self.numbers
         beyond = [2 * first - second, *self.numbers, 2 * last - last_but_one]
         return torch.tensor(beyond, dtype=torch.float64)
 
     @cached_property
-    def _turns(self) -> Tensor:
+    def _turns(self) -> torch.Tensor:
         low, high = (self._extended[:2].mean(), self._extended[-2:].mean())
         return torch.tensor([float(low), *self.turns, float(high)], dtype=torch.float64)
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from numdev.arithmetic.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.rounding import Cast, Overflow
 from numdev.errors import BadInput
+from numdev.lazy import torch
 
 _SCALE_RANGE = 127  # exponents of E8M0: -127 to 127 (OCP MX v1.0, section 5.4.1)
 
@@ -86,11 +85,11 @@ class Microscaled:
         """Infinity: there is no largest result, since the scale adapts to the numbers."""
         return float("inf")
 
-    def __call__(self, x: Float[Tensor, "*shape last"], noise: Noise | None = None) -> Float[Tensor, "*shape last"]:
+    def __call__(self, x: Float[torch.Tensor, "*shape last"], noise: Noise | None = None) -> Float[torch.Tensor, "*shape last"]:
         """`x` rounded along its last dimension, in a tensor of the same dtype. `noise` is as in `Cast.apply_`."""
         return self.apply_(x.clone(), noise)
 
-    def apply_(self, x: Float[Tensor, "*shape last"], noise: Noise | None = None) -> Float[Tensor, "*shape last"]:
+    def apply_(self, x: Float[torch.Tensor, "*shape last"], noise: Noise | None = None) -> Float[torch.Tensor, "*shape last"]:
         """Round `x` in place and return it."""
         blocks = torch.nn.functional.pad(x, (0, -x.shape[-1] % self.block)).unflatten(-1, (-1, self.block))
         largest = blocks.abs().amax(-1, keepdim=True)
@@ -98,11 +97,11 @@ class Microscaled:
         each = scale.expand(blocks.shape).flatten(-2)[..., : x.shape[-1]]
         return self.element.apply_(x.div_(torch.where(each == 0, 1.0, each)), noise).mul_(each)
 
-    def along(self, x: Float[Tensor, "*shape"], dim: int, noise: Noise | None = None) -> Float[Tensor, "*shape"]:
+    def along(self, x: Float[torch.Tensor, "*shape"], dim: int, noise: Noise | None = None) -> Float[torch.Tensor, "*shape"]:
         """`x` rounded along another dimension."""
         return self(x.transpose(dim, -1).contiguous(), noise).transpose(dim, -1).contiguous()
 
-    def _scales(self, largest: Float[Tensor, "*shape 1"]) -> Float[Tensor, "*shape 1"]:
+    def _scales(self, largest: Float[torch.Tensor, "*shape 1"]) -> Float[torch.Tensor, "*shape 1"]:
         """The scale of each block from its largest magnitude."""
         if self.scale is BlockScale.E8M0:
             _, exponent = torch.frexp(largest)  # a = f 2^e, 1/2 <= f < 1

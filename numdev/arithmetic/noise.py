@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
+
+from numdev.lazy import torch
 
 _MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # SplitMix64's finaliser (Steele et al. 2014)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -37,7 +37,7 @@ class Noise:
         self.rows = rows
         self.event = ((split + 2) << 40) + ((tile + 1) << 16)  # above those of a run that never calls this
 
-    def uniform(self, x: Float[Tensor, "*shape"], seed: int) -> Float[Tensor, "*shape"]:
+    def uniform(self, x: Float[torch.Tensor, "*shape"], seed: int) -> Float[torch.Tensor, "*shape"]:
         """One multiple of `2^-p` in [0, 1) for each element of `x`, where p is the precision of its dtype; uses up one event.
 
         The last two dimensions of `x` are rows of the block and columns; the leading ones are heads and batch entries.
@@ -53,7 +53,7 @@ class Noise:
         return (((hashed >> (64 - width)) & ((1 << width) - 1)).to(x.dtype) * 2.0**-width).view(x.shape)
 
 
-def _mix(z: Tensor) -> Tensor:
+def _mix(z: torch.Tensor) -> torch.Tensor:
     """The finaliser, on int64 tensors, whose arithmetic wraps."""
     for shift, factor in _MULTIPLIERS:
         z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)

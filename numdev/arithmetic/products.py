@@ -17,20 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+
+from numdev.lazy import torch
 
 # Rows of a block: so few that no thread of MKL gets a part of it, and a number whose rows all have the same order of summation.
 # By AVX2, MKL works on 6 rows at a time; it adds up 2 that are left, as of 32, in another order, and 4, as of 16, in the same.
-ROWS = {torch.float32: 16, torch.float64: 48}
+ROWS = {4: 16, 8: 48}  # by the bytes of a number
 INNER, COLUMNS = 64, 16
 _LONGEST_SUM = 512  # numbers of a row that torch adds in one pass, whatever the number of rows
 
 
 def product(
-    a: Float[Tensor, "*batch rows inner"], b: Float[Tensor, "*#batch inner columns"]
-) -> Float[Tensor, "*batch rows columns"]:
+    a: Float[torch.Tensor, "*batch rows inner"], b: Float[torch.Tensor, "*#batch inner columns"]
+) -> Float[torch.Tensor, "*batch rows columns"]:
     """`a @ b` in the carrier; `b` has the leading dimensions of `a`, the last of them 1 where matrices of `a` share it."""
     if not a.is_cpu:
         return a @ b
@@ -39,7 +39,7 @@ def product(
     left = a.reshape(matrices, -1, inner)
     right = torch.nn.functional.pad(b, (0, extra)) if (extra := -columns % COLUMNS) else b
     right = right.reshape(matrices, inner, columns + extra).contiguous()
-    height, rows = left.shape[1], ROWS[a.dtype]
+    height, rows = left.shape[1], ROWS[a.dtype.itemsize]
     whole = height - height % rows
     total = left.new_empty(matrices, height, columns + extra)
     if whole:
@@ -53,16 +53,16 @@ def product(
 
 
 def _multiply(
-    a: Float[Tensor, "matrices rows inner"],
-    b: Float[Tensor, "matrices inner columns"],
-    out: Float[Tensor, "matrices rows columns"],
+    a: Float[torch.Tensor, "matrices rows inner"],
+    b: Float[torch.Tensor, "matrices inner columns"],
+    out: Float[torch.Tensor, "matrices rows columns"],
 ) -> None:
     """`out = a b` in whole blocks of rows.
 
     FP64 blocks are multiplied one by one: MKL's batched call changes the order of a block. In FP32 all of one matrix go in one
     call, or one of every matrix, whichever takes fewer calls.
     """
-    rows, (inner, columns) = ROWS[a.dtype], b.shape[1:]
+    rows, (inner, columns) = ROWS[a.dtype.itemsize], b.shape[1:]
     blocks = a.shape[1] // rows
     if a.dtype is torch.float32 and len(a) > blocks:
         for left, result in zip(a.split(rows, 1), out.split(rows, 1), strict=True):
@@ -76,9 +76,11 @@ def _multiply(
             _add_up(left, right, result)
 
 
-def _add_up(a: Float[Tensor, "*blocks rows inner"], b: Float[Tensor, "*blocks inner columns"], out: Tensor) -> None:
+def _add_up(
+    a: Float[torch.Tensor, "*blocks rows inner"], b: Float[torch.Tensor, "*blocks inner columns"], out: torch.Tensor
+) -> None:
     """`out = a b` of one block, or of several with a right operand each: sums of INNER products, each added to those before."""
-    multiply, add = (torch.mm, Tensor.addmm_) if a.ndim == 2 else (torch.bmm, Tensor.baddbmm_)
+    multiply, add = (torch.mm, torch.Tensor.addmm_) if a.ndim == 2 else (torch.bmm, torch.Tensor.baddbmm_)
     for start in range(0, a.shape[-1], INNER):
         left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]
         if start == 0:
@@ -89,10 +91,10 @@ def _add_up(a: Float[Tensor, "*blocks rows inner"], b: Float[Tensor, "*blocks in
 
 def whole_blocks(rows: int, carrier: torch.dtype) -> int:
     """About so many rows, at least one block, that fill their blocks and so need no padding."""
-    return max(rows // ROWS[carrier], 1) * ROWS[carrier]
+    return max(rows // ROWS[carrier.itemsize], 1) * ROWS[carrier.itemsize]
 
 
-def row_sums(a: Float[Tensor, "*batch rows inner"]) -> Float[Tensor, "*batch rows 1"]:
+def row_sums(a: Float[torch.Tensor, "*batch rows inner"]) -> Float[torch.Tensor, "*batch rows 1"]:
     """The sum over the last dimension, in pieces so short that torch adds each in one pass."""
     whole = a.shape[-1] // _LONGEST_SUM
     if whole == 0:
@@ -103,11 +105,11 @@ def row_sums(a: Float[Tensor, "*batch rows inner"]) -> Float[Tensor, "*batch row
 
 
 def visible_product(
-    p: Float[Tensor, "*batch rows keys"],
-    v: Float[Tensor, "*#batch keys dim"],
-    visible: Bool[Tensor, "*#batch rows keys"] | None,
-    multiply: Callable[[Tensor, Tensor], Tensor] = product,
-) -> Float[Tensor, "*batch rows dim"]:
+    p: Float[torch.Tensor, "*batch rows keys"],
+    v: Float[torch.Tensor, "*#batch keys dim"],
+    visible: Bool[torch.Tensor, "*#batch rows keys"] | None,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = product,
+) -> Float[torch.Tensor, "*batch rows dim"]:
     """`multiply(p, v)`, without the keys that a row does not see: their p is 0, and their v may be NaN or infinite."""
     if visible is None or bool(v.isfinite().all()):
         return multiply(p, v)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, replace
 from enum import Enum
+from typing import Any
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.rounding import Cast
 from numdev.errors import BadInput
+from numdev.lazy import torch
+from numdev.settings import setting
 
 
 class Scale(Enum):
@@ -55,31 +56,32 @@ class Quantised:
     (SageAttention2, arXiv 2411.10958, smoothing Q). Both are terms of one inner product: with `Smoothing.Q` and `QK` the
     returned q is `[(q - c)^, c]` and k is `[k^, k]`, of twice the head_dim; give attention on them the scale of the problem.
 
-    Attributes:
-        to: the grid, for example `Cast.parse("e4m3fn")` or `Cast.parse("int8")`; or a microscaled format, which has scales of
-            its own along the dimension that is summed over: head_dim of q and k, tokens of v.
-        scale: see `Scale`; None is TENSOR for a cast, and the only choice for a microscaled format.
-        block: rows per scale with `Scale.BLOCK` and `Scale.THREAD`.
-        block_q: rows of q per scale; None is `block`.
-        hadamard: rotate q and k by a random Hadamard matrix first (FlashAttention-3, section 3.3: incoherent
-            processing), which spreads an outlier over all of head_dim.
-        smoothing: see `Smoothing`.
-        smoothing_block: tokens of q that share a mean (SageAttention2 takes those of a tile); None is all.
-        values: the grid of v; None is that of q and k (SageAttention keeps v in FP16).
-        values_scale: the scale of v where `values` is given; None rounds to `values` without one.
-        seed: draws the signs of the Hadamard rotation.
+    A rotation by a random Hadamard matrix (FlashAttention-3, section 3.3: incoherent processing) spreads an outlier over all of
+    head_dim. `to` may be a microscaled format, which has scales of its own along the dimension that is summed over: head_dim of q
+    and k, tokens of v; a cast has one scale for the tensor unless `scale` is given. SageAttention keeps v in FP16: `values`.
     """
 
-    to: Cast | Microscaled
-    scale: Scale | None = None
-    block: int = 128
-    block_q: int | None = None
-    hadamard: bool = False
-    smoothing: Smoothing = Smoothing.NONE
-    smoothing_block: int | None = None
-    values: Cast | Microscaled | None = None
-    values_scale: Scale | None = None
-    seed: int = 0
+    to: Cast | Microscaled = setting(MISSING, "grid that q, k and v are rounded to after division by their scale", "format")
+    scale: Scale | None = setting(
+        None,
+        "numbers of q, k and v that share one scale: of a tensor, block of rows, row, channel or thread; empty if microscaled",
+    )
+    block: int = setting(128, "rows of a head that share one scale, with a scale per block", "rows")
+    block_q: int | None = setting(None, "rows of q that share one, where they are not as many; empty where they are", "rows")
+    hadamard: bool = setting(False, "whether q and k are turned by a random Hadamard matrix before rounding, and back after it")
+    smoothing: Smoothing = setting(
+        Smoothing.NONE, "whose mean over tokens is taken out before rounding: none, k's, q's, or both (qk)"
+    )
+    smoothing_block: int | None = setting(None, "how many tokens of q share the mean that is taken out; empty for all", "tokens")
+    values: Cast | Microscaled | None = setting(
+        None, "v, where it is not quantised like q and k, which is `same`; empty where it is", "format", none="same"
+    )
+    values_scale: Scale | None = setting(
+        None,
+        "numbers of v that share one scale where v has a grid of its own; empty without a scale, which is `none`",
+        none="none",
+    )
+    seed: int = setting(0, "what the signs of the Hadamard matrix are drawn with")
 
     def __post_init__(self) -> None:
         for name in ("block", "block_q", "smoothing_block"):
@@ -97,6 +99,26 @@ class Quantised:
         if self.smoothing_block is not None and not self.smoothing.of_q:
             mend = "it is of q's mean; give smoothing q or qk"
             raise BadInput("precision.quantise.smoothing_block", self.smoothing_block, mend)
+
+    @staticmethod
+    def is_named_by(text: str) -> bool:
+        """Whether a text names a microscaled format, whose scales are its own."""
+        return Microscaled.is_named_by(text)
+
+    @staticmethod
+    def parse(text: str) -> Quantised:
+        """Inputs in a microscaled format."""
+        return Quantised(Microscaled.parse(text))
+
+    def but(self, **changed: Any) -> Quantised:
+        """With other fields; a scale or block that has no meaning beside them goes, unless it is one of them."""
+        if isinstance(changed.get("to"), Microscaled):
+            changed.setdefault("scale", None)
+        if "smoothing" in changed and not changed["smoothing"].of_q:
+            changed.setdefault("smoothing_block", None)
+        if "values" in changed and not isinstance(changed["values"], Cast):
+            changed.setdefault("values_scale", None)
+        return replace(self, **changed)
 
     @property
     def idle(self) -> dict[str, str]:
@@ -131,10 +153,10 @@ class Quantised:
 
     def __call__(
         self,
-        q: Float[Tensor, "batch heads queries dim"],
-        k: Float[Tensor, "batch kv_heads keys dim"],
-        v: Float[Tensor, "batch kv_heads keys dim"],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        q: Float[torch.Tensor, "batch heads queries dim"],
+        k: Float[torch.Tensor, "batch kv_heads keys dim"],
+        v: Float[torch.Tensor, "batch kv_heads keys dim"],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v quantised and dequantised, in FP64; q and k have twice the dim where q is smoothed."""
         q, k, v = q.double(), k.double(), v.double()
         noise = Noise()  # each of the three is a rounding event of its own
@@ -147,12 +169,12 @@ class Quantised:
             return q, torch.cat([rounded_k, k], -1), self._values(v, noise)
         return self._rotated(q, rotation, noise, is_q=True), rounded_k, self._values(v, noise)
 
-    def _means(self, q: Tensor) -> Tensor:
+    def _means(self, q: torch.Tensor) -> torch.Tensor:
         """The mean over tokens, or over each block of them, for every token."""
         size = self.smoothing_block or q.shape[-2]
         return torch.cat([part.mean(-2, keepdim=True).expand_as(part) for part in q.split(size, -2)], -2)
 
-    def _rotated(self, x: Tensor, rotation: Tensor | None, noise: Noise, *, is_q: bool) -> Tensor:
+    def _rotated(self, x: torch.Tensor, rotation: torch.Tensor | None, noise: Noise, *, is_q: bool) -> torch.Tensor:
         """`x` rounded to the grid in the rotated basis."""
         turned = x if rotation is None else x @ rotation
         if isinstance(self.to, Microscaled):
@@ -162,13 +184,13 @@ class Quantised:
             rounded = self._round(turned, self.to, self.scale, noise, is_q=is_q)
         return rounded if rotation is None else rounded @ rotation.T
 
-    def _values(self, v: Tensor, noise: Noise) -> Tensor:
+    def _values(self, v: torch.Tensor, noise: Noise) -> torch.Tensor:
         to, scale = (self.to, self.scale) if self.values is None else (self.values, self.values_scale)
         if isinstance(to, Microscaled):
             return to.along(v, -2, noise)
         return to(v, noise) if scale is None else self._round(v, to, scale, noise, is_q=False)
 
-    def _round(self, x: Tensor, to: Cast, scale: Scale, noise: Noise, *, is_q: bool) -> Tensor:
+    def _round(self, x: torch.Tensor, to: Cast, scale: Scale, noise: Noise, *, is_q: bool) -> torch.Tensor:
         batch, heads, tokens, _ = x.shape
         if scale is Scale.TENSOR:
             largest = x.abs().amax().expand(1, 1, 1, 1)
@@ -187,7 +209,7 @@ class Quantised:
         return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
 
 
-def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[Tensor, " tokens"]:
+def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[torch.Tensor, " tokens"]:
     """Which scale each token shares.
 
     A thread of a warp's `mma.m16n8k32` holds every eighth row of q, and of each eight keys two neighbours: eight groups of a
@@ -200,7 +222,7 @@ def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[Tensor, 
     return block * 8 + inside % 8 if is_q else block * 4 + inside % 8 // 2
 
 
-def random_hadamard(dim: int, seed: int) -> Float[Tensor, "dim dim"]:
+def random_hadamard(dim: int, seed: int) -> Float[torch.Tensor, "dim dim"]:
     """A random orthogonal matrix `diag(s) H / sqrt(n)` in FP64, with random signs `s` and Sylvester's `H`.
 
     If `dim` is not a power of two, the matrix is block diagonal, with blocks of the largest power of two that divides `dim`.

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS, Rounding, magic_is_exact, round_listed, round_magic, round_scaled
-from numdev.arithmetic.formats import FP32, Format
+from numdev.arithmetic.bits import Rounding, layout_of, magic_is_exact, round_listed, round_magic, round_scaled
+from numdev.arithmetic.formats import FP32, Format, format_of
 from numdev.arithmetic.noise import Noise
 from numdev.errors import BadInput
+from numdev.lazy import torch
 
 
 class Overflow(Enum):
@@ -111,7 +110,7 @@ class Cast:
         """The largest finite result."""
         return self.to.max
 
-    def __call__(self, x: Float[Tensor, "*shape"], noise: Noise | None = None) -> Float[Tensor, "*shape"]:
+    def __call__(self, x: Float[torch.Tensor, "*shape"], noise: Noise | None = None) -> Float[torch.Tensor, "*shape"]:
         """`x` rounded, in a tensor of the same dtype. Shapes are free. `noise` is as in `apply_`.
 
         Raises:
@@ -123,7 +122,7 @@ class Cast:
         """Whether every number of the carrier is already one of the format."""
         return self._way(carrier) is carrier
 
-    def apply_(self, x: Float[Tensor, "*shape"], noise: Noise | None = None) -> Float[Tensor, "*shape"]:
+    def apply_(self, x: Float[torch.Tensor, "*shape"], noise: Noise | None = None) -> Float[torch.Tensor, "*shape"]:
         """Round `x` in place and return it: the implementations of attention call this.
 
         Stochastic rounding takes the next event of `noise`; without `noise` it takes event 0 of a new run.
@@ -161,10 +160,7 @@ class Cast:
         return {}
 
     def _decide(self, carrier: torch.dtype) -> torch.dtype | None:
-        layout = LAYOUTS.get(carrier)
-        if layout is None:
-            raise BadInput("dtype", str(carrier), "a cast works on FP32 and FP64 tensors; use x.float() or x.double()")
-        own = layout.format
+        own = layout_of(carrier).format
         exact = self.to.covers(own)
         if not exact and not own.covers(self.to):
             raise BadInput("dtype", str(carrier), f"it cannot hold every number of {self.to.name}; use x.double()")
@@ -177,8 +173,8 @@ class Cast:
         direct = self.to == FP32 or (carrier is torch.float32 and self.to.dtype in (torch.bfloat16, torch.float16))
         return self.to.dtype if direct and self.rounding is Rounding.NEAREST_EVEN else None
 
-    def _round_(self, x: Tensor) -> None:
-        own = LAYOUTS[x.dtype].format
+    def _round_(self, x: torch.Tensor) -> None:
+        own = format_of(x.dtype)
         flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
         chunk = _CHUNK if x.is_cpu else max(flat.numel(), 1)
         for start in range(0, flat.numel(), chunk):
@@ -191,7 +187,7 @@ class Cast:
         if not x.is_contiguous():
             x.copy_(flat.view(x.shape))
 
-    def _rounded(self, x: Tensor, bits: Tensor | None = None) -> Tensor:
+    def _rounded(self, x: torch.Tensor, bits: torch.Tensor | None = None) -> torch.Tensor:
         if self.to.listing is None:
             return round_scaled(x, self.to, self.rounding, bits)
         return round_listed(x, self.to.listing, self.rounding, bits)
@@ -208,7 +204,7 @@ class Cast:
             return top, -beyond
         return beyond, -beyond
 
-    def _limit_(self, x: Tensor) -> None:
+    def _limit_(self, x: torch.Tensor) -> None:
         """Handle results beyond the largest number. An infinite input is exact, so that only saturation changes it."""
         if x.is_cpu:  # on a GPU the answer would cost a synchronisation
             low, high = torch.aminmax(x)

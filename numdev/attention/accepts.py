@@ -19,11 +19,19 @@ from numdev.arithmetic.listing import Listing
 from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import (
+    DeltaForm,
+    Exponential,
+    Maximum,
+    Normalise,
+    OnlineSoftmax,
+    OutputForDelta,
+    Recompute,
+    ScaleOn,
+    SumOver,
+)
 from numdev.attention.tiling import Tiling
 from numdev.errors import Unsupported
 

@@ -11,12 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
+from numdev.lazy import torch
 from numdev.settings import setting
 
 _SUFFIXES = (".safetensors", ".pt", ".npz")
@@ -37,10 +35,10 @@ class _Layer:
         unkept: why the file could not keep the mask; empty where it could.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    do: Tensor | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    do: torch.Tensor | None
     mask: Mask = Mask()
     scale: float | None = None
     unkept: str = ""
@@ -94,7 +92,7 @@ class Captured:
         if self.layer is not None and self.layer not in layers:
             raise BadInput("problem.source.layer", self.layer, f"{self.path} has {', '.join(layers)}")
 
-    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
         layers = self._layers()
         for layer in layers.values():
@@ -107,7 +105,7 @@ class Captured:
         found = layers[name]
         return _heads(found.q, place, shape.q), _heads(found.k, place, shape.kv), _heads(found.v, place, shape.kv)
 
-    def gradient(self, shape: Shape, seed: int) -> Tensor | None:
+    def gradient(self, shape: Shape, seed: int) -> torch.Tensor | None:
         """dO of replicate `seed`, as FP64; None where no chosen layer has one.
 
         Raises:
@@ -217,7 +215,7 @@ class Captured:
         place, name = sorted(rounds, key=lambda item: item[0])[seed]
         return name, place
 
-    def _check_size(self, tensor: Tensor, name: str, size: tuple[int, int, int, int]) -> None:
+    def _check_size(self, tensor: torch.Tensor, name: str, size: tuple[int, int, int, int]) -> None:
         tokens, dim = size[2:]
         if tensor.shape[-1] != dim:
             raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {tensor.shape[-1]}")
@@ -226,7 +224,7 @@ class Captured:
             raise BadInput(where, tokens, f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that")
 
 
-def _heads(tensor: Tensor, place: int, size: tuple[int, int, int, int]) -> Tensor:
+def _heads(tensor: torch.Tensor, place: int, size: tuple[int, int, int, int]) -> torch.Tensor:
     """The `place`-th `batch * heads` heads of a layer, and their first tokens, as `[batch, heads, tokens, head_dim]` in FP64."""
     batch, heads, tokens, _ = size
     return tensor[place * batch * heads : (place + 1) * batch * heads, :tokens].double().unflatten(0, (batch, heads))
@@ -272,7 +270,7 @@ def _digest(path: str, _: tuple[int, int]) -> str:
     return hashlib.sha256(_file(path).read_bytes()).hexdigest()
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def _read(file: Path) -> dict[str, torch.Tensor]:
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -288,7 +286,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # whatever the three formats' readers raise for what they cannot read
         raise _malformed(file, error) from None
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
     return loaded
 
@@ -298,7 +296,7 @@ def _malformed(file: Path, error: Exception) -> BadInput:
     return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
 
 
-def _check(tensor: Tensor, path: str, name: str) -> Tensor:
+def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.ndim not in (3, 4):
         raise BadInput(_FIELD, path, f"{name} must be a floating tensor of 3 or 4 dimensions, not {tuple(tensor.shape)}")
     bad = int((~tensor.double().isfinite()).sum())
@@ -317,7 +315,7 @@ def _notes(file: Path) -> dict[str, str]:
         return dict(opened.metadata() or {})
 
 
-def _mask_and_scale(path: str, name: str, text: str, q: Tensor, k: Tensor) -> dict[str, Any]:
+def _mask_and_scale(path: str, name: str, text: str, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
     """Mask and scale of a layer from the note that `nd.capture` wrote; nothing of other metadata."""
     try:
         note = json.loads(text)

@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.base import (
     Attention,
     Backward,
@@ -25,6 +24,7 @@ from numdev.attention.base import (
     check_backward_shapes,
 )
 from numdev.attention.mask import Mask
+from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.errors import BadInput, Unsupported
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}

@@ -8,12 +8,11 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Generator, Tensor
 
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
+from numdev.lazy import torch
 from numdev.settings import setting
 
 Size = tuple[int, int, int, int]
@@ -56,7 +55,7 @@ class Drawn:
         """None: draws are independent."""
         return ""
 
-    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self, shape: Shape, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v in FP64 on the CPU: a function of the arguments alone."""
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
@@ -72,11 +71,11 @@ class Drawn:
     def gradient(self, shape: Shape, seed: int) -> None:
         """None: the backward pass draws dO."""
 
-    def entries(self, size: Size, generator: Generator) -> Tensor:
+    def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """The entries of one of the three, normal unless the distribution says otherwise."""
         return _normal(size, generator)
 
-    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """What a distribution makes of the drawn q and k, so that their scores under `scale` are as it says."""
         return q, k
 
@@ -84,11 +83,11 @@ class Drawn:
         raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {mend}")
 
 
-def _normal(size: Size, generator: Generator) -> Tensor:
+def _normal(size: Size, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
-def _below_one(size: Size, generator: Generator) -> Tensor:
+def _below_one(size: Size, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(size, generator=generator, dtype=torch.float64)
 
 
@@ -98,7 +97,7 @@ class Uniform(Drawn):
 
     kind: Kind = field(init=False, default=Kind.UNIFORM)
 
-    def entries(self, size: Size, generator: Generator) -> Tensor:
+    def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """See `Drawn`."""
         return _below_one(size, generator)
 
@@ -122,7 +121,7 @@ class NormalLogits(Drawn):
         if self.std <= 0:
             self._refuse("std", "give a positive number, such as 4")
 
-    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Var(q . k) = d s^4 for entries of variance s^2, so s^2 = std / (scale sqrt(d))."""
         spread = math.sqrt(self.std / (scale * math.sqrt(q.shape[-1])))
         return q * spread, k * spread
@@ -140,7 +139,7 @@ class Outliers(Drawn):
         if not 0 <= self.share <= 1:
             self._refuse("share", "give a share from 0 to 1, such as 0.001")
 
-    def entries(self, size: Size, generator: Generator) -> Tensor:
+    def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """See `Drawn`."""
         base, large = _normal(size, generator), _normal(size, generator) * 10.0  # N(0, 100): variance 100
         return base + large * (_below_one(size, generator) < self.share)
@@ -158,7 +157,7 @@ class StudentT(Drawn):
         if self.df <= 0:
             self._refuse("df", "give a positive number, such as 3")
 
-    def entries(self, size: Size, generator: Generator) -> Tensor:
+    def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2)."""
         normal = _normal(size, generator)
         chi2 = 2.0 * torch._standard_gamma(torch.full(size, self.df / 2, dtype=torch.float64), generator=generator)
@@ -178,7 +177,7 @@ class Tied(Drawn):
         if self.copies < 1:
             self._refuse("copies", "give a whole number of at least 1, such as 4")
 
-    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `keys // copies` keys over and over, so that every key, and every query's best, occurs `copies` times.
 
         What is left of the keys is 0, whose score of 0 is below any positive one.
@@ -199,7 +198,7 @@ class Sink(Drawn):
     kind: Kind = field(init=False, default=Kind.SINK)
     rise: float = setting(10.0, "by how much every score at key 0 is raised in sink")
 
-    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """All queries get the same component along the first coordinate, and key 0 alone a matching one."""
         raised = self.rise / scale
         q, k = q.clone(), k.clone()
@@ -217,7 +216,7 @@ class Gap(Drawn):
     kind: Kind = field(init=False, default=Kind.GAP)
     gap: float = setting(10.0, "every query's score at key 0 in gap, where all others are 0")
 
-    def posed(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Products of two numbers with no sum.
 
         Every query is the first unit vector, a number of every format; key 0 is `gap / scale` times it, which a format rounds
@@ -236,7 +235,7 @@ class Constant(Drawn):
     kind: Kind = field(init=False, default=Kind.CONSTANT)
     value: float = setting(1.0, "every entry in constant")
 
-    def entries(self, size: Size, generator: Generator) -> Tensor:
+    def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """See `Drawn`."""
         return torch.full(size, self.value, dtype=torch.float64)
 

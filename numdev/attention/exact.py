@@ -12,8 +12,6 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP32, Format
 from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.base import (
     ForwardPass,
     Gradients,
@@ -28,8 +26,9 @@ from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
+from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.steps import NEVER
 from numdev.attention.tiled import Tiled
 from numdev.attention.together import Inputs, Limits, plain_stack, together

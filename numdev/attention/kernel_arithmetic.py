@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, OnlineSoftmax
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from numdev.errors import BadInput
+from numdev.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Mask:
         return self if self.key_lengths is None else replace(self, key_lengths=self.key_lengths * times)
 
     def key_range(
-        self, queries: int, keys: int, rows: Int[Tensor, " rows"], length: int
-    ) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+        self, queries: int, keys: int, rows: Int[torch.Tensor, " rows"], length: int
+    ) -> tuple[Int[torch.Tensor, " rows"], Int[torch.Tensor, " rows"]]:
         """The half-open range of keys that each of `rows` sees of a batch entry with `length` keys; `high <= low` is none."""
         position = rows + (keys - queries)
         low, high = torch.zeros_like(rows), torch.full_like(rows, length)
@@ -69,13 +68,13 @@ class Mask:
         """Whether there is a query that sees no key."""
         return not bool(self.seeing_rows(batch, queries, keys).all())
 
-    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[Tensor, "batch queries"]:
+    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch queries"]:
         """Whether each query sees a key at all."""
         rows = torch.arange(queries)
         ranges = [self.key_range(queries, keys, rows, length) for length in self.lengths(batch, keys)]
         return torch.stack([high > low for low, high in ranges])
 
-    def without_padding(self, x: Float[Tensor, "batch heads keys dim"]) -> Float[Tensor, "batch heads keys dim"]:
+    def without_padding(self, x: Float[torch.Tensor, "batch heads keys dim"]) -> Float[torch.Tensor, "batch heads keys dim"]:
         """k or v with zeros for the keys that do not exist, so that nothing in them can reach a result."""
         if self.key_lengths is None:
             return x
@@ -94,7 +93,7 @@ class Mask:
 
     def visible(
         self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
-    ) -> Bool[Tensor, "batch_or_1 1 rows columns"] | None:
+    ) -> Bool[torch.Tensor, "batch_or_1 1 rows columns"] | None:
         """Whether each query of `rows` sees each key of `columns`; None where all do."""
         if self._all_visible(queries, keys, rows, columns):
             return None

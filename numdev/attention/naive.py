@@ -11,8 +11,6 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.products import whole_blocks
-from numdev.attention.backward.honours import STEPS as BACKWARD_STEPS
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import (
     ForwardPass,
     Gradients,
@@ -25,11 +23,11 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass, Passes, bare_call
-from numdev.attention.honours import PRESET, STEPS, Honours
+from numdev.attention.honours import BACKWARD_STEPS, PRESET, STEPS, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps

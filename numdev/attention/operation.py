@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from numdev.attention import cost
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.problem import draw_do
 from numdev.attention.base import ForwardPass, Implementation
 from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
@@ -23,8 +21,8 @@ from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.launch import digest as launch_digest
 from numdev.attention.kernels.runtime import interpreting, triton_version
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.problem import Problem, draw_do
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Inputs, Operation, Output
 from numdev.measurement.workload import Beside, Cost, Workload
@@ -161,9 +159,9 @@ def settings() -> tuple[Column, ...]:
 
 def backward_settings() -> tuple[Column, ...]:
     """Every setting of a problem and of a variant with gradients."""
-    from numdev.attention.backward import dictionary  # late: it imports every implementation
+    from numdev.attention import dictionary  # late: it imports every implementation
 
-    return _columns(dictionary.PROBLEM, dictionary.VARIANT)
+    return _columns(dictionary.BACKWARD_PROBLEM, dictionary.BACKWARD_VARIANT)
 
 
 def _columns(problem: Mapping[str, tuple[str, str]], variant: Mapping[str, tuple[str, str]]) -> tuple[Column, ...]:

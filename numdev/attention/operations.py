@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
-from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operand, Operation, RoundedOnce
+from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.policy import Policy
+from numdev.attention.precision import Policy
 
 Row = tuple[str, Operation, str, str]
 """The step whose cast rounds an operation, its kind, and the steps in whose formats its operands are."""
@@ -87,7 +87,7 @@ def is_harmless(
 
 
 def _operand(policy: Policy, carrier: torch.dtype, step: str) -> Operand:
-    return LAYOUTS[carrier].format if step == SAVED else _cast(policy, step).to
+    return format_of(carrier) if step == SAVED else _cast(policy, step).to
 
 
 def _cast(policy: Policy, step: str) -> Cast:

@@ -1,103 +1,267 @@
-"""Which number format each arithmetic step of attention uses."""
+"""Precision policies: which number format each arithmetic step of attention uses, and the presets of them that have names.
+
+Each pass has its own steps; the mechanism is one. Policies of quantised kernels that ship stand below, each with its source; what
+is not published is said. The recurrence and tile that go with each are `softmax` and `tiling` options of that name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar, get_args
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS
+from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
-from numdev.arithmetic.formats import E4M3FN, FP16, FP64, INT8, Format
+from numdev.arithmetic.formats import (
+    BF16,
+    E2M1,
+    E4M3FN,
+    E5M2,
+    FP16,
+    FP32,
+    FP64,
+    INT4,
+    INT8,
+    TF32,
+    Format,
+    format_of,
+)
 from numdev.arithmetic.microscale import BlockScale, Microscaled
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.policy import FORMATS, Policy, by_name, inside, round_each, saturating, stored
-from numdev.errors import BadInput
+from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.errors import BadInput, NotHonoured
+from numdev.lazy import torch
+from numdev.settings import Overruled, changes, converted, memoised, setting, types_of
 
+FORMATS = (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64)
+"""The formats whose presets have a name."""
+
+Step = Cast | Dot | Microscaled | Quantised
+Kind = TypeVar("Kind", bound="Policy")
+
+_FP32 = Cast(FP32)  # made once: every step of every policy is compared with it
+_FP64 = Cast(FP64)
 _SCALED_QUERIES = 1 << 16  # rounding event, above those of the inputs and below those of the tiles (`Noise.at`)
+_PER_TILE = "; behind `@`, after how many products the running sum is rounded to it; without, after each tile"
+_AT_END = "; behind `@`, after how many products the running sum is rounded to it; without, once at the end"
+
+
+def _step(text: str, **more: Any) -> Any:
+    """A field of a policy; its default is the step of the preset."""
+    return setting(None, text, "format", **more)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The fields of a policy are its steps, in the order of execution, the last of them `output`.
+
+    The result of every elementary operation of a step is rounded once, by the step's cast; max and comparison never round. A step
+    that is not given is as in `preset`.
+    """
+
+    WIDE: ClassVar[tuple[str, ...]]
+    """Steps that the softmax of torch computes in FP32, whatever the format of its tensors."""
+    STORED: ClassVar[tuple[str, ...]]
+    """Steps whose results a kernel stores, or multiplies on tensor cores, in the format of its tensors."""
+    SHIPPED: ClassVar[Mapping[str, Callable[[], Policy]]] = {}
+    """Policies of kernels that ship, by name."""
+
+    _: KW_ONLY
+    preset: InitVar[str] = setting(
+        "bf16",
+        "preset that the precision policy is, as precision= takes it; `custom` for any other",
+        column="name",
+    )
+
+    def __post_init__(self, preset: str) -> None:
+        self._complete(preset)
+        self._check()
+
+    def _complete(self, preset: str) -> None:
+        """Take the steps that are not given from the preset."""
+        lacking = [each.name for each in fields(self) if getattr(self, each.name) is None]
+        if lacking:
+            try:
+                base = type(self).parse(preset)
+            except BadInput as error:
+                raise BadInput("precision.preset", preset, error.mend) from None
+            for name in lacking:
+                object.__setattr__(self, name, getattr(base, name))
+
+    def _check(self) -> None:
+        for cast in self.casts():
+            if cast.to.precision >= 52 and cast != _FP64:
+                mend = "FP64 arithmetic can only round it as fp64 does, to nearest even; give fp64, or at most 50 mantissa bits"
+                raise BadInput("precision", str(cast), mend)
+
+    @classmethod
+    def throughout(cls: type[Kind], cast: Cast) -> Kind:
+        """Every step rounded by one cast."""
+        return cls(**{name: Dot(cast) if Dot in kinds else cast for name, kinds in _kinds(cls).items()})  # type: ignore[arg-type]
+
+    @classmethod
+    def golden(cls: type[Kind]) -> Kind:
+        """Every step in FP64."""
+        return cls.uniform(FP64)
+
+    @classmethod
+    def uniform(cls: type[Kind], fmt: Format) -> Kind:
+        """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
+        return _of_family(cls, "", fmt)
+
+    @classmethod
+    def eager(cls: type[Kind], fmt: Format) -> Kind:
+        """matmul, softmax, matmul as tensor operations in `fmt`, or autograd of them: softmax works in FP32 and rounds once."""
+        return _of_family(cls, "eager", fmt)
+
+    @classmethod
+    def kernel(cls: type[Kind], fmt: Format) -> Kind:
+        """`fmt` for inputs, P, dS and outputs, FP32 for all else: what FlashAttention kernels do; see `stored`."""
+        return _of_family(cls, "kernel", fmt)
+
+    @classmethod
+    def parse(cls: type[Kind], name: str) -> Kind:
+        """A preset by name: `golden`, one of `SHIPPED`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`.
+
+        Raises:
+            BadInput: for any other name.
+        """
+        named: dict[str, Callable[[], Any]] = {"golden": cls.golden, **cls.SHIPPED}
+        if name in named:
+            policy: Kind = named[name]()
+            return policy
+        family, _, fmt = name.rpartition("_")
+        mend = f"use {', '.join(named)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+        if family not in ("", "uniform", "eager", "kernel"):
+            raise BadInput("precision", name, mend)
+        try:
+            return _of_family(cls, family, Format.parse(fmt))
+        except BadInput:
+            raise BadInput("precision", name, mend) from None
+
+    @classmethod
+    def preset_names(cls: type[Kind]) -> Mapping[Kind, str]:
+        """The presets and their names."""
+        return _preset_names(cls)
+
+    def with_step(self: Kind, **steps: Step | Format | str) -> Kind:  # beartype knows no Self in a method
+        """The policy with some steps changed: `policy.with_step(row_sum="bf16@64", output=FP32)`.
+
+        Raises:
+            BadInput: naming the step, for one that the policy does not have, and for a value that it cannot hold.
+        """
+        known = _kinds(type(self))
+        changed: dict[str, Any] = {}
+        for name, value in steps.items():
+            if name not in known:
+                raise BadInput(f"precision.{name}", value, f"there is no such step; give one of {', '.join(known)}")
+            changed[name] = _as_step(type(self), name, known[name], value)
+        return replace(self, **changed)
+
+    def casts(self) -> Iterator[Cast]:
+        """Every cast of the policy, in the order of execution."""
+        for each in fields(self):
+            yield from casts_of(getattr(self, each.name))
+
+    @cached_property
+    def carrier(self) -> torch.dtype:
+        """The dtype that the arithmetic runs in: FP32 if every step is FP32's own or has at most 11 bits, else FP64.
+
+        In either, `numdev.arithmetic.elementary` rounds the result of every operation once; with formats of `p` bits and a
+        carrier of at least `2p + 2` the carrier's own operation, then the cast, mostly does so by itself (Figueroa 1995).
+        """
+        narrow = all(c == _FP32 or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
+        return torch.float32 if narrow else torch.float64
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step rounds stochastically."""
+        return any(cast.rounding is Rounding.STOCHASTIC for cast in self.casts())
+
+    def replicate(self: Kind, seed: int) -> Kind:
+        """The policy of one replicate: stochastic rounding draws anew in each."""
+        if not self.is_random:
+            return self
+        steps: dict[str, Any] = {each.name: _reseeded(getattr(self, each.name), seed) for each in fields(self)}
+        return replace(self, **steps)
+
+    def ineffective(self, lengths: Mapping[str, int], group: str = "precision") -> list[NotHonoured]:
+        """Sums that end before the products after which they would be rounded; `lengths` are the terms of each, by its step."""
+        dots = {name: getattr(self, name) for name in lengths}
+        return [
+            NotHonoured(
+                f"{group}.{name}",
+                str(dot),
+                f"a sum of {lengths[name]} terms is never rounded after {dot.every}; give {dot.accumulate}, or at most "
+                f"{lengths[name]} behind @",
+            )
+            for name, dot in dots.items()
+            if dot.every is not None and dot.every > lengths[name]
+        ]
+
+    @property
+    def format(self) -> Format:
+        """The format of the output, in whose ulp and unit roundoff deviations are counted."""
+        output: Cast = vars(self)["output"]
+        return output.to
+
+    @cached_property
+    def name(self) -> str:
+        """The preset that this policy is, as `parse` reads it; `custom` for any other."""
+        return type(self).preset_names().get(self, "custom")
+
+    def steps(self) -> dict[str, str]:
+        """Every step and its format as text, as the command line takes them."""
+        return dict(self._texts)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {each.name: str(getattr(self, each.name)) for each in fields(self)}
+
+    def describe(self) -> dict[str, Any]:
+        """What stands for it in a configuration: its steps as text, and its name."""
+        return self.steps() | {"name": self.name}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
 
 
 @dataclass(frozen=True, repr=False)
 class Precision(Policy):
-    """The precision policy: one Cast or Dot per step of tiled attention, in the order of execution.
+    """The steps of tiled attention: one Cast or Dot each. `row_sum` is a Dot with ones.
 
-    The result of every elementary operation of a step is rounded once, by the step's cast; max and comparison never round.
-
-    Attributes:
-        inputs: q, k and v as the algorithm receives them.
-        scores: the product `Q K^T`, and its scaling.
-        exponential: `S - m`, then its exponential; and `P / l` where P is divided, as without tiles.
-        rescale: `m_old - m_new`, then its exponential, `alpha`.
-        row_sum: `alpha * l`, then `+ sum(P)`, the sum being a Dot with ones; `log l`, then `LSE = m + log l`, at the end.
-        probabilities: `P` as it enters the second product; microscaled, its blocks are runs of keys of a tile.
-        values: the product `P V`.
-        accumulator: `alpha * O`, then `+ P V`; and `O / l`.
-        output: what is returned.
+    `quantise` changes how the inputs are quantised, or quantises those of a preset that does not.
     """
 
-    inputs: Cast | Quantised
-    scores: Dot
-    exponential: Cast
-    rescale: Cast
-    row_sum: Dot
-    probabilities: Cast | Microscaled
-    values: Dot
-    accumulator: Cast
-    output: Cast
+    WIDE = ("exponential", "rescale", "row_sum")
+    STORED = ("inputs", "probabilities", "output")
 
-    def __post_init__(self) -> None:
+    inputs: Cast | Quantised = _step("q, k and v as the algorithm receives them", overruled=Overruled(("quantise.to",)))
+    scores: Dot = _step("S, the product Q K^T and its scaling" + _PER_TILE)
+    exponential: Cast = _step("the difference S - m, and its exponential; without tiles also P divided by l")
+    rescale: Cast = _step("the old maximum minus the new one, and its exponential alpha")
+    row_sum: Dot = _step("l, alpha times the old sum, plus the sum of P; and the LSE" + _PER_TILE)
+    probabilities: Cast | Microscaled = _step("P as it enters the product with V")
+    values: Dot = _step("the product P V" + _PER_TILE)
+    accumulator: Cast = _step("O between tiles, alpha times the old O plus P V, and its division by l")
+    output: Cast = _step("O as it is returned")
+    _: KW_ONLY
+    quantise: InitVar[Mapping[str, Any] | None] = changes(Quantised)
+
+    def __post_init__(self, preset: str, quantise: Mapping[str, Any] | None) -> None:
+        self._complete(preset)
+        if quantise:
+            base = self.inputs if isinstance(self.inputs, Quantised) else Quantised(self.inputs)
+            object.__setattr__(self, "inputs", base.but(**quantise))
+        self._check()
         if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
             mend = "it needs the largest P of all rows, which no tile has; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
             raise BadInput("precision.probabilities", str(self.probabilities), mend)
-        super().__post_init__()
-
-    @staticmethod
-    def golden() -> Precision:
-        """Every step in FP64."""
-        return Precision.uniform(FP64)
-
-    @staticmethod
-    def throughout(cast: Cast) -> Precision:
-        """Every step rounded by one cast."""
-        return Precision(
-            inputs=cast,
-            scores=Dot(cast),
-            exponential=cast,
-            rescale=cast,
-            row_sum=Dot(cast),
-            probabilities=cast,
-            values=Dot(cast),
-            accumulator=cast,
-            output=cast,
-        )
-
-    @staticmethod
-    @lru_cache(maxsize=256)
-    def uniform(fmt: Format) -> Precision:
-        """Every step in `fmt`: what tensor operations in that dtype do, and the paper's reimplementation (section III)."""
-        return Precision.throughout(Cast(fmt))
-
-    @staticmethod
-    @lru_cache(maxsize=256)
-    def eager(fmt: Format) -> Precision:
-        """matmul, softmax, matmul as three tensor operations in `fmt`: softmax works in FP32 inside and rounds once."""
-        wide = inside(fmt)
-        return Precision.uniform(fmt).with_step(exponential=wide, rescale=wide, row_sum=wide)
-
-    @staticmethod
-    @lru_cache(maxsize=256)
-    def kernel(fmt: Format) -> Precision:
-        """`fmt` for inputs, P and output, FP32 for S, m, l, alpha and O: what FlashAttention kernels do; see `stored`."""
-        low = stored(fmt)
-        return Precision.uniform(inside(fmt)).with_step(inputs=low, probabilities=low, output=low)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:
@@ -106,7 +270,7 @@ class Precision(Policy):
         As the paper has it. The released kernel leaves rotation and quantisation to its caller, from whom it takes one scale for
         each batch entry and head.
         """
-        low = saturating(E4M3FN)
+        low = _saturating(E4M3FN)
         inputs = Quantised(low, scale=scale, block=128, hadamard=hadamard)
         return Precision.kernel(FP16).with_step(inputs=inputs, probabilities=low)
 
@@ -116,15 +280,6 @@ class Precision(Policy):
         inputs = Quantised(Cast(INT8), scale=Scale.BLOCK, block=64, smoothing=Smoothing.K, values=Cast(FP16))
         return Precision.kernel(FP16).with_step(inputs=inputs)
 
-    @staticmethod
-    def parse(name: str) -> Precision:
-        """A preset by name: `golden`, one of `shipped`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
-        from numdev.attention.shipped import SHIPPED  # its policies are policies of this module
-
-        uniform, kernel, eager = Precision.uniform, Precision.kernel, Precision.eager
-        families: dict[str, Callable[[Format], Precision]] = {"": uniform, "uniform": uniform, "kernel": kernel, "eager": eager}
-        return by_name(name, {"golden": Precision.golden, **SHIPPED}, families)
-
     @property
     def idle(self) -> dict[str, str]:
         """Settings of the inputs that are not read as the others are, and what reads them."""
@@ -132,49 +287,220 @@ class Precision(Policy):
 
     def round_inputs(
         self,
-        q: Float[Tensor, "batch heads queries dim"],
-        k: Float[Tensor, "batch kv_heads keys dim"],
-        v: Float[Tensor, "batch kv_heads keys values"],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        q: Float[torch.Tensor, "batch heads queries dim"],
+        k: Float[torch.Tensor, "batch kv_heads keys dim"],
+        v: Float[torch.Tensor, "batch kv_heads keys values"],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v as the algorithm sees them, in the carrier."""
         if isinstance(self.inputs, Quantised):
             rounded = self.inputs(q, k, v)
             return tuple(t.to(self.carrier) for t in rounded)  # type: ignore[return-value]
-        return round_each(self.inputs, self.carrier, (q, k, v))  # type: ignore[return-value]
+        return _round_each(self.inputs, self.carrier, (q, k, v))  # type: ignore[return-value]
 
-    def scale_queries(self, q: Float[Tensor, "*shape"], factor: float) -> Float[Tensor, "*shape"]:
+    def scale_queries(self, q: Float[torch.Tensor, "*shape"], factor: float) -> Float[torch.Tensor, "*shape"]:
         """`factor q` as it enters `Q K^T`, in the carrier: the exact product, rounded once by the cast of the inputs.
 
         Quantised inputs are rounded to the carrier alone, as their grid and its scales are those of q.
         """
-        carrier = LAYOUTS[q.dtype].format
+        carrier = format_of(q.dtype)
         cast = self.inputs if isinstance(self.inputs, Cast) else Cast(carrier)
         noise = Noise(event=_SCALED_QUERIES)
         scale = RoundedOnce(Operation.MULTIPLY, cast, carrier, factor, torch.float64)
         return scale(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
-
-    @classmethod
-    def preset_names(cls) -> Mapping[Precision, str]:
-        """The presets and their names."""
-        return _preset_names()
 
     def describe(self) -> dict[str, Any]:
         """What stands for it in a configuration: its steps as text, its name, and how inputs are quantised."""
         known = super().describe()
         if not isinstance(self.inputs, Quantised):
             return known
-        return known | {"quantise": {field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)}}
+        return known | {"quantise": {each.name: getattr(self.inputs, each.name) for each in fields(self.inputs)}}
 
 
-@lru_cache(maxsize=1)
-def _preset_names() -> dict[Precision, str]:
-    from numdev.attention.shipped import SHIPPED
+@dataclass(frozen=True, repr=False)
+class BackwardPrecision(Policy):
+    """The steps of the backward pass (Dao 2023, Algorithm 2): one Cast or Dot each.
 
-    names = {preset(): name for name, preset in reversed(SHIPPED.items())}
+    With delta from P, P is as `exponential` rounds it, and a tile's sum is added to a running sum over tiles. Autograd of three
+    tensor operations (`eager`) rounds dS twice, since its scaling is an operation of its own.
+    """
+
+    WIDE = ("exponential", "delta", "difference")
+    STORED = ("inputs", "probabilities", "ds", "output")
+
+    inputs: Cast = _step("q, k, v and dO as the backward pass receives them")
+    scores: Dot = _step("S, the product Q K^T computed again, and its scaling" + _AT_END)
+    exponential: Cast = _step("the difference S - LSE, and its exponential P; LSE log2(e) for 2^x")
+    probabilities: Cast = _step("P as it enters the product P^T dO")
+    dp: Dot = _step("dP, the product dO V^T" + _AT_END)
+    delta: Dot = _step("the products of which delta is the sum over a row, and their sums" + _AT_END)
+    difference: Cast = _step("dP - delta, then P times that")
+    ds: Cast = _step("dS as it enters the products dS K and dS^T Q; of naive also its scaling")
+    dq: Dot = _step("the product dS K of one tile of keys" + _AT_END)
+    dk: Dot = _step("the product dS^T Q of one tile of queries" + _AT_END)
+    dv: Dot = _step("the product P^T dO of one tile of queries" + _AT_END)
+    dq_sum: Cast = _step("the running sum of dQ over tiles of keys, and its scaling at the end")
+    dk_sum: Cast = _step("the running sum of dK over tiles of queries, and its scaling at the end")
+    dv_sum: Cast = _step("the running sum of dV over tiles of queries")
+    output: Cast = _step("dQ, dK and dV as they are returned")
+
+    def round_inputs(
+        self,
+        q: Float[torch.Tensor, "batch heads queries dim"],
+        k: Float[torch.Tensor, "batch kv_heads keys dim"],
+        v: Float[torch.Tensor, "batch kv_heads keys values"],
+        do: Float[torch.Tensor, "batch heads queries values"],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v and do as the algorithm sees them, in the carrier; q, k and v as a forward pass with the same cast does."""
+        return _round_each(self.inputs, self.carrier, (q, k, v, do))  # type: ignore[return-value]
+
+
+@memoised
+def _kinds(policy: type[Policy]) -> dict[str, tuple[type, ...]]:
+    """The kinds of value that each step may hold, by its name."""
+    hints = types_of(policy)
+    return {each.name: get_args(hints[each.name]) or (hints[each.name],) for each in fields(policy)}
+
+
+@memoised
+def _of_family(policy: type[Kind], family: str, fmt: Format) -> Kind:
+    """See `Policy.uniform`, `eager` and `kernel`."""
+    wide = FP64 if fmt == FP64 else FP32  # the format in which kernels, and the softmax of torch, compute on tensors in `fmt`
+    if family == "kernel":
+        return policy.throughout(Cast(wide)).with_step(**dict.fromkeys(policy.STORED, _stored(fmt)))
+    uniform = policy.throughout(Cast(fmt))
+    return uniform.with_step(**dict.fromkeys(policy.WIDE, wide)) if family == "eager" else uniform
+
+
+@memoised
+def _preset_names(policy: type[Kind]) -> dict[Kind, str]:
+    shipped: dict[str, Any] = dict(policy.SHIPPED)
+    names: dict[Kind, str] = {preset(): name for name, preset in reversed(shipped.items())}
     for fmt in FORMATS:
-        names |= {
-            Precision.eager(fmt): f"eager_{fmt}",
-            Precision.kernel(fmt): f"kernel_{fmt}",
-            Precision.uniform(fmt): f"{fmt}",
-        }
+        names |= {policy.eager(fmt): f"eager_{fmt}", policy.kernel(fmt): f"kernel_{fmt}", policy.uniform(fmt): f"{fmt}"}
     return names
+
+
+def _as_step(policy: type[Policy], name: str, kinds: tuple[type, ...], value: Step | Format | str) -> Step:
+    """A step from a value object, a format or a text.
+
+    A cast becomes a `Dot` where the step is a product or a sum; a microscaled format becomes `Quantised` inputs.
+    """
+    step: Any = Cast(value) if isinstance(value, Format) else value
+    if isinstance(value, str):
+        step = converted(f"precision.{name}", types_of(policy)[name], value)
+    if isinstance(step, Cast) and Dot in kinds:
+        return Dot(step)
+    if isinstance(step, Microscaled) and Quantised in kinds:
+        return Quantised(step)
+    if type(step) not in kinds:
+        allowed = " or ".join(kind.__name__ for kind in kinds)
+        raise BadInput(f"precision.{name}", value, f"give a {allowed}, a format, or a text such as bf16")
+    accepted: Step = step
+    return accepted
+
+
+def casts_of(step: Step) -> Iterator[Cast]:
+    """The casts of a step: one, but two of quantised inputs, whose values may have a grid of their own."""
+    for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
+        yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
+
+
+def _reseeded(step: Step | None, seed: int) -> Step | None:
+    """A step whose stochastic casts have a seed of the replicate; the casts of a Dot and of quantised inputs too."""
+    if isinstance(step, Dot):
+        return replace(step, accumulate=_reseeded(step.accumulate, seed))  # type: ignore[arg-type]
+    if isinstance(step, Microscaled):
+        return replace(step, element=_reseeded(step.element, seed))  # type: ignore[arg-type]
+    if isinstance(step, Quantised):
+        return replace(step, to=_reseeded(step.to, seed), values=_reseeded(step.values, seed))  # type: ignore[arg-type]
+    if step is None or step.rounding is not Rounding.STOCHASTIC:
+        return step
+    return replace(step, seed=step.seed + (seed << 32))
+
+
+def _saturating(fmt: Format) -> Cast:
+    """The cast to `fmt` whose results beyond the largest number are the largest number."""
+    return Cast(fmt, overflow=Overflow.SATURATE)
+
+
+def _stored(fmt: Format) -> Cast:
+    """The cast by which a kernel stores in `fmt`.
+
+    Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
+    """
+    return _saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
+
+
+def _round_each(cast: Cast, carrier: torch.dtype, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The inputs rounded by a cast, in the carrier; each is a rounding event of its own."""
+    noise = Noise()
+    return tuple(cast(t.double(), noise).to(carrier) for t in tensors)  # FP64 to FP32 to the format would round twice
+
+
+def fa4_fp8() -> Precision:
+    """FlashAttention-4 with E4M3: q, k and v with a scale each, P in E4M3, BF16 output (`flash_attn/cute`, FP8 forward).
+
+    The scales are the caller's, one for each batch entry and head; here there is one for each tensor.
+    """
+    low = _saturating(E4M3FN)
+    return Precision.kernel(BF16).with_step(inputs=Quantised(low, scale=Scale.TENSOR), probabilities=low)
+
+
+def sage1() -> Precision:
+    """SageAttention's Triton kernel: blocks of 128 q and 64 k in INT8, P V accumulated in FP16 (arXiv 2410.02367).
+
+    As `attn_qk_int8_per_block.py` and `quant_per_block.py` of its code: the mean of k taken out, codes rounded half away
+    from zero, P and V in FP16. How a tensor core adds in FP16 is not published; here its sum is rounded after every 16
+    products, the depth of one instruction.
+    """
+    grid = Cast(INT8, Rounding.NEAREST_AWAY)
+    inputs = Quantised(grid, Scale.BLOCK, 64, 128, smoothing=Smoothing.K, values=Cast(FP16))
+    return Precision.kernel(FP16).with_step(inputs=inputs, values=Dot(Cast(FP16), 16))
+
+
+def sage2() -> Precision:
+    """SageAttention2 as it ships for Hopper: INT8 q and k by thread, E4M3 V by channel and P (arXiv 2411.10958).
+
+    As `sageattn_qk_int8_pv_fp8_cuda_sm90` of its code: the mean of k taken out, groups within 16 rows of q and 128 of k,
+    codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not published; it can
+    be stated, as in `values=e8m13:toward_zero@32`.
+    """
+    grid, low = Cast(INT8, Rounding.NEAREST_AWAY), _saturating(E4M3FN)
+    inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=low)
+
+
+def sage2_int4() -> Precision:
+    """SageAttention2's 4-bit variant: INT4 q and k by thread, also q's mean of each 128 tokens taken out (arXiv 2411.10958).
+
+    Groups lie within 32 rows of q and 64 of k. The kernel is described in the paper and is not part of the released code.
+    """
+    grid, low = Cast(INT4, Rounding.NEAREST_AWAY), _saturating(E4M3FN)
+    inputs = Quantised(
+        grid, Scale.THREAD, 64, 32, smoothing=Smoothing.QK, smoothing_block=128, values=low, values_scale=Scale.CHANNEL
+    )
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=low)
+
+
+def sage3() -> Precision:
+    """SageAttention3: q, k, v and P in FP4 with an E4M3 scale for each 16 (arXiv 2505.11594).
+
+    Means of k, and of each 128 tokens of q, are taken out. As `sageattention3_blackwell` of its code, whose scales have no
+    second level for the tensor. That of P is `p_scale = 448 * 6`, relative to the row's maximum. The kernel divides P by the
+    block's scale before that is rounded.
+    """
+    fp4 = Microscaled(Cast(E2M1), 16, BlockScale.E4M3)
+    inputs = Quantised(fp4, smoothing=Smoothing.QK, smoothing_block=128)
+    return Precision.kernel(BF16).with_step(inputs=inputs, probabilities=fp4)
+
+
+Precision.SHIPPED = {
+    "fp8": Precision.fp8,
+    "fa3_fp8": Precision.fp8,  # another name of fp8
+    "fa4_fp8": fa4_fp8,
+    "int8": Precision.int8,
+    "sage1": sage1,
+    "sage2": sage2,
+    "sage2_int4": sage2_int4,
+    "sage3": sage3,
+}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput
+from numdev.lazy import torch
+from numdev.settings import Overruled, held, inline, setting
 
 REPLICATES = 10
 """Draws of a distribution, unless a number is given."""
@@ -20,14 +20,34 @@ REPLICATES = 10
 class Shape:
     """Sizes of one problem. `kv_heads` below `heads` is grouped-query attention, 1 multi-query attention."""
 
-    batch: int = 1
-    heads: int = 1
-    kv_heads: int = 1
-    queries: int = 1024
-    keys: int = 1024
-    head_dim: int = 64
+    batch: int = setting(1, "sequences in a batch", "count", word="batch size")
+    heads: int = setting(1, "attention heads, each with a q of its own", "count", word="heads")
+    kv_heads: int = setting(
+        1,
+        "heads of k and v; fewer than heads of q in grouped-query attention, 1 in multi-query attention",
+        "count",
+        word="heads of k and v",
+        follows=".heads",
+    )
+    queries: int = setting(None, "length of q, and rows of the output in each head", "tokens", word="queries", follows=".n")
+    keys: int = setting(
+        None, "length of k and v, which is N where there are as many queries", "tokens", word="keys", follows=".n"
+    )
+    head_dim: int = setting(64, "d, the length of one row of q, k or v", "entries", word="head dimension d")
+    _: KW_ONLY
+    n: InitVar[int] = setting(
+        1024,
+        "queries and keys",
+        "tokens",
+        column="",
+        overruled=Overruled(("queries", "keys")),
+        word="sequence length N",
+    )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, n: int) -> None:
+        for name in ("queries", "keys"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, n)
         for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"):
             if getattr(self, name) < 1:
                 raise BadInput(f"problem.{name}", getattr(self, name), "give a whole number of at least 1")
@@ -57,14 +77,14 @@ class Source(Protocol):
     def draw(
         self, shape: Shape, scale: float, seed: int
     ) -> tuple[
-        Float[Tensor, "batch heads queries dim"],
-        Float[Tensor, "batch kv_heads keys dim"],
-        Float[Tensor, "batch kv_heads keys dim"],
+        Float[torch.Tensor, "batch heads queries dim"],
+        Float[torch.Tensor, "batch kv_heads keys dim"],
+        Float[torch.Tensor, "batch kv_heads keys dim"],
     ]:
         """q, k, v in FP64 on the CPU, a function of the arguments alone."""
         ...
 
-    def gradient(self, shape: Shape, seed: int) -> Float[Tensor, "batch heads queries dim"] | None:
+    def gradient(self, shape: Shape, seed: int) -> Float[torch.Tensor, "batch heads queries dim"] | None:
         """dO of a replicate, in FP64 on the CPU; None where the source has none, and the backward pass draws one."""
         ...
 
@@ -93,21 +113,41 @@ _OF_SOURCE = Mask()
 class Problem:
     """One attention problem; `problem.inputs(seed)` draws its replicate.
 
-    Attributes:
-        shape: see `Shape`.
-        source: see `Source`.
-        mask: which keys a query sees; unless given, the mask of the source: that of captured tensors, or none.
-        scale: of the scores; unless given, that of captured tensors, or `1/sqrt(head_dim)`.
+    Mask and scale are those of captured tensors unless given; drawn ones are not masked, and their scale is 1/sqrt(head_dim).
+    `causal`, `window` and `key_lengths` replace these fields of the source's mask.
     """
 
-    source: Source
-    shape: Shape = field(default_factory=Shape)
+    source: Source = held()
+    shape: Shape = inline(Shape)
     mask: Mask = _OF_SOURCE
-    scale: float | None = None
+    scale: float | None = setting(None, "factor of Q K^T; empty for that of captured tensors, else 1/sqrt(d)")
+    _: KW_ONLY
+    causal: InitVar[bool | None] = setting(
+        None,
+        "whether a query sees no key behind its own position; the last query stands at the last key; "
+        "empty for the mask of captured tensors, else false",
+        column="mask.causal",
+        word="causal mask",
+    )
+    window: InitVar[int | None] = setting(
+        None,
+        "a query sees only keys less far from its position than this; empty for that of captured tensors, else none",
+        "tokens",
+        column="mask.window",
+        word="window",
+    )
+    key_lengths: InitVar[tuple[int, ...] | None] = setting(
+        None,
+        "keys that exist in each batch entry, the rest is padding; empty for those of captured tensors, else all",
+        "tokens",
+        column="mask.key_lengths",
+    )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, causal: bool | None, window: int | None, key_lengths: tuple[int, ...] | None) -> None:
+        fields = {"causal": causal, "window": window, "key_lengths": key_lengths}
         if self.mask is _OF_SOURCE:
-            object.__setattr__(self, "mask", self.source.mask(self.shape))
+            mask = self.source.mask(self.shape, **{name: value for name, value in fields.items() if value is not None})
+            object.__setattr__(self, "mask", mask)
         if self.scale is None:
             object.__setattr__(self, "scale", self.source.scale())
         self.mask.check(self.shape.batch, self.shape.keys)
@@ -118,7 +158,7 @@ class Problem:
     def softmax_scale(self) -> float:
         return float(self.shape.head_dim**-0.5) if self.scale is None else self.scale
 
-    def inputs(self, seed: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def inputs(self, seed: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The replicate's `q`, `k`, `v` in FP64: drawn on the CPU, so the same on every device.
 
         Raises:
@@ -144,3 +184,42 @@ class Problem:
     def arguments(self) -> dict[str, Mask | float]:
         """What an attention takes besides the tensors."""
         return {"mask": self.mask, "scale": self.softmax_scale}
+
+
+@dataclass(frozen=True)
+class BackwardProblem(Problem):
+    """A problem whose v and dO need not have mean 0: `v_mean` is added to v, and dO is N(do_mean, 1).
+
+    If all rounding errors of O have the sign of v, they add up in delta, the sum of dO * O, when dO has a nonzero mean too (Qiu &
+    Yao 2025, arXiv 2510.04212). With independent dO of mean 0 they average out.
+    """
+
+    v_mean: float = setting(0.0, "what is added to every entry of v")
+    do_mean: float = setting(0.0, "mean of the entries of dO, which are normal with variance 1")
+
+    def inputs(self, seed: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """See `Problem.inputs`."""
+        drawn = super().inputs(seed, device)
+        return drawn if self.v_mean == 0 else drawn | {"v": drawn["v"] + self.v_mean}
+
+
+_STREAM = 0x9E3779B9  # changes the seed, so that dO is independent of q, k and v of any small seed; torch reads 32 bits of it
+
+
+def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """`do` `[batch, heads, queries, head_dim]` in FP64, drawn on the CPU, so it is equal on every device.
+
+    If the problem's source provides dO, as captured tensors may, it is taken from there; otherwise entries are independent
+    N(mean, 1), where the mean is `do_mean` of a `BackwardProblem` and 0 for other problems.
+
+    Raises:
+        BadInput: for a mean if the source provides dO, and if the source cannot provide dO of this shape.
+    """
+    mean = problem.do_mean if isinstance(problem, BackwardProblem) else 0.0
+    do = problem.source.gradient(problem.shape, seed)
+    if do is None:
+        generator = torch.Generator().manual_seed(seed ^ _STREAM)
+        do = torch.randn(problem.shape.q, dtype=torch.float64, generator=generator) + mean
+    elif mean != 0:
+        raise BadInput("problem.do_mean", mean, "dO comes from the captured file; give 0, or a file without dO")
+    return {"do": do.to(device)}

@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.mask import Mask
-from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, SumOver
+from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
 from numdev.attention.steps import DELTA, LOG2_E, NEVER, TILES, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Range
 

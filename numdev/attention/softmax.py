@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from enum import Enum
 from fractions import Fraction
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from numdev.errors import BadInput, NotHonoured
+from numdev.lazy import torch
+from numdev.nearest import NotAChoice
+from numdev.settings import held, setting
 
 
 class Normalise(Enum):
@@ -75,7 +76,7 @@ EXP2_MINIMAX = {
 }
 
 
-def exp2(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def exp2(x: Float[torch.Tensor, "*shape"]) -> Float[torch.Tensor, "*shape"]:
     """`2^x = 2^n e^((x - n) log 2)` in the carrier, with `n` the whole number nearest to `x`.
 
     The relative error is below 1.5 ulp of the carrier, and 0 for whole `x`. torch's own exp2 computes the last elements
@@ -86,7 +87,7 @@ def exp2(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return fraction.mul_(math.log(2)).exp_().mul_(torch.exp2(whole))
 
 
-def exp2_polynomial(x: Float[Tensor, "*shape"], coefficients: tuple[float, ...]) -> Float[Tensor, "*shape"]:
+def exp2_polynomial(x: Float[torch.Tensor, "*shape"], coefficients: tuple[float, ...]) -> Float[torch.Tensor, "*shape"]:
     """`2^x = 2^floor(x) p(x - floor(x))` by Horner's rule in the carrier (FlashAttention-4, section 3).
 
     `2^floor(x)` underflows to zero below the carrier's range; `-inf` gives 0 and NaN stays NaN.
@@ -137,7 +138,7 @@ class Exponential:
     def parse(name: str) -> Exponential:
         """Read a name of `EXPONENTIALS`."""
         if name not in EXPONENTIALS:
-            raise BadInput("softmax.exp", name, f"use one of {', '.join(EXPONENTIALS)}")
+            raise NotAChoice("softmax.exp", name, EXPONENTIALS)
         return EXPONENTIALS[name]
 
     @staticmethod
@@ -157,6 +158,25 @@ class Exponential:
             raise BadInput("softmax.exp_share", share, mend)
         a, b = fraction.numerator, fraction.denominator
         return Exponential(True, coefficients, b, tuple(c for c in range(b) if (c + 1) * a // b > c * a // b))
+
+    @staticmethod
+    def of(exp: Exponential | None, coefficients: tuple[float, ...] | None, share: float | None) -> Exponential:
+        """The exponential that settings make: a named one, or the polynomial of the coefficients, in a share of the columns.
+
+        Raises:
+            BadInput: for settings that contradict each other.
+        """
+        chosen = Exponential.EXP if exp is None else exp
+        if coefficients is not None:
+            if exp not in (None, Exponential.EXP2):
+                mend = f"{exp} takes none; give exp=exp2 or null"
+                raise BadInput("softmax.exp_coefficients", list(coefficients), mend)
+            return Exponential.polynomial(coefficients, 1.0 if share is None else share)
+        if share is None:
+            return chosen
+        if not chosen.coefficients:
+            raise BadInput("softmax.exp_share", share, "give the polynomial too, as exp=exp2_poly3 or exp_coefficients")
+        return Exponential.polynomial(chosen.coefficients, share)
 
     def describe(self) -> str:
         """The text that stands for it in a configuration."""
@@ -192,7 +212,7 @@ class Exponential:
         )
         return [NotHonoured(f"{group}.{name}", str(self), why) for name in ("exp", "exp_coefficients", "exp_share")]
 
-    def __call__(self, x: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows columns"]:
+    def __call__(self, x: Float[torch.Tensor, "*rows columns"]) -> Float[torch.Tensor, "*rows columns"]:
         """e^x, or 2^x, of a tile, in the carrier of `x`, in place where it can be."""
         if not self.columns:
             return self.exact(x)
@@ -203,8 +223,8 @@ class Exponential:
         chosen[list(self.columns)] = True
         return torch.where(chosen[torch.arange(x.shape[-1], device=x.device) % self.period], approximate, self.exact(x))
 
-    def exact(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The same to the carrier's accuracy, never by a polynomial of low degree."""
+    def exact(self, x: Float[torch.Tensor, "*shape"]) -> Float[torch.Tensor, "*shape"]:
+        """e^x or 2^x to the carrier's accuracy, never by a polynomial of low degree."""
         return exp2(x) if self.is_binary else x.exp_()
 
 
@@ -218,7 +238,7 @@ FA4_COEFFICIENTS = (1.0, 0.695146143436431884765625, 0.227564394474029541015625,
 EXPONENTIALS = {
     "exp": Exponential.EXP,
     "exp2": Exponential.EXP2,
-    **{f"exp2_poly{degree}": Exponential.polynomial(found.coefficients) for degree, found in EXP2_MINIMAX.items()},
+    **{f"exp2_poly{degree}": Exponential.polynomial(best.coefficients) for degree, best in EXP2_MINIMAX.items()},
     # The tuning tables of flash_fwd_sm100.py and apply_exp2_convert of softmax.py, at the same revision: in the two middle ones
     # of the four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
     "exp2_fa4": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 16 >= 12)),
@@ -232,31 +252,60 @@ _EXPONENTIAL_NAMES = {exponential: name for name, exponential in EXPONENTIALS.it
 class OnlineSoftmax:
     """The recurrence `m, l, O -> m', l', O'` over KV tiles.
 
-    Attributes:
-        normalise: see `Normalise`.
-        exp: see `Exponential`.
-        scale_on: see `ScaleOn`.
-        rescale_threshold: keep the old maximum, and so skip the rescale, unless the new one exceeds it by more than this,
-            in units of log 2 (FlashAttention-4 takes 8). 0 always follows the maximum.
-        p_scale: P is multiplied by this before its cast and the product divided by it: 256 uses more of E4M3's
-            range (FA3), 127 is for INT8. Powers of two are exact.
-        tie_shift: `beta`: where several scores of a row tie for a positive maximum, shift by `beta m` instead of `m`, and by
-            0 instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). None leaves ties alone. The
-            product is rounded to the format of the scores.
-        sum_over: see `SumOver`.
-        maximum: see `Maximum`. FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
+    FlashAttention-1 is `EACH` with `LOCAL`, FlashAttention-2 `END` with `RUNNING`.
+
+    - `rescale_threshold` keeps the old maximum, and so skips the rescale, unless the new one exceeds it by more, in units of
+      log 2 (FlashAttention-4 takes 8). 0 always follows the maximum.
+    - `p_scale`: P is multiplied by this before its cast and the product divided by it: 256 uses more of E4M3's range (FA3), 127
+      is for INT8. Powers of two are exact.
+    - `tie_shift` is `beta`: where several scores of a row tie for a positive maximum, shift by `beta m` instead of `m`, and by 0
+      instead of a negative tied maximum (Qiu & Yao 2025, arXiv 2510.04212, section 4). The product is rounded to the format of
+      the scores.
     """
 
-    normalise: Normalise = Normalise.END
-    exp: Exponential = Exponential.EXP
-    scale_on: ScaleOn = ScaleOn.SCORES
-    rescale_threshold: float = 0.0
-    p_scale: float = 1.0
-    tie_shift: float | None = None
-    sum_over: SumOver = SumOver.EXPONENTIALS
-    maximum: Maximum = Maximum.RUNNING
+    normalise: Normalise = setting(
+        Normalise.END,
+        "when O is divided by l: `each`, after every tile (FlashAttention-1), or `end`, once (FlashAttention-2)",
+        word="place of the division by l",
+    )
+    exp: Exponential = setting(
+        None,
+        "how the exponential of S - m is computed: exp, exp2, or exp2 by a named or written polynomial in some columns: "
+        "exp2_poly1 to exp2_poly5, exp2_fa4, exp2_fa4_fp8; null is exp, and exp2 for attention=triton",
+        word="exponential",
+    )
+    scale_on: ScaleOn = setting(
+        ScaleOn.SCORES,
+        "what the forward pass multiplies with 1/sqrt(d): the scores, or the queries, then rounded as the inputs are",
+    )
+    rescale_threshold: float = setting(
+        0.0,
+        "how far a row's maximum must rise for O and l to be rescaled (FlashAttention-4); 0 rescales always",
+        "log 2",
+        word="threshold of rescaling",
+    )
+    p_scale: float = setting(1.0, "factor of P before it is rounded, taken out after the product with V", word="factor of P")
+    tie_shift: float | None = setting(
+        None, "factor of m in S - m where a row's largest score is tied (Qiu & Yao 2025); empty leaves ties alone"
+    )
+    sum_over: SumOver = setting(
+        SumOver.EXPONENTIALS, "what l adds up: `exponentials`, P before it is rounded, or `probabilities`, P as it meets V"
+    )
+    maximum: Maximum = setting(
+        Maximum.RUNNING,
+        "maximum that exponentials are taken from: `running` (FlashAttention-2), or the tile's own, `local` (FlashAttention-1)",
+        word="running maximum",
+    )
+    _: KW_ONLY
+    exp_coefficients: InitVar[tuple[float, ...] | None] = setting(
+        None, "of a polynomial of 2^f in place of exp2, lowest power first, as in [1,0.7]", column=""
+    )
+    exp_share: InitVar[float | None] = setting(
+        None, "share of the columns that go by the polynomial; null is all, or as in a named one", column=""
+    )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, exp_coefficients: tuple[float, ...] | None, exp_share: float | None) -> None:
+        object.__setattr__(self, "exp", Exponential.of(self.exp, exp_coefficients, exp_share))
         if not (self.rescale_threshold >= 0 and math.isfinite(self.rescale_threshold)):
             raise BadInput("softmax.rescale_threshold", self.rescale_threshold, "give a finite number of at least 0")
         if not (self.p_scale > 0 and math.isfinite(self.p_scale)):
@@ -266,7 +315,7 @@ class OnlineSoftmax:
 
     @property
     def log_scale(self) -> float:
-        """What the softmax scale is multiplied by: log2(e) where it is folded in for a binary exponential."""
+        """Factor of the softmax scale: log2(e) where it is folded in for a binary exponential."""
         return math.log2(math.e) if self.exp.is_binary else 1.0
 
     @property
@@ -274,7 +323,9 @@ class OnlineSoftmax:
         """`rescale_threshold` in the units of the scores."""
         return self.rescale_threshold if self.exp.is_binary else self.rescale_threshold * math.log(2)
 
-    def largest(self, scores: Float[Tensor, "*rows keys"], times_beta: Callable[[Tensor], Tensor]) -> Float[Tensor, "*rows 1"]:
+    def largest(
+        self, scores: Float[torch.Tensor, "*rows keys"], times_beta: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Float[torch.Tensor, "*rows 1"]:
         """`rowmax S` of one tile, shifted by `times_beta` where it is tied and the tie shift is on."""
         largest = scores.amax(-1, keepdim=True)
         if self.tie_shift is None:
@@ -283,8 +334,75 @@ class OnlineSoftmax:
         shifted = torch.where(largest > 0, times_beta(largest.clone()), largest.clamp(min=0))
         return torch.where(tied & largest.isfinite(), shifted, largest)
 
-    def running(self, m: Float[Tensor, "*rows 1"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
+    def running(
+        self, m: Float[torch.Tensor, "*rows 1"], largest: Float[torch.Tensor, "*rows 1"]
+    ) -> Float[torch.Tensor, "*rows 1"]:
         """`m' = max(m, rowmax S)`, with the lazy threshold where it is on."""
         if self.threshold == 0:
             return torch.maximum(m, largest)
         return torch.where(largest - m > self.threshold, largest, m)  # -inf - -inf is NaN: such a row keeps -inf
+
+
+class DeltaForm(Enum):
+    """What delta is the row sum of. Without rounding both are equal, since `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
+
+    OUTPUT = "output"  # rowsum(dO * O): FlashAttention-2, Algorithm 2, line 4
+    PROBABILITIES = "probabilities"  # rowsum(dP * P), which needs a pass of its own over the keys
+
+
+class OutputForDelta(Enum):
+    """Which O the backward pass reads to compute delta."""
+
+    ROUNDED = "rounded"  # O as the forward pass returns it, after its output cast: FlashAttention
+    UNROUNDED = "unrounded"  # O before that cast, of which a kernel would have to keep a copy
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """How the backward pass recomputes what the forward pass did not keep: P, and delta.
+
+    `exponential` is that of `P = exp(S - LSE)`; if binary, `P = 2^(S log2(e) - LSE log2(e))`. On the command line it is that of
+    the forward pass, `softmax`, unless one is set here.
+    """
+
+    delta: DeltaForm = setting(
+        DeltaForm.OUTPUT,
+        "of what delta is the sum over a row: `output`, dO times O (FlashAttention), or `probabilities`, dP times P",
+    )
+    output: OutputForDelta = setting(
+        OutputForDelta.ROUNDED,
+        "O of which delta is made: `rounded`, as the forward pass returns it, or `unrounded`, before its last cast",
+    )
+    exponential: Exponential = Exponential.EXP
+    _: KW_ONLY
+    exp: InitVar[Exponential | None] = setting(
+        None,
+        "how the exponential of S - LSE is computed, as softmax.exp takes it; null is as in the forward pass",
+        column="exponential",
+    )
+    exp_coefficients: InitVar[tuple[float, ...] | None] = setting(
+        None, "of a polynomial of the backward pass's own, as softmax.exp_coefficients takes it", column=""
+    )
+    exp_share: InitVar[float | None] = setting(
+        None,
+        "share of the columns that go by the polynomial of recompute.exp or recompute.exp_coefficients",
+        column="",
+    )
+    softmax: InitVar[OnlineSoftmax | None] = held(None, "softmax")
+
+    def __post_init__(
+        self,
+        exp: Exponential | None,
+        exp_coefficients: tuple[float, ...] | None,
+        exp_share: float | None,
+        softmax: OnlineSoftmax | None,
+    ) -> None:
+        if any(each is not None for each in (exp, exp_coefficients, exp_share)):
+            object.__setattr__(self, "exponential", Exponential.of(exp, exp_coefficients, exp_share))
+        elif softmax is not None:
+            object.__setattr__(self, "exponential", softmax.exp)
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the O of the forward pass is read at all."""
+        return self.delta is DeltaForm.OUTPUT

@@ -20,9 +20,8 @@ from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, operation
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential
 
 NEVER = float("-inf")

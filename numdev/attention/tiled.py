@@ -15,9 +15,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import (
     Attention,
     ForwardPass,
@@ -36,16 +33,26 @@ from numdev.attention.fused.backward_rule import backward_obstacle
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.gpurule import BR, Asked
 from numdev.attention.gpurule import obstacle as obstacle_to_kernel
-from numdev.attention.honours import PRESET, RECURRENCE, STEPS, TILES, Honours, tiled_ineffective
+from numdev.attention.honours import (
+    PRESET,
+    RECURRENCE,
+    STEPS,
+    TILED_BACKWARD,
+    TILES,
+    Honours,
+    backward_ineffective,
+    idle_recompute,
+    tiled_ineffective,
+)
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.reach import keeps_every
 from numdev.attention.recurrence import BackwardRun, Rows, Run, through
-from numdev.attention.softmax import OnlineSoftmax, ScaleOn
+from numdev.attention.softmax import OnlineSoftmax, Recompute, ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
 from numdev.attention.tiling import Order, Tiling
@@ -195,7 +202,7 @@ class TiledBackward(BackwardPass):
         turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
     """
 
-    honours: ClassVar[Honours] = Honours(TILED | {"backward.query_order", "backward.count"})
+    honours: ClassVar[Honours] = Honours(TILED_BACKWARD | {"backward.query_order", "backward.count"})
 
     forward: Attention
     precision: BackwardPrecision

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from enum import Enum
 
 from numdev.errors import BadInput, NotHonoured
+from numdev.settings import Overruled, held, setting
+
+_SIDE = 64  # of a tile, unless set
 
 
 class Order(Enum):
@@ -21,30 +24,70 @@ class Order(Enum):
     RANDOM = "random"  # one permutation drawn from `seed`
 
 
+class TileShape(Enum):
+    """What becomes of the two sides."""
+
+    AS_IS = "as_is"
+    SWAPPED = "swapped"
+    SQUARE = "square"
+    SQUARE_BC = "square_bc"  # Br becomes Bc
+
+
 @dataclass(frozen=True)
 class Tiling:
     """Tiles of `br` rows of Q by `bc` rows of K and V.
 
-    Attributes:
-        br: `Br`; rows are independent, so it changes no bit of an emulated result, only the shape of the work.
-        bc: `Bc`; the last tile is shorter where it does not divide the number of keys.
-        order: see `Order`.
-        splits: split-KV (Flash-Decoding): contiguous ranges of tiles, each normalised, then combined by their LSE.
-        stride: of `Order.STRIDED`.
-        seed: of `Order.RANDOM`.
+    Rows are independent, so `br` changes no bit of an emulated result, only the shape of the work. The last tile is shorter where
+    `bc` does not divide the number of keys. Splits (split-KV, Flash-Decoding) are each normalised, then combined by their LSE.
     """
 
-    br: int = 64
-    bc: int = 64
-    order: Order = Order.FORWARD
-    splits: int = 1
-    stride: int = 2
-    seed: int = 0
+    br: int = setting(
+        None,
+        "Br, queries in one tile; null is 64, unless sram says",
+        "rows",
+        overruled=Overruled(("shape",), "square_bc"),
+        word="tile rows Br",
+    )
+    bc: int = setting(None, "Bc, keys in one tile; null is 64, unless sram says", "rows", word="tile columns Bc")
+    order: Order = setting(
+        None,
+        "in which order a row of queries meets the tiles of keys: forward, reverse, outside_in, strided or random; null is "
+        "forward, and a kernel's own",
+        word="order of the tiles",
+    )
+    splits: int = setting(
+        None,
+        "contiguous ranges of keys, each with a result of its own, combined by their log-sum-exp, at most one for each "
+        "tile; null is 1, and a kernel's own rule",
+        "count",
+        word="splits of the keys",
+    )
+    stride: int = setting(2, "from one tile to the next in the order `strided`", "tiles")
+    seed: int = setting(0, "what the order `random` is drawn with")
+    _: KW_ONLY
+    sram: InitVar[int | None] = setting(
+        None,
+        "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does",
+        "entries",
+        column="",
+        word="on-chip memory M",
+    )
+    shape: InitVar[TileShape] = setting(
+        TileShape.AS_IS,
+        f"what becomes of the two sides: {', '.join(each.value for each in TileShape)}",
+        column="",
+        word="tile shape",
+    )
+    head_dim: InitVar[int | None] = held(None, "problem.head_dim")  # which `sram` is divided by
 
-    def __post_init__(self) -> None:
-        for field in ("br", "bc", "splits", "stride"):
-            if getattr(self, field) < 1:
-                raise BadInput(f"tiling.{field}", getattr(self, field), "give a whole number of at least 1")
+    def __post_init__(self, sram: int | None, shape: TileShape, head_dim: int | None) -> None:
+        br, bc = sides(self.br, self.bc, sram, shape, head_dim)
+        usual = {"br": _SIDE, "bc": _SIDE, "order": Order.FORWARD, "splits": 1}
+        for name, value in {"br": br, "bc": bc, "order": self.order, "splits": self.splits}.items():
+            object.__setattr__(self, name, usual[name] if value is None else value)
+        for name in ("br", "bc", "splits", "stride"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"tiling.{name}", getattr(self, name), "give a whole number of at least 1")
 
     @property
     def idle(self) -> dict[str, str]:
@@ -106,3 +149,28 @@ class Tiling:
         if self.order is Order.RANDOM:
             random.Random(self.seed).shuffle(tiles)
         return tiles
+
+
+def sides(
+    br: int | None, bc: int | None, sram: int | None, shape: TileShape, head_dim: int | None
+) -> tuple[int | None, int | None]:
+    """Br and Bc of the settings; None where none of them says it. `sram` gives them as the paper does, then `shape` changes them.
+
+    Raises:
+        BadInput: for a side beside `sram`, and for `sram` where no head_dim is known.
+    """
+    if sram is not None:
+        for name, value in (("br", br), ("bc", bc)):
+            if value is not None:
+                raise BadInput(f"tiling.{name}", value, f"tiling.sram={sram} gives the sides; take null for one of the two")
+        if head_dim is None:
+            raise BadInput("tiling.sram", sram, "head_dim follows from the task here; give tiling.br and tiling.bc")
+        tile = Tiling.from_sram(sram, head_dim)
+        br, bc = tile.br, tile.bc
+    if shape is TileShape.AS_IS:
+        return br, bc
+    tile = Tiling(_SIDE if br is None else br, _SIDE if bc is None else bc)
+    if shape is TileShape.SQUARE_BC:
+        return tile.bc, tile.bc
+    tile = tile.swapped() if shape is TileShape.SWAPPED else tile.square()
+    return tile.br, tile.bc

@@ -30,21 +30,19 @@ class NoBaseline:
         """No baseline."""
 
 
-def point(
-    request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None, made: nodes.Made | None = None
-) -> StudyPoint:
-    """What a whole configuration asks for; points that are built with one `made` share the objects of equal nodes.
+def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
+    """The point of a whole configuration.
 
     Raises:
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
     honoured.check(request)
-    config, made = request.config, made or nodes.Made()
-    variant, problem = nodes.build(config, "variant", made), nodes.build(config, "problem", made)
+    config = request.config
+    variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")
     honoured.check_built(request, variant, problem)
-    baseline = nodes.build(config, "baseline", made)
-    if nodes.satisfies(baseline, Rule):
+    baseline = nodes.build(config, "baseline")
+    if isinstance(baseline, Rule):
         if not isinstance(problem, _problem_of(type(baseline).of)):
             mend = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
             raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)

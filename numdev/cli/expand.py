@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from numdev.cli import build, nodes, schema
+from numdev.cli import build, schema
 from numdev.cli.claims import Comparable, claims_of
 from numdev.cli.comparable import comparable
 from numdev.cli.composed import Composer, composer
@@ -185,7 +185,6 @@ class Expander:
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
-        made = nodes.Made()
         for scenario, own in scenarios.items():
             try:
                 for entries, request, denied in self._grid(own, fields):
@@ -193,7 +192,7 @@ class Expander:
                     place = json.dumps([scenario, labels], sort_keys=True)  # identifies what the entries state
                     if place not in points:
                         roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
-                        points[place] = replace(_point(request, scenario, labels, denied, made), roles=roles)
+                        points[place] = replace(_point(request, scenario, labels, denied), roles=roles)
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
@@ -278,13 +277,11 @@ class Expander:
         return [Entry(value, {key: value}) for value in values]
 
 
-def _point(
-    request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None, made: nodes.Made
-) -> StudyPoint:
+def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
     """The point; it will be recorded as unsupported if it cannot honour something that is stated."""
     try:
         if denied is not None:
             raise denied
-        return build.point(request, scenario, labels, made)
+        return build.point(request, scenario, labels)
     except NotHonoured as error:
         return build.refused_point(request, scenario, labels, str(error))

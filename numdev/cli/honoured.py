@@ -35,11 +35,12 @@ def check(request: Request) -> None:
     if ignored := [name for name in said if name not in read]:
         one = _implementation(request.structure, variant)
         raise _refusal(ignored[0], said, _why(ignored, request, one, honours_of(request.raw, one)))
-    for name, one in _overruled():
+    for name, rule in _overruled():
+        others = [f"{name.partition('.')[0]}.{other}" for other in rule.by]
         if _is_stated(said, name) and all(
-            _is_stated(said, other) and one.value in (None, request.raw[other]) for other in one.by
+            _is_stated(said, other) and rule.value in (None, request.raw[other]) for other in others
         ):
-            stronger = " and ".join(str(said[other]) for other in one.by)
+            stronger = " and ".join(str(said[other]) for other in others)
             raise _refusal(name, said, f"{stronger} overrides it completely; leave it out")
 
 
@@ -50,10 +51,10 @@ def check_built(request: Request, variant: Any, problem: Any) -> None:
         NotHonoured: naming the setting, and the setting under which it is read, or the values that have an effect.
     """
     parts = [variant]
-    if not nodes.satisfies(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
+    if not isinstance(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
         parts = [getattr(variant, field.name) for field in fields(variant)]
     for part in parts:
-        for name, reader in part.idle.items() if nodes.satisfies(part, Honouring) else ():
+        for name, reader in part.idle.items() if isinstance(part, Honouring) else ():
             if name in request.said:
                 reads = f"{kind_of(request)} reads {_called(name, request.said)} only with {reader}"
                 raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
@@ -66,7 +67,7 @@ def check_effective(request: Request, made: Any, problem: Any) -> None:
     Raises:
         NotHonoured: naming the setting, and the values that have one.
     """
-    for error in made.ineffective(getattr(problem, "shape", None)) if nodes.satisfies(made, OnShape) else ():
+    for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, OnShape) else ():
         if error.field in request.said:
             raise _refusal(error.field, request.said, error.mend)
 

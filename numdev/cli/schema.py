@@ -1,30 +1,36 @@
-"""Hydra's schemas, derived from where each setting is declared: of operations in their packages' `settings`, of the run here."""
+"""Hydra's schemas and `--help`, derived from the fields that declare settings: of value objects, and of the run here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from textwrap import wrap
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from numdev.attention.settings import BACKWARD_GROUPS
-from numdev.attention.settings import GROUPS as TYPED
-from numdev.settings import Setting, declared, setting
+from numdev.attention.groups import BACKWARD_DEFAULTS, BACKWARD_GROUPS, GROUPS
+from numdev.settings import Setting, declared, node_of, setting
+from numdev.training.settings import DEFAULTS as TRAINING_DEFAULTS
 from numdev.training.settings import GROUPS as TRAINING_GROUPS
 from numdev.training.settings import Reference
 
 _LABEL, _WIDTH = 30, 76  # columns of a setting with its default, and of both columns of the help
 
 _OPERATIONS: dict[str, dict[str, type]] = {
-    "attention": TYPED,
+    "attention": GROUPS,
     "attention_backward": BACKWARD_GROUPS,
     "training": TRAINING_GROUPS,
 }
 """The groups and nodes of each operation that have a schema."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "attention_backward": BACKWARD_DEFAULTS,
+    "training": TRAINING_DEFAULTS,
+}
 
 
 @dataclass
@@ -206,7 +212,34 @@ def _schemas() -> Iterator[tuple[str, Any]]:
         yield name, OmegaConf.structured(kind, flags={"struct": False})
     yield "report", ReportConfig
     for name, groups in _OPERATIONS.items():
-        yield name, dict(groups)
+        yield name, {group: _schema(group, kind, _DEFAULTS[name]) for group, kind in groups.items()}
+
+
+def _schema(group: str, kind: type, defaults: Mapping[str, Any]) -> type:
+    """The dataclass against which OmegaConf checks a node of a class: its settings, and what it holds of other nodes."""
+    if hasattr(kind, "_target_"):
+        return kind
+    known: dict[str, tuple[Any, Any]] = {"_target_": (str, f"{kind.__module__}.{kind.__qualname__}")}
+    known |= {name: (Any, default) for name, default in node_of(kind).items()}
+    nested: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for one in declared(kind):
+        node, _, name = one.name.rpartition(".")
+        (nested.setdefault(node, {}) if node else known)[name] = _checked(one.kind, one.default), one.default
+    known |= {name: (made := _dataclass(name, own), field(default_factory=made)) for name, own in nested.items()}
+    changed = {name: (known[name][0], defaults[f"{group}.{name}"]) for name in known if f"{group}.{name}" in defaults}
+    return _dataclass(group, known | changed)
+
+
+def _dataclass(name: str, known: Mapping[str, tuple[Any, Any]]) -> type:
+    return make_dataclass(name.title(), [(key, *kind) for key, kind in known.items()])
+
+
+def _checked(hint: Any, default: Any) -> Any:
+    """The type that OmegaConf checks: of numbers, lists of them and flags; whatever is written as text is text."""
+    arms = [arm for arm in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if arm is not type(None)]
+    first = arms[0]
+    kind = list[get_args(first)[0]] if get_origin(first) is tuple else first if first in (bool, int, float) else str  # type: ignore[misc]
+    return kind | None if default is None or type(None) in get_args(hint) else kind
 
 
 _NODES = {"reference": "baseline"}
@@ -272,8 +305,9 @@ def explained(group: str, *names: str) -> str:
         if names and one.name not in names:
             continue
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
-        default = "null" if one.default is None else str(one.default).replace("${", "").replace("}", "")
-        stated = f"{name}={default.lower() if isinstance(one.default, bool) else default}"
+        value = _DEFAULTS[operation or "attention"].get(f"{group}.{one.name}", one.default)
+        default = "null" if value is None else str(value).replace("${", "").replace("}", "")
+        stated = f"{name}={default.lower() if isinstance(value, bool) else default}"
         lines += _hanging(stated, f"{one.unit}: {one.text}" if one.unit else one.text)
     return "\n  ".join(lines)
 

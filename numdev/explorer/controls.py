@@ -9,9 +9,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from numdev.attention.captured import Captured
-from numdev.attention.policy import FORMATS
-from numdev.attention.precision import Precision
-from numdev.attention.settings import GROUPS
+from numdev.attention.groups import GROUPS
+from numdev.attention.precision import FORMATS, Precision
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiling import Order
 from numdev.explorer.view import CAPTURED, PRESETS, SOURCES, Settings, source_settings, word_of

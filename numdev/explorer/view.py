@@ -10,18 +10,15 @@ from typing import Any
 
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.groups import GROUPS
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Source
-from numdev.attention.settings import GROUPS
-from numdev.attention.settings.precision import PrecisionSettings, precision
-from numdev.attention.settings.problem import problem
-from numdev.attention.settings.softmax import softmax
-from numdev.attention.settings.tiling import tiling
+from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.nearest import one_of
-from numdev.settings import Setting, declared
+from numdev.settings import Setting, declared, make
 
 Settings = Mapping[str, Any]
 
@@ -35,7 +32,7 @@ PRESETS = tuple(sorted(set(Precision.preset_names().values())))
 SHARED: Settings = {
     "problem": "uniform",
     "problem.n": 512,
-    "precision": PrecisionSettings.preset,
+    "precision": next(one.default for one in declared(Precision) if one.name == "preset"),
     "seeds": 3,
     "device": "cpu",
 }
@@ -90,7 +87,7 @@ class View:
         stated = {**SHARED, **(_head(source) if isinstance(source, Captured) else {}), **given}
         stated["precision"] = stated.pop("precision.preset", stated["precision"])
         stated = {name: value for name, value in stated.items() if value != _UNSTATED.get(name)}
-        made = problem(source, **_arguments(stated, "problem"))
+        made = make(Problem, {"source": source, **_arguments(stated, "problem")}, "problem")
         return View(stated, made, _variant(stated, made.shape.head_dim))
 
     @property
@@ -138,8 +135,11 @@ def _head(source: Captured) -> dict[str, Any]:
 def _variant(stated: Settings, head_dim: int) -> Tiled:
     steps = _arguments(stated, "precision") | {"preset": stated["precision"]}
     quantise = {name.partition(".")[2]: steps.pop(name) for name in list(steps) if "." in name}
-    tiles = tiling(**_arguments(stated, "tiling"), head_dim=head_dim)
-    return Tiled(precision(**steps, quantise=quantise), tiles, softmax(**_arguments(stated, "softmax")))
+    return Tiled(
+        make(Precision, {**steps, "quantise": quantise}, "precision"),
+        make(Tiling, {**_arguments(stated, "tiling"), "head_dim": head_dim}, "tiling"),
+        make(OnlineSoftmax, _arguments(stated, "softmax"), "softmax"),
+    )
 
 
 def _arguments(stated: Settings, group: str) -> dict[str, Any]:

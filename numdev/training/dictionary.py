@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from numdev.attention import dictionary as forward
-from numdev.attention.backward import dictionary as backward
+from numdev.attention.dictionary import BACKWARD_VARIANT
+from numdev.attention.dictionary import VARIANT as FORWARD_VARIANT
 from numdev.settings import declared
 from numdev.training.data.folder import Folder
 from numdev.training.data.pictures import Scenes
@@ -31,7 +31,7 @@ PROBLEM: _Texts = {
 VARIANT: _Texts = {
     "type": ("", "class of numdev that states how a run differs"),
     **_of(RungSettings),
-    **{f"attention.{name}": said for name, said in (forward.VARIANT | backward.VARIANT).items() if name not in _REFUSED},
-    **{name: forward.VARIANT[name] for name in _REFUSED},
+    **{f"attention.{name}": said for name, said in (FORWARD_VARIANT | BACKWARD_VARIANT).items() if name not in _REFUSED},
+    **{name: FORWARD_VARIANT[name] for name in _REFUSED},
 }
 """Of the columns `variant.<setting>`, and of `baseline.<setting>`; those of the attention lie in `attention`."""

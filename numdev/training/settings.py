@@ -1,6 +1,6 @@
 """What a user can set of a training run beside its task, and the constructors that the nodes name.
 
-As `numdev.attention.settings`: the declarations import no torch, since `--help` and completion read them.
+The declarations import no torch, since `--help` and completion read them.
 """
 
 from __future__ import annotations
@@ -8,17 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from numdev.attention.settings.backward import BackwardPrecisionSettings, ForwardPrecisionSettings, RecomputeSettings
-from numdev.attention.settings.softmax import SoftmaxSettings
-from numdev.attention.settings.tiling import TilingSettings
-from numdev.attention.settings.tiling import tiling as tiling_of
+from numdev.attention.groups import BACKWARD_DEFAULTS, BACKWARD_GROUPS
 from numdev.errors import BadInput
 from numdev.nearest import choice
 from numdev.settings import setting
 
 if TYPE_CHECKING:
     from numdev.attention.base import Differentiable
-    from numdev.attention.tiling import Tiling
     from numdev.training.numerics import Numerics
     from numdev.training.rung import Rung
     from numdev.training.task import Task
@@ -53,23 +49,11 @@ class RungSettings:
     )
 
 
-@dataclass
-class TrainingTilingSettings(TilingSettings):
-    """`Tiling`; the head_dim follows from the task, so `tiling.sram` gives no sides."""
-
-    _target_: str = "numdev.training.settings.tiling"
-    head_dim: int = 0
-
-
-GROUPS: dict[str, type] = {
-    "rung": RungSettings,
-    "precision": BackwardPrecisionSettings,
-    "forward_precision": ForwardPrecisionSettings,
-    "tiling": TrainingTilingSettings,
-    "softmax": SoftmaxSettings,
-    "recompute": RecomputeSettings,
-}
+GROUPS: dict[str, type] = {"rung": RungSettings, **{name: kind for name, kind in BACKWARD_GROUPS.items() if name != "problem"}}
 """The groups and nodes of training whose settings are declared here or with attention; an option of `task` has its own."""
+
+DEFAULTS: dict[str, Any] = BACKWARD_DEFAULTS | {"tiling.head_dim": None}  # which follows from the task
+"""Defaults that differ from those of the fields."""
 
 
 def rung(attention: Differentiable, numerics: str | None, restart: str, *, watch: bool = False, **settings: int) -> Rung:
@@ -103,13 +87,6 @@ def format_of(numerics: Numerics) -> str:
     """The format in which a model under these numerics calls attention."""
     given = {value: fmt for fmt, value in _WITH_FORMAT.items()}
     return given.get(numerics.value, "bf16")
-
-
-def tiling(sram: int | None, **settings: Any) -> Tiling:
-    """The tiles; raises BadInput for `tiling.sram`."""
-    if sram is not None:
-        raise BadInput("tiling.sram", sram, "head_dim follows from the task here; give tiling.br and tiling.bc")
-    return tiling_of(sram=None, **settings)
 
 
 @dataclass(frozen=True)

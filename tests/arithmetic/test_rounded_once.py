@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS, Rounding
+from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.elementary import Operation, RoundedOnce
-from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format, format_of
 from numdev.arithmetic.rounding import Cast, Overflow
 from tests.oracles.table import round_exactly
 
@@ -49,7 +49,7 @@ def exactly(operation: Operation, x: float, y: float) -> Fraction:
 @pytest.mark.parametrize("carrier", CARRIERS, ids=str)
 def test_every_operation_is_rounded_once(carrier: torch.dtype, mode: Rounding, operation: Operation) -> None:
     """Operands of the target's width and of the carrier's; exponents as near as 1 and as far apart as 80 binades."""
-    whole = LAYOUTS[carrier].format
+    whole = format_of(carrier)
     for target in TARGETS[carrier]:
         cast = Cast(target, mode)
         for left, right in ((target, target), (target, whole), (whole, whole), (FP16, BF16)):
@@ -101,7 +101,7 @@ def test_constants_are_as_wide_as_their_significand() -> None:
 
 @pytest.mark.parametrize("carrier", CARRIERS, ids=str)
 def test_beyond_the_carrier_directed_modes_stop_at_the_largest_number(carrier: torch.dtype) -> None:
-    top = torch.full((1,), LAYOUTS[carrier].format.max, dtype=carrier)
+    top = torch.full((1,), format_of(carrier).max, dtype=carrier)
     target = Format(8, 7) if carrier is torch.float32 else Format(11, 20)
     for operation in (Operation.ADD, Operation.MULTIPLY):
         toward = RoundedOnce(operation, Cast(target, Rounding.TOWARD_ZERO), FP64, FP64, carrier)

@@ -25,8 +25,6 @@ from numdev.attention import recurrence
 from numdev.attention import together as stacked
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Output
 from numdev.attention.exact import Exact
@@ -41,9 +39,8 @@ from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.path import Path, by
-from numdev.attention.policy import Policy
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
+from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton

@@ -22,9 +22,9 @@ from numdev.attention import captured
 from numdev.attention.captured import Captured
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Problem, Shape, Source
-from numdev.attention.settings.problem import problem as problem_of
 from numdev.errors import BadInput
 from numdev.results.record import describe
+from numdev.settings import make
 
 Layers = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pt", ".npz")
@@ -363,7 +363,7 @@ def noted(path: Path, stored: Layers | None = None, **notes: object) -> Captured
 def built(source: Captured, shape: Shape = SHAPE, **stated: object) -> Problem:
     """As the command line builds it."""
     sizes = {name: getattr(shape, name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")}
-    return problem_of(source, **sizes, **(dict.fromkeys(("causal", "window", "key_lengths", "scale")) | stated))
+    return make(Problem, {"source": source, **sizes, **stated}, "problem")
 
 
 def test_mask_and_scale_of_the_file_apply_unless_others_are_stated(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow
 from numdev.attention.precision import Precision
-from numdev.attention.shipped import SHIPPED
 from numdev.errors import BadInput
 from tests.cases import POLICIES, draw
 from tests.oracles.table import exactly_scaled, round_exactly
@@ -195,7 +194,7 @@ def test_wider_kernels_overflow_as_ieee_does(fmt: Format) -> None:
     assert Precision.kernel(fmt).probabilities == Cast(fmt)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", Precision.SHIPPED)
 def test_quantised_kernels_never_overflow_in_inputs_or_p(name: str) -> None:
     precision = Precision.parse(name)
     assert isinstance(precision.inputs, Quantised)
@@ -209,11 +208,11 @@ def test_quantised_kernels_never_overflow_in_inputs_or_p(name: str) -> None:
 
 def test_every_preset_has_a_name_that_is_it() -> None:
     formats = [f"{kind}{fmt}" for kind in ("", "eager_", "kernel_") for fmt in (E4M3FN, E5M2, FP16, BF16, TF32, FP32, FP64)]
-    for name in (*SHIPPED, *formats):
+    for name in (*Precision.SHIPPED, *formats):
         precision = Precision.parse(name)
         assert precision.name != "custom"
         assert Precision.parse(precision.name) == precision
-    names = [Precision.parse(name).name for name in SHIPPED]
+    names = [Precision.parse(name).name for name in Precision.SHIPPED]
     assert names == ["fp8", "fp8", "fa4_fp8", "int8", "sage1", "sage2", "sage2_int4", "sage3"]
 
 
@@ -223,7 +222,9 @@ def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
         Precision.kernel(BF16).with_step(probabilities=MICROSCALED["nvfp4"])
 
 
-@pytest.mark.parametrize("name", ["golden", *SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"])
+@pytest.mark.parametrize(
+    "name", ["golden", *Precision.SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"]
+)
 def test_presets_by_name(name: str) -> None:
     precision = Precision.parse(name)
     assert Precision.parse(name) == precision

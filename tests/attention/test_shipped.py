@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from numdev.arithmetic.microscale import MICROSCALED
-from numdev.attention.shipped import SHIPPED
+from numdev.attention.precision import Precision
 from numdev.cli.main import main
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
@@ -161,7 +161,7 @@ def test_polynomials_in_one_command(run: Any, arguments: tuple[str, ...], text: 
 
 
 KERNELS = [
-    *((name, name, name) for name in SHIPPED if name not in ("fp8", "int8")),
+    *((name, name, name) for name in Precision.SHIPPED if name not in ("fp8", "int8")),
     *((f"kernel_{fmt}", name, name) for fmt in ("bf16", "fp16") for name in ("fa2_kernel", "fa3", "fa4")),
     ("kernel_bf16", "cudnn", "default"),
 ]

@@ -21,7 +21,6 @@ from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
@@ -235,7 +234,7 @@ SHIPPED_LOOPS = [
 
 
 @pytest.mark.parametrize(("tiling", "soft"), SHIPPED_LOOPS)
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", Precision.SHIPPED)
 def test_the_double_loop_gives_the_same_bits_for_quantised_kernels(name: str, tiling: Tiling, soft: OnlineSoftmax) -> None:
     precision = Precision.parse(name)
     inputs = precision.round_inputs(*draw(BATCH_ONE))

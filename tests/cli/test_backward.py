@@ -14,17 +14,15 @@ import torch
 
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.problem import BackwardProblem
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.exact import ExactBackward, RoundedBackward
+from numdev.attention.groups import BACKWARD_GROUPS, GROUPS
 from numdev.attention.honours import Honouring
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
-from numdev.attention.precision import Precision
-from numdev.attention.settings import BACKWARD_GROUPS, GROUPS
-from numdev.attention.softmax import Exponential, OnlineSoftmax
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.problem import BackwardProblem
+from numdev.attention.softmax import DeltaForm, Exponential, OnlineSoftmax, OutputForDelta, Recompute
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling

@@ -17,13 +17,12 @@ from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind, Tied
 from numdev.attention.exact import Exact
+from numdev.attention.groups import GROUPS
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.settings import GROUPS
-from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
@@ -72,7 +71,7 @@ class TestLeavesAgreeWithPython:
 
     def test_every_preset_has_a_leaf(self) -> None:
         formats = ("fp64", "fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3fn")
-        presets = {"golden", *SHIPPED, *formats, *(f"{kind}_{fmt}" for kind in ("eager", "kernel") for fmt in formats)}
+        presets = {"golden", *Precision.SHIPPED, *formats, *(f"{kind}_{fmt}" for kind in ("eager", "kernel") for fmt in formats)}
         assert set(LIBRARY.options("precision")) == presets
 
     @pytest.mark.parametrize("kind", list(Kind))
@@ -128,7 +127,7 @@ class TestLeavesAgreeWithPython:
     def test_published_tiles(self, name: str, br: int, bc: int, order: Order) -> None:
         assert made("tiling", request(tiling=name)) == Tiling(br, bc, order)
 
-    @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in ("fp8", "int8")])
+    @pytest.mark.parametrize("name", [name for name in Precision.SHIPPED if name not in ("fp8", "int8")])
     def test_a_quantised_kernel_has_one_name_in_every_group(self, name: str) -> None:
         for group in ("precision", "softmax", "tiling"):
             assert name in LIBRARY.options(group)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from numdev import usersource
-from numdev.attention.settings import GROUPS
+from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
 from numdev.cli.composed import composer
 from numdev.cli.library import config_folder

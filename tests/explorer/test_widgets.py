@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 import numdev as nd
-from numdev.attention.settings.precision import PrecisionSettings
+from numdev.attention.precision import Precision
 from numdev.errors import BadInput
 from numdev.explorer import controls
 from numdev.explorer.measured import key_of, measured
@@ -61,7 +61,7 @@ def test_there_is_a_picture_and_a_command_for_each_side(explorer: Explorer) -> N
 
 def test_every_step_has_a_field_that_says_what_it_is(explorer: Explorer) -> None:
     """From the declared settings; the two things that are called inputs have names of their own."""
-    said = {one.name: one.text for one in declared(PrecisionSettings)}
+    said = {one.name: one.text for one in declared(Precision)}
     for side in explorer.sides.values():
         steps = {name.partition(".")[2]: one for name, one in side.items() if name.startswith("precision.")}
         assert list(steps) == list(nd.Precision.golden().steps())

@@ -16,11 +16,11 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS
+from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
+from numdev.attention.softmax import DeltaForm, Recompute
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 from tests.oracles.double_loop import NEVER, exponential, reordered, visibility
@@ -53,7 +53,7 @@ def once(cast: Cast, a: float, b: float, operation: Binary, carrier: torch.dtype
         plain = operation(a, b)  # type: ignore[arg-type]  # the rules of IEEE 754, which Python's numbers follow
         return float(cast(torch.tensor(plain, dtype=carrier)))
     assert cast.overflow is not None
-    whole = LAYOUTS[carrier].format
+    whole = format_of(carrier)
     to, mode = (whole, cast.rounding) if cast.to.covers(whole) else (cast.to, cast.rounding)
     return round_exactly(operation(Fraction(a), Fraction(b)), to, mode, cast.overflow)
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import LAYOUTS
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
+from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.products import row_sums
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
@@ -123,7 +123,7 @@ def exact_twin(kind: Exponential) -> Exponential:
 def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
     """`cast(x o y)`, one rounding, whatever the operands are."""
     left, right = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype))
-    whole = LAYOUTS[x.dtype].format
+    whole = format_of(x.dtype)
     return RoundedOnce(operation, cast, whole, whole, x.dtype)(left.clone(), right.clone())
 
 
@@ -202,7 +202,7 @@ class DoubleLoop:
         factor = scale * (math.log2(math.e) if self.softmax.exp.is_binary else 1.0)
         if self.softmax.scale_on is ScaleOn.QUERIES:
             inputs = self.precision.inputs
-            cast = inputs if isinstance(inputs, Cast) else Cast(LAYOUTS[q.dtype].format)
+            cast = inputs if isinstance(inputs, Cast) else Cast(format_of(q.dtype))
             q, factor = times(cast, q.double(), factor).to(q.dtype), 1.0
         q_tiles = [range(i, min(i + self.tiling.br, len(q))) for i in range(0, len(q), self.tiling.br)]
         parts = []

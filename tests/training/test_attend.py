@@ -20,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32, FP64
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.differentiable import BackwardPass, differentiable
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.sdpa import SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.deviation.metrics import METRICS, Deviation

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Differentiable
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward

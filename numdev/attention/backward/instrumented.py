@@ -10,20 +10,19 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.accepts import TILING
-from numdev.attention.backward.honours import TILED, backward_ineffective, idle_recompute
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import Attention, Gradients, Saved, check_backward_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import Honours
+from numdev.attention.honours import TILED_BACKWARD, Honours, backward_ineffective, idle_recompute
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.backward_launch import choose
 from numdev.attention.kernels.launch import Device
 from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
+from numdev.attention.softmax import Recompute
 from numdev.attention.tiling import Tiling
 from numdev.errors import NotHonoured, Unsupported
 
@@ -42,7 +41,7 @@ class InstrumentedBackward(BackwardPass):
         recompute: `exp` or `exp2`; either form of delta.
     """
 
-    honours: ClassVar[Honours] = Honours(TILED)
+    honours: ClassVar[Honours] = Honours(TILED_BACKWARD)
 
     forward: Attention
     precision: BackwardPrecision

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.backward.honours import RECOMPUTED
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import Attention, Gradients, Saved, check_backward_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.honours import PRESET, RECOMPUTED, RECURRENCE, SIDES, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.backward_launch import Launches, choose
@@ -35,8 +32,9 @@ from numdev.attention.kernels.hopper_backward_order import TILE, group_of
 from numdev.attention.kernels.launch import Device, Kernel
 from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, require, shared_memory
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
-from numdev.attention.softmax import Exponential
+from numdev.attention.softmax import Exponential, Recompute
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, Unsupported

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from numdev.arithmetic.formats import FP32
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.fused import backward_layout as at
 from numdev.attention.fused import layout
 from numdev.attention.fused.recipe import NO_TABLE, Table, encode, of_product
 from numdev.attention.operations import BACKWARD_OPERATIONS, operation
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.softmax import Exponential
 
 _NAMED = {

@@ -76,7 +76,7 @@ def _blocks(run: Run, columns: int) -> list[Block]:
     """Rows of one matrix where they fill the workspace, of several matrices where a matrix has too few."""
     matrices, group, queries = run.q.shape[1:4]
     threads = torch.get_num_threads()
-    unit = ROWS[run.q.dtype]
+    unit = ROWS[run.q.dtype.itemsize]
     rows = max(unit, _WORKSPACE // (columns * group) // unit * unit)
     together = max(1, min(_WORKSPACE // (columns * group * min(rows, queries)), math.ceil(matrices / threads)))
     parts = math.ceil(matrices / together)

@@ -9,7 +9,7 @@ from numdev.attention.kernels.casts import Spec
 
 
 class Policy(NamedTuple):
-    """One cast for each step; see `numdev.attention.backward.precision.BackwardPrecision`."""
+    """One cast for each step; see `numdev.attention.precision.BackwardPrecision`."""
 
     scores: Spec
     exponential: Spec

@@ -18,8 +18,6 @@ from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.accepts import ALL, EXP_OR_EXP2, MASK, RECOMPUTE, Accepts, backward_policy, of
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.kernels import backward
 from numdev.attention.kernels.arguments import Sight, Sizes, Tile, View
 from numdev.attention.kernels.backward_arguments import Code, Every, Factors, Fused, Policy, Products, Saved
@@ -31,6 +29,8 @@ from numdev.attention.kernels.runtime import interpreting
 from numdev.attention.kernels.tables import Tables
 from numdev.attention.mask import Mask
 from numdev.attention.operations import BACKWARD_OPERATIONS, is_harmless
+from numdev.attention.precision import BackwardPrecision
+from numdev.attention.softmax import DeltaForm, Recompute
 from numdev.attention.tiling import Order
 from numdev.errors import Unsupported
 

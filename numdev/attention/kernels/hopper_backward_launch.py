@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from numdev.attention.accepts import ALL, BINARY, RECOMPUTE, Accepts, of
-from numdev.attention.backward.recompute import DeltaForm
 from numdev.attention.kernels.alignment import misalignment
 from numdev.attention.kernels.hopper_backward_order import TILE, group_of
 from numdev.attention.mask import Mask
-from numdev.attention.softmax import Exponential
+from numdev.attention.softmax import DeltaForm, Exponential
 from numdev.errors import Unsupported
 
 ROWS = 64  # of one computing warp group

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import ForwardPass, Gradients, Output, check_backward_shapes
 from numdev.attention.cost import CostModel
 from numdev.attention.differentiable import Passes, WithGradients, check_dtypes, rounded_once, uncast
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput, Unsupported
 

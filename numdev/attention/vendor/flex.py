@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, SIDES, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.tiling import Order
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, is_refusal, proven

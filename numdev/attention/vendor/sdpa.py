@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
+from numdev.attention.softmax import Recompute
 from numdev.attention.tiling import Order
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, dense, hides_rows, proven, refusals
 from numdev.errors import BadInput, Unsupported

@@ -12,8 +12,8 @@ from torch import Tensor
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.base import Gradients
+from numdev.attention.precision import BackwardPrecision
 from tests.cases import U64, Sizes, draw, lse_error, output_error, reach, tiled_error, weight_error
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP64
 from numdev.attention import exact
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import OutputForDelta
 from numdev.attention.base import Backward
 from numdev.attention.differentiable import BackwardPass, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import OutputForDelta
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.errors import BadInput
 from tests.attention.backward.cases import Inputs, bounds, draw_all, element_bounds

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.base import Attention
 from numdev.attention.differentiable import BackwardPass, differentiable, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.vanilla import Vanilla

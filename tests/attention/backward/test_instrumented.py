@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import DeltaForm, Exponential, Recompute
 from numdev.attention.steps import LOG2_E
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling

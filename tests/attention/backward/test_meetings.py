@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP16
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.differentiable import saved_by
 from numdev.attention.kernels.hopper_backward_order import first_unit, rank_at, unit_at
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import Exponential, Recompute
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Normalise
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import DeltaForm, Exponential, Normalise, Recompute
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.tiling import Tiling
 from tests.attention.backward.cases import POLICIES, Inputs, bounds, draw_all, same

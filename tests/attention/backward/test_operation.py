@@ -10,17 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.problem import BackwardProblem, draw_do
-from numdev.attention.backward.recompute import DeltaForm, Recompute
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.problem import BackwardProblem, Problem, Shape, draw_do
+from numdev.attention.softmax import DeltaForm, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput

@@ -10,9 +10,8 @@ import torch
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
 from numdev.arithmetic.rounding import Cast, Overflow
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.operations import BACKWARD_OPERATIONS, CONSTANT, OPERATIONS, SAVED, is_harmless, operation
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.errors import BadInput
 from tests.attention.backward.cases import POLICIES, draw_all
 

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.base import Saved
 from numdev.attention.differentiable import saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import EXPONENTIALS, DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.differentiable import WithGradients
@@ -20,7 +19,7 @@ from numdev.attention.kernels import profiling
 from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tile_schedule import Turns

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention import cost
 from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients
 from numdev.attention.cost import Algorithm, CostModel, Width
@@ -27,8 +25,9 @@ from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
+from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton

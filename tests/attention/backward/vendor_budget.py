@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
 from tests.attention.kernels.backward_budget import Bounds, Errors, assembled, probabilities
 from tests.budget import EXP32, U32
 from tests.cases import reach

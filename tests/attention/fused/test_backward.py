@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.precision import BackwardPrecision
-from numdev.attention.backward.recompute import Recompute
 from numdev.attention.base import Gradients
 from numdev.attention.differentiable import saved_by
 from numdev.attention.fused.backward_rule import backward_obstacle
 from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.recurrence import BackwardRun
+from numdev.attention.softmax import Recompute
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling

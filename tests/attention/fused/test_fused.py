@@ -17,7 +17,6 @@ from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.shipped import SHIPPED
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from tests.attention.test_tiled import LOOPS, SHIPPED_LOOPS, masks, recurrences, tilings
@@ -102,7 +101,7 @@ def test_batch_entries_of_different_lengths(name: str, mask: str) -> None:
 
 
 @pytest.mark.parametrize(("tiling", "soft"), SHIPPED_LOOPS)
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "sage3"])
+@pytest.mark.parametrize("name", [name for name in Precision.SHIPPED if name != "sage3"])
 def test_shipped_policies(name: str, tiling, soft: OnlineSoftmax) -> None:  # type: ignore[no-untyped-def]
     precision = Precision.parse(name)
     inputs = precision.round_inputs(*draw((1, 2, 1, 37, 53, 24)))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
 from tests.budget import EXP32, U32
 from tests.cases import reach
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
-from numdev.attention.backward.recompute import DeltaForm, OutputForDelta, Recompute
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.kernels.hopper_backward_launch import FUSED, SPLIT, Design, choose, queries_shape, refusal, waiting
 from numdev.attention.kernels.hopper_backward_order import RESIDENT
 from numdev.attention.mask import Mask
-from numdev.attention.softmax import Exponential
+from numdev.attention.softmax import DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput, Unsupported

@@ -7,12 +7,11 @@ import torch
 
 from numdev.api import measure
 from numdev.arithmetic.formats import BF16
-from numdev.attention.backward.precision import BackwardPrecision
 from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution
 from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling

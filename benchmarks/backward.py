@@ -5,8 +5,8 @@
 BF16, 16,384 tokens, 2048/d heads, random inputs. Contenders take turns, so that all of them see the same clocks; ours are CUDA
 graphs, SDPA's are calls of autograd, four to a measurement. A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations
 for each head, half of that under a causal limit, whatever an implementation computes twice; in brackets, over cuDNN's. Ours are
-the portable kernels and, on a Hopper GPU, both designs of its own. `--parts` times the portable kernels one by one; `--tiles`
-tries launches for each of them, and says which is the fastest.
+the portable kernels and, on a Hopper GPU, `fused`, the one kernel for it. `--parts` times the portable kernels one by one;
+`--tiles` tries launches for each of them, and says which is the fastest.
 """
 
 from __future__ import annotations
@@ -26,19 +26,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Saved
-from numdev.attention.kernels import backward_host
-from numdev.attention.kernels.backward_launch import Launches
-from numdev.attention.kernels.hopper_backward_launch import Design
-from numdev.attention.kernels.launch import Kernel, Launch
-from numdev.attention.kernels.runtime import generation
+from numdev.attention.kernels import portable
+from numdev.attention.kernels.launch import Kernel, Launch, Launches
+from numdev.attention.kernels.runtime import BackwardInputs, generation
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
 
 LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
 RUNS = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
-HOPPER = replace(RUNS, kernel=Kernel.HOPPER)
-OURS = {"portable": RUNS, "split": replace(HOPPER, design=Design.SPLIT), "fused": replace(HOPPER, design=Design.FUSED)}
+OURS = {"portable": RUNS, "fused": replace(RUNS, kernel=Kernel.HOPPER)}
 TILES = {
     "keys": [(br, bc, w, s) for br, bc, w in ((64, 128, 8), (32, 128, 8), (64, 64, 4)) for s in (1, 2, 3)],
     "rows": [(br, bc, w, s) for br, bc, w in ((128, 64, 8), (128, 128, 8), (64, 64, 4)) for s in (2, 3)],
@@ -69,8 +66,8 @@ class Problem:
         return 10 * batch * heads * n * n * dim * (0.5 if self.mask.causal else 1.0)
 
     def ours(self, runs: TritonBackward) -> tuple[Tensor, Tensor, Tensor]:
-        found = runs.backward(*self.inputs, self.saved, self.mask)
-        return found.dq, found.dk, found.dv
+        gradients = runs.backward(*self.inputs, self.saved, self.mask)
+        return gradients.dq, gradients.dk, gradients.dv
 
     def sdpa(self, backend: SDPBackend) -> Callable[[], tuple[Tensor, ...]]:
         leaves = q, k, v = tuple(x.detach().clone().requires_grad_() for x in self.inputs[:3])
@@ -78,26 +75,23 @@ class Problem:
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask.causal)
         return lambda: torch.autograd.grad(out, leaves, self.inputs[3], retain_graph=True)
 
-    def errors(self, found: tuple[Tensor, ...]) -> list[float]:
+    def errors(self, gradients: tuple[Tensor, ...]) -> list[float]:
         """Relative errors (Frobenius) of the last head's dQ, dK and dV against FP64 autograd."""
         leaves = [x[-1, -1].double().requires_grad_() for x in self.inputs[:3]]
         scores = leaves[0] @ leaves[1].T * leaves[0].shape[-1] ** -0.5
         if self.mask.causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
         golden = torch.autograd.grad(scores.softmax(-1) @ leaves[2], leaves, self.inputs[3][-1, -1].double())
-        return [float((mine[-1, -1].double() - exact).norm() / exact.norm()) for mine, exact in zip(found, golden, strict=True)]
+        return [
+            float((mine[-1, -1].double() - exact).norm() / exact.norm()) for mine, exact in zip(gradients, golden, strict=True)
+        ]
 
     def parts(self, launches: Launches) -> dict[str, Call]:
         """Each of our kernels alone."""
-        request = backward_host.Request(RUNS.precision, RUNS.recompute, launches)
-        given = backward_host.Given(*self.inputs, self.saved.out, self.saved.lse)
-        scale = given.q.shape[-1] ** -0.5
-        prepared = backward_host.prepared(request, given, self.mask, scale, torch.bfloat16)
-        return {
-            "prepare": lambda: backward_host.prepare(prepared),
-            "dk_dv": lambda: backward_host.dk_dv(prepared),
-            "dq": lambda: backward_host.dq(prepared),
-        }
+        request = portable.BackwardRequest(RUNS.precision, RUNS.recompute, launches)
+        inputs = BackwardInputs(*self.inputs, self.saved.out, self.saved.lse)
+        call = portable.BackwardCall(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5, torch.bfloat16)
+        return {"prepare": call.prepare, "dk_dv": call.dk_dv, "dq": call.dq}
 
 
 def repeated(run: Call) -> Call:
@@ -129,24 +123,24 @@ def is_hopper() -> bool:
 
 def show_parts(problem: Problem, label: str) -> None:
     launches = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
-    found = seconds_of_calls({name: graphed(run) for name, run in problem.parts(launches).items()})
+    times = seconds_of_calls({name: graphed(run) for name, run in problem.parts(launches).items()})
     share = {"prepare": 0.0, "dk_dv": 0.8, "dq": 0.6}  # of the counted operations: four products of five, three of five
-    rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in found.items()}
+    rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in times.items()}
     print(label, "  ".join(f"{name} {text}" for name, text in rates.items()), flush=True)
 
 
 def try_tiles(problem: Problem, label: str) -> None:
     chosen = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     for which, part in (("keys", "dk_dv"), ("rows", "dq")):
-        found = {}
+        times = {}
         for sides in TILES[which]:
             launches = replace(chosen, **{which: Launch(*sides)})
             try:
-                found[sides] = seconds_of_calls({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
+                times[sides] = seconds_of_calls({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
             except (Unsupported, RuntimeError):  # it does not fit into shared memory, or does not compile
                 continue
-        best = sorted(found, key=found.__getitem__)[:4]
-        print(label, part, "  ".join(f"{sides} {1e6 * found[sides]:.0f} us" for sides in best), flush=True)
+        best = sorted(times, key=times.__getitem__)[:4]
+        print(label, part, "  ".join(f"{sides} {1e6 * times[sides]:.0f} us" for sides in best), flush=True)
 
 
 def main() -> None:

@@ -68,9 +68,9 @@ def main() -> None:
     for batch in (1, 16) if quick else (1, 2, 4, 8, 16):
         for keys in (1024, 16384) if quick else (1024, 4096, 16384, 65536):
             sets, size = inputs(batch, keys)
-            found = {name: value / len(sets) for name, value in seconds(contenders(sets)).items()}
-            rates = "  ".join(f"{name} {size / value / 1e9:4.0f}" for name, value in found.items())
-            ratios.append(found["sdpa cudnn"] / found["numdev auto"])
+            times = {name: value / len(sets) for name, value in seconds(contenders(sets)).items()}
+            rates = "  ".join(f"{name} {size / value / 1e9:4.0f}" for name, value in times.items())
+            ratios.append(times["sdpa cudnn"] / times["numdev auto"])
             kernel = Triton()(*sets[0], Mask()).kernel.removeprefix("numdev ")
             print(f"batch {batch:2d} keys {keys:5d}  {rates}  auto/cudnn {ratios[-1]:.3f}  {kernel}", flush=True)
     print(f"geometric mean of auto/cudnn {math.exp(statistics.mean(map(math.log, ratios))):.3f}, least {min(ratios):.3f}")

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.kernels import TOKENS, WIDTH, seconds
-from numdev.attention.kernels import hopper_host
-from numdev.attention.kernels.hopper_host import SHAPES, Shape
+from numdev.attention.kernels.hopper.launch import SHAPES, Shape, pinned_br
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Kernel, Triton
 
@@ -47,10 +46,10 @@ def main() -> None:
             mask = Mask(causal=causal)
             for n in lengths:
                 q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                pinned = SHAPES[dim, hopper_host.pinned_br(dim, mask, n, n)]
-                found = seconds({str(shape): contender(shape, q, k, v, mask) for shape in dict.fromkeys([pinned, *variants])})
+                pinned = SHAPES[dim, pinned_br(dim, mask, n, n)]
+                times = seconds({str(shape): contender(shape, q, k, v, mask) for shape in dict.fromkeys([pinned, *variants])})
                 flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-                rates = "  ".join(f"{name.removeprefix('Shape')} {flops / value / 1e12:4.0f}" for name, value in found.items())
+                rates = "  ".join(f"{name.removeprefix('Shape')} {flops / value / 1e12:4.0f}" for name, value in times.items())
                 print(f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}", flush=True)
 
 

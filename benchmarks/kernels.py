@@ -93,11 +93,11 @@ def main() -> None:
         for causal in (False, True):
             for n in lengths:
                 q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                found = seconds(contenders(q, k, v, causal=causal))
+                times = seconds(contenders(q, k, v, causal=causal))
                 flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-                ratio = found["sdpa cudnn"] / found["numdev hopper"]
+                ratio = times["sdpa cudnn"] / times["numdev hopper"]
                 ratios.setdefault(dim, []).append(ratio)
-                rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in found.items())
+                rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
                 print(f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratio:.3f}", flush=True)
     for name, values in {
         **{f"d {dim}": each for dim, each in ratios.items()},

@@ -111,14 +111,14 @@ def backward_speed() -> Iterator[str]:
     command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "backward.txt").read_text().splitlines()
     rows = [line for line in lines if line.startswith("d ")]
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    kernels = ("cudnn", "flash", "portable", "split", "fused")
+    kernels = ("cudnn", "flash", "portable", "fused")
     yield f"| d | mask | N | {' | '.join(kernels)} |"
     yield "|---" * (len(kernels) + 3) + "|"
     for line in rows:
         d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
         rates = {name: f"{rate} ({share})" for name, rate, share in re.findall(r"(\w+) +(\d+) \(([\d.]+)\)", line)}
         yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} |"
-    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if 'cudnn' in line)}.")
+    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if 'cudnn' in line and 'split' not in line)}.")
 
 
 def decode_speed() -> Iterator[str]:

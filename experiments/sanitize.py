@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,8 +30,7 @@ from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
-from numdev.attention.kernels.hopper_backward_launch import Design
-from numdev.attention.kernels.hopper_parts import barriers
+from numdev.attention.kernels.hopper.primitives import barriers
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import Order, Tiling
@@ -88,11 +86,9 @@ def forward_variants() -> list[Attention]:
 
 
 def backward_variants() -> list[Backward]:
-    hopper = TritonBackward(Triton(), kernel=Kernel.HOPPER)
     return [
         TritonBackward(Triton(kernel=Kernel.PORTABLE), kernel=Kernel.PORTABLE),
-        replace(hopper, design=Design.SPLIT),
-        replace(hopper, design=Design.FUSED),
+        TritonBackward(Triton(), kernel=Kernel.HOPPER),
         InstrumentedBackward(
             Instrumented(Precision.parse("bf16"), Tiling(32, 32)), BackwardPrecision.parse("bf16"), Tiling(32, 32)
         ),

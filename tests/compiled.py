@@ -1,6 +1,7 @@
 """Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: tests interpret kernels.
 
-python -m tests.compiled portable|hopper COUNT
+    python -m tests.compiled portable|backward|hopper|hopper_backward COUNT
+    python -m tests.compiled dk_dv|walk|delta FORMAT HEAD_DIM none|causal|odd|all BR BC WARPS STAGES
 
 COUNT is of how many requests, the most demanding ones first.
 """
@@ -30,6 +31,18 @@ PORTABLE = (
     ("fp16", 128, 512, 90),
     ("fp32", 256, 1, 86),
 )
+# Format, head_dim, mask, policy, compute capability
+BACKWARD = (
+    ("bf16", 128, "all", "kernel", 90),
+    ("bf16", 256, "causal", "kernel", 90),
+    ("fp32", 128, "none", "kernel", 89),
+    ("bf16", 64, "causal", "uniform", 90),
+    *(("bf16", 64, mask, "kernel", 90) for mask in ("none", "causal", "odd", "all")),
+    *(("bf16", 128, mask, "kernel", 90) for mask in ("none", "causal", "odd")),
+    ("fp16", 96, "all", "kernel", 90),
+    ("fp32", 64, "causal", "kernel", 90),
+    ("bf16", 128, "causal", "kernel", 89),
+)
 # head_dim, Br, causal, unaligned, masked, padded
 HOPPER = (
     (64, 192, True, False, True, False),
@@ -40,6 +53,13 @@ HOPPER = (
     (128, 128, False, False, True, True),
     (256, 128, False, False, False, False),
     (256, 128, True, False, True, False),
+)
+# head_dim, causal, masked, padded, grouped
+HOPPER_BACKWARD = (
+    (128, True, True, True, True),
+    (64, True, True, True, True),
+    (64, True, False, False, False),
+    (128, False, False, False, False),
 )
 
 
@@ -71,67 +91,8 @@ def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capa
     return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def portable(count: int) -> list[dict[str, Any]]:
-    from numdev.arithmetic.formats import Format
-    from numdev.attention.kernels import forward, launch
-    from numdev.attention.kernels import portable as host
-    from numdev.attention.kernels.arguments import Factors, Sizes, View
-    from numdev.attention.mask import Mask
-    from numdev.attention.tiling import Tiling
-    from numdev.attention.triton import Triton
-
-    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
-    found = []
-    for name, dim, queries, capability in PORTABLE[:count]:
-        attend = Triton(Format.parse(name))
-        device = launch.Device(f"sm_{capability}", SHARED[capability])
-        chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
-        tiling = Tiling(chosen.br, chosen.bc)
-        request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
-        view = View(dtypes[name], "i32", "i32", "i32", "1")
-        types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
-        types |= {"lengths": "*i32", "bounds": "*i32", "factors": Factors(*["fp32"] * 4), "sizes": Sizes(*["i32"] * 7)}
-        values = {"CODE": request.code(Mask(), dim, dim**-0.5)}
-        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
-        kernel = compile_for(forward.attention, values, types, capability, options)
-        bound = launch.shared_bytes(chosen, attend.fmt, dim)
-        needs = {
-            "shared": kernel.metadata.shared,
-            "bound": bound,
-            "limit": device.shared,
-            "stack": assembled(kernel, capability)[0],
-        }
-        found.append({"format": name, "dim": dim, "capability": capability} | needs)
-    return found
-
-
-def hopper(count: int) -> list[dict[str, Any]]:
-    from triton.experimental.gluon import language as gl
-
-    from numdev.attention.kernels import hopper as device
-    from numdev.attention.kernels.hopper_host import SHAPES
-    from numdev.attention.kernels.hopper_parts import Code
-
-    def descriptor(rows: int, columns: int) -> str:
-        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], gl.bfloat16)
-        return f"tensordesc<bf16[1, 1, {rows}, {columns}],{layout!r}>"
-
-    found = []
-    for dim, br, causal, unaligned, masked, padded in HOPPER[:count]:
-        shape = SHAPES[dim, br]
-        sizes = (shape.bc, dim, shape.groups, shape.stages)
-        values = {"CODE": Code(*sizes, gl.bfloat16, causal, unaligned, masked, padded, shape.registers)}
-        keys, rows = descriptor(shape.bc, dim), descriptor(64, dim)
-        out = descriptor(64, dim // 2 if dim > 128 else dim)
-        types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
-        kernel = compile_for(device.attention, values, types, 90, {"num_warps": 4})
-        stack, warnings = assembled(kernel, 90)
-        found.append({"dim": dim, "br": br, "shared": kernel.metadata.shared, "stack": stack, "warnings": warnings})
-    return found
-
-
-def log_of_assembler(kernel: Any, capability: int) -> str:
-    """What the assembler says of a compiled kernel: registers, bytes of stack and of spills, warnings."""
+def needs(kernel: Any, capability: int) -> dict[str, Any]:
+    """Registers, bytes of stack, spills and shared memory, and what the assembler warns of: C75xx says that products wait."""
     from triton import knobs
 
     target = "sm_90a" if capability == 90 else f"sm_{capability}"
@@ -139,26 +100,166 @@ def log_of_assembler(kernel: Any, capability: int) -> str:
         file = Path(folder) / "kernel.ptx"
         file.write_text(kernel.asm["ptx"])
         command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file), "-o", str(file.with_suffix(".cubin"))]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    def most(pattern: str) -> int:
+        return max(int(count) for count in re.findall(pattern, log))
+
+    return {
+        "registers": most(r"Used (\d+) registers"),
+        "stack": most(r"(\d+) bytes stack frame"),
+        "spills": most(r"(\d+) bytes spill stores"),
+        "warnings": re.findall(r"C75\d\d", log),
+        "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "shared": kernel.metadata.shared,
+        "capability": capability,
+    }
 
 
-def assembled(kernel: Any, capability: int) -> tuple[int, list[str]]:
-    """Bytes of stack, which hold what registers do not, and what the assembler warns of: C75xx says that products wait."""
-    log = log_of_assembler(kernel, capability)
-    stack = max(int(size) for size in re.findall(r"(\d+) bytes stack frame", log))
-    return stack, re.findall(r"C75\d\d", log)
+def portable(name: str, dim: int, queries: int, capability: int) -> list[dict[str, Any]]:
+    """The forward kernel for a request, with its launch and the bound on its shared memory."""
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.kernels import forward, launch
+    from numdev.attention.kernels import portable as host
+    from numdev.attention.mask import Mask
+    from numdev.attention.tiling import Tiling
+    from numdev.attention.triton import Triton
+
+    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
+    attend, device = Triton(Format.parse(name)), launch.Device(f"sm_{capability}", SHARED[capability])
+    chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
+    tiling = Tiling(chosen.br, chosen.bc)
+    request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
+    view = forward.View(dtypes[name], "i32", "i32", "i32", "1")
+    types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
+    types |= {"lengths": "*i32", "bounds": "*i32"}
+    types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
+    values = {"CODE": host.code(request, Mask(), dim, dim**-0.5)}
+    kernel = compile_for(forward.attention, values, types, capability, {"num_warps": chosen.warps, "num_stages": chosen.stages})
+    bounds = {"bound": launch.shared_bytes(chosen, attend.fmt, dim), "limit": device.shared}
+    return [{"format": name, "dim": dim} | bounds | needs(kernel, capability)]
 
 
-def in_a_process(module: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a module of this kind prints."""
+def backward(name: str, dim: int, masked: str, policy: str, capability: int) -> list[dict[str, Any]]:
+    """The backward kernels for a request, with their launches and the bounds on their shared memory."""
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.kernels import launch
+
+    fmt, device = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability])
+    launches = launch.choose_backward(fmt, dim, masks()[masked], device)
+    made = []
+    for which, each in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
+        bounds = {"bound": launch.backward_shared_bytes(each, fmt, dim, which != "dk_dv"), "limit": device.shared}
+        made.append(backward_kernel(which, name, dim, masked, each, capability, policy) | bounds)
+    return made
+
+
+def masks() -> dict[str, Any]:
+    """`odd` is causal with lengths that tiles do not divide."""
+    from numdev.attention.mask import Mask
+
+    return {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
+
+
+def backward_kernel(
+    which: str, name: str, dim: int, masked: str, launch: Any, capability: int = 90, policy: str = "kernel"
+) -> dict[str, Any]:
+    """One backward kernel for one request; `delta` is `walk` where it makes delta."""
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.kernels import backward as device
+    from numdev.attention.kernels import portable as host
+    from numdev.attention.kernels.forward import Sizes, View
+    from numdev.attention.kernels.launch import Launches
+    from numdev.attention.precision import BackwardPrecision
+    from numdev.attention.softmax import Exponential, Recompute
+
+    tokens, exactly = 1000 if masked in ("odd", "all") else 1024, policy != "kernel"
+    precision, recompute = getattr(BackwardPrecision, policy)(Format.parse(name)), Recompute(exponential=Exponential.EXP2)
+    request = host.BackwardRequest(precision, recompute, Launches(launch, launch), exactly=exactly)
+    of_rows, view = which != "dk_dv", View(f"*{name}", "i32", "i32", "i32", "1")
+    factors, shape = device.Factors(dim**-0.5, 1.44, dim**-0.5), (tokens, tokens, dim)
+    values: dict[str, Any] = {"CODE": host.backward_code(request, of_rows, masks()[masked], shape, factors)}
+    if of_rows:
+        values["DELTA"] = which == "delta"
+    types: dict[str, Any] = dict.fromkeys(("q", "k", "v", "do"), view)
+    types |= dict.fromkeys(("dq", "dk", "dv"), "*fp32" if exactly else f"*{name}")
+    types |= {"saved": device.Saved("*fp32", "*fp32"), "lengths": "*i32"}
+    types |= {"factors": device.Factors(*["fp32"] * 3), "sizes": Sizes(*["i32"] * 7)}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not exactly}
+    kernel = compile_for(device.walk if of_rows else device.dk_dv, values, types, capability, options)
+    return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": policy} | needs(kernel, capability)
+
+
+def descriptor(dtype: Any, *block: int) -> str:
+    """The type of a tensor that the copy engine moves in such blocks."""
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, *block], dtype)
+    if len(block) == 1:
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    return f"tensordesc<{dtype}[{', '.join(map(str, (1, 1, *block)))}],{layout!r}>"
+
+
+def hopper(dim: int, br: int, causal: bool, unaligned: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
+    """The forward kernel for Hopper GPUs."""
+    from triton.experimental.gluon import language as gl
+
+    from numdev.attention.kernels.hopper import forward
+    from numdev.attention.kernels.hopper.launch import SHAPES
+
+    shape, dtype = SHAPES[dim, br], gl.bfloat16
+    sizes = (shape.bc, dim, shape.groups, shape.stages)
+    values = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers)}
+    keys, rows, out = (descriptor(dtype, n, d) for n, d in ((shape.bc, dim), (64, dim), (64, dim // 2 if dim > 128 else dim)))
+    types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
+    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4})
+    return [{"dim": dim, "br": br} | needs(kernel, 90)]
+
+
+def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped: bool) -> list[dict[str, Any]]:
+    """The backward kernel for Hopper GPUs."""
+    from triton.experimental.gluon import language as gl
+
+    from numdev.attention.kernels.hopper import backward
+    from numdev.attention.kernels.hopper.launch import QUERIES, REGISTERS, STAGES
+
+    br = QUERIES[dim]
+    tiles, keys, rows = descriptor(gl.bfloat16, br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, br)
+    types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
+    types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
+    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, masked, padded, grouped, REGISTERS)}
+    kernel = compile_for(backward.gradients, values, types, 90, {"num_warps": 4})
+    return [{"dim": dim, "flags": (causal, masked, padded, grouped)} | needs(kernel, 90)]
+
+
+KINDS: dict[str, Any] = {
+    "portable": (portable, PORTABLE),
+    "backward": (backward, BACKWARD),
+    "hopper": (hopper, HOPPER),
+    "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
+}
+
+
+def in_a_process(kind: str, count: str) -> list[dict[str, Any]]:
+    """The needs of the kernels for the first requests of a kind."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).resolve().parents[1]
-    made = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, env=environment, cwd=root)
+    root, command = Path(__file__).resolve().parents[1], [sys.executable, "-m", "tests.compiled", kind, count]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     assert made.returncode == 0, made.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(made.stdout.splitlines()[-1])
-    return found
+    kernels: list[dict[str, Any]] = json.loads(made.stdout.splitlines()[-1])
+    return kernels
+
+
+def main(kind: str, *arguments: str) -> list[dict[str, Any]]:
+    if kind in KINDS:
+        compiled, requests = KINDS[kind]
+        return [kernel for request in requests[: int(arguments[0])] for kernel in compiled(*request)]
+    from numdev.attention.kernels.launch import Launch
+
+    name, dim, masked, *sides = arguments
+    return [backward_kernel(kind, name, int(dim), masked, Launch(*map(int, sides)))]
 
 
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
-    print(json.dumps({"portable": portable, "hopper": hopper}[sys.argv[1]](int(sys.argv[2]))))
+    print(json.dumps(main(*sys.argv[1:])))

@@ -211,17 +211,7 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], "numdev.report", late_too=False)
 
 
-HOST = (
-    "kernels",
-    "alignment",
-    "backward_launch",
-    "hopper_backward_launch",
-    "hopper_backward_order",
-    "runtime",
-    "launch",
-    "splits",
-    "profiling",
-)
+HOST = ("kernels", "hopper", "launch", "order", "profiling", "runtime")
 KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
 
 

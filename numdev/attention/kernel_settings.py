@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
@@ -57,14 +56,13 @@ def triton_backward(
     exponentials: Exponentials,
     products: Products,
     kernel: Kernel,
-    design: Design | None,
     tile: Sides,
     order: Order | None,
 ) -> TritonBackward:
     """Our forward kernels with the tile of their table, then our backward kernels. `kernel` is of both passes."""
     softmax, recompute = exponentials
     forward = Triton(fmt, softmax=softmax, products=products, kernel=kernel)
-    return TritonBackward(forward, fmt, *tile, order, recompute, products is Products.TF32, kernel, design)
+    return TritonBackward(forward, fmt, *tile, order, recompute, products is Products.TF32, kernel)
 
 
 def flex(fmt: Format, tile: Sides) -> Flex:

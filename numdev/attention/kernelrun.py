@@ -58,7 +58,7 @@ class KernelRun:
         try:
             factor = self._factor(q, scale)
             portable.check_dims(q, v)
-            portable.Request(*self._settings, exactly=True).code(mask, q.shape[-1], factor * self.softmax.log_scale)
+            portable.code(portable.Request(*self._settings, exactly=True), mask, q.shape[-1], factor * self.softmax.log_scale)
         except (BadInput, Unsupported) as error:
             return str(error)
         return None

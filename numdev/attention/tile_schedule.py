@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from numdev.attention.kernels.hopper_backward_order import unit_at
+from numdev.attention.kernels.hopper.order import unit_at
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 
@@ -43,7 +43,7 @@ class Turns:
 
     Under a causal limit every program walks from the last unit to the first. Otherwise tile l of a group starts at unit l and
     wraps round, so that no two tiles of a group are at the same unit. Within a unit the tiles of queries are visited forward, and
-    units begin with the first query that sees a key. `numdev.attention.kernels.hopper_backward_order` defines the same walk for
+    units begin with the first query that sees a key. `numdev.attention.kernels.hopper.order` defines the same walk for
     the kernels.
 
     Attributes:
@@ -73,7 +73,7 @@ class Turns:
             heads = (0, sizes.group)
             walk = range(len(units))
             return [Meeting(heads, t, tuple(q for step in walk for q in units[self._unit(step, t, len(units))])) for t in tiles]
-        # Group after group, and in each step by step: both sums are added in this order, see `hopper_backward_order`.
+        # Group after group, and in each step by step: both sums are added in this order, see `hopper.order`.
         owners = math.ceil(sizes.keys / self.tile)
         size = owners if self.together is None else self.together
         meetings = []

@@ -15,9 +15,9 @@ from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.launch import Device, Kernel, Launch, choose, hopper_bc
+from numdev.attention.kernels.hopper.launch import keys_of_block, refusal
+from numdev.attention.kernels.launch import ROWS, Device, Kernel, Launch, choose, split_count
 from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, multiprocessors, require, shared_memory
-from numdev.attention.kernels.splits import ROWS, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
@@ -53,7 +53,7 @@ class Triton(ForwardPass):
         fmt: bf16, fp16, fp32, e4m3fn or e5m2.
         br, bc: the tile; None is that of the pinned launch table.
         order: of the tiles of keys; None is the kernel's own, forward for the portable one and reverse for Hopper's.
-        splits: split-KV; None is the portable kernel's own rule, `numdev.attention.kernels.splits`.
+        splits: split-KV; None is the portable kernel's own rule, `numdev.attention.kernels.launch.split_count`.
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.launch` says which one ran.
@@ -113,7 +113,7 @@ class Triton(ForwardPass):
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
         splits = self._stated_splits(shape, mask)
         if self.kernel is Kernel.HOPPER:
-            bc = hopper_bc(shape.head_dim)
+            bc = keys_of_block(shape.head_dim)
             return KernelArithmetic(self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         return KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
@@ -163,9 +163,9 @@ class Triton(ForwardPass):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
         refused = self._hopper_refusal(q, k, v, mask)
         if refused is None:
-            from numdev.attention.kernels import hopper_host
+            from numdev.attention.kernels.hopper import host
 
-            out, lse, used = hopper_host.forward(q, k, v, mask, scale, self)
+            out, lse, used = host.forward(q, k, v, mask, scale, self.br)
             return Output(out, lse, launch=used)
         if self.kernel is Kernel.HOPPER:
             raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
@@ -178,9 +178,7 @@ class Triton(ForwardPass):
             return f"it needs a GPU of compute capability 9.0, and this is {found}"
         if self.kernel is Kernel.AUTO and self._split(q, k, mask, self._launch(q, mask)) > 1:
             return "the portable kernel splits the keys, and fills the GPU so"
-        from numdev.attention.kernels import hopper_host
-
-        return hopper_host.refusal(q, k, v, mask, self)
+        return refusal(q, k, v, mask, self)
 
     def _launch(self, q: Tensor, mask: Mask) -> Launch:
         """Of the portable kernel."""

@@ -34,7 +34,8 @@ from numdev.attention.gpurule import Asked
 from numdev.attention.gpurule import obstacle as obstacle_to_kernel
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernelrun import KernelRun
-from numdev.attention.kernels import backward_host, hopper_backward_launch, hopper_host, portable
+from numdev.attention.kernels import portable
+from numdev.attention.kernels.hopper import launch as hopper_launch
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
@@ -207,7 +208,7 @@ def test_instrumented(device: str) -> None:
         expected = Tiled(precision, tiling, softmax)(q, k, v, mask, scale)
         return {"out": got.out, "unseen": lse_of(got).isinf()}, {"out": expected.out, "unseen": lse_of(expected).isinf()}
 
-    listed = portable._ACCEPTS.listed
+    listed = portable._FORWARD.listed
     try_all([listed["precision"], listed["tiling"], listed["softmax"]], run, 16)
 
 
@@ -225,7 +226,7 @@ def test_instrumented_backward(device: str) -> None:
         got, expected = of_kernels.both(precision, tiling, recompute, (inputs, saved), mask, device)
         return got.tensors(), expected.tensors()
 
-    listed = backward_host._ACCEPTS.listed
+    listed = portable._BACKWARD.listed
     try_all([listed["precision"], listed["recompute"]], run, 16)
 
 
@@ -315,11 +316,11 @@ def error_of(call: Callable[[], object]) -> str | None:
 
 
 def hopper(settings: Triton, mask: Mask) -> str | None:
-    return hopper_host.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 3, mask, settings)
+    return hopper_launch.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 3, mask, settings)
 
 
 def hopper_backward(settings: TritonBackward, mask: Mask) -> str | None:
-    return hopper_backward_launch.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 4, mask, settings)
+    return hopper_launch.backward_refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 4, mask, settings, 132)
 
 
 def together(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:

@@ -13,8 +13,8 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
-from numdev.attention.kernels import portable, runtime
-from numdev.attention.kernels.hopper_host import pinned_br
+from numdev.attention.kernels import forward, portable, runtime
+from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
@@ -212,10 +212,11 @@ def test_a_gpu_of_amd_is_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OutOfResources(139520, 101376, "shared memory")
+    class Full:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            raise OutOfResources(139520, 101376, "shared memory")
 
-    monkeypatch.setattr(portable, "_attend", full)
+    monkeypatch.setattr(forward, "attention", Full())
     with pytest.raises(Unsupported, match=r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376"):
         SMALL(*on(device, draw(RAGGED)), Mask())
 

@@ -300,7 +300,6 @@ def test_what_a_variant_honours_are_settings(name: str) -> None:
     known |= {f"backward.{one.name}" for one in declared(TiledBackward)} | {
         "backward.products",
         "backward.kernel",
-        "backward.design",
     }
     kind: Any = KINDS[name]
     assert kind.honours.settings <= known | {"tiling.head_dim"}
@@ -410,7 +409,7 @@ class TestStudies:
             assert isinstance(one.variant, RoundedBackward) == is_control
             assert is_control or one.baseline.forward == one.variant.forward_pass
         designs = {one.labels["kernel"]: one.baseline.turns for one in made.points if not one.problem.mask.causal}
-        assert {name for name, turns in designs.items() if turns is not None} == {"hopper_split", "hopper_fused"}
+        assert {name for name, turns in designs.items() if turns is not None} == {"hopper_fused"}
 
     def test_drawn_orders_differ_for_dq_alone(self) -> None:
         made = study("gradients_order")

@@ -16,9 +16,8 @@ from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import TILED_BACKWARD, Honours, backward_ineffective, idle_recompute
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.backward_launch import choose
-from numdev.attention.kernels.launch import Device
-from numdev.attention.kernels.runtime import check_scale, generation, require, shared_memory
+from numdev.attention.kernels.launch import Device, choose_backward
+from numdev.attention.kernels.runtime import BackwardInputs, check_scale, generation, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
@@ -65,9 +64,9 @@ class InstrumentedBackward(BackwardPass):
     @property
     def storage(self) -> torch.dtype:
         """The dtype in which the inputs are stored, so that a call converts nothing."""
-        from numdev.attention.kernels import backward_host
+        from numdev.attention.kernels import portable
 
-        return backward_host.storage(self.precision)
+        return portable.storage(self.precision)
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of two kernels, one for dK and dV and one for dQ."""
@@ -93,16 +92,16 @@ class InstrumentedBackward(BackwardPass):
             raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")
         TILING.check(self.tiling, "the kernel", "backward=tiled")
         factor = check_scale(softmax_scale(q, scale))
-        from numdev.attention.kernels import backward_host
+        from numdev.attention.kernels import portable
 
         stored = FP32 if self.storage == torch.float32 else FP16
         device = Device(generation(q.device), shared_memory(q.device))
-        launches = choose(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
-        request = backward_host.Request(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
+        launches = choose_backward(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
+        request = portable.BackwardRequest(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
         q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        given = backward_host.Given(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
-        *found, delta = backward_host.run(request, given, mask, factor)
-        dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in found)
+        inputs = BackwardInputs(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
+        *gradients, delta = portable.BackwardCall(request, inputs, mask, factor).run()
+        dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in gradients)
         launch = launches.keys
         used = KernelLaunch("numdev instrumented backward", launch.br, launch.bc, launch.warps, launch.stages)
         return Gradients(dq, dk, dv, delta, launch=used)

@@ -16,21 +16,18 @@ from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import PRESET, RECOMPUTED, RECURRENCE, SIDES, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.backward_launch import Launches, choose
-from numdev.attention.kernels.hopper_backward_launch import (
-    FUSED,
-    NAMES,
-    SPLIT,
-    Design,
-    hidden_queries,
-    kept_rows,
-    queries_shape,
-    refusal,
-    waiting,
+from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, backward_refusal, hidden_queries
+from numdev.attention.kernels.hopper.order import TILE, group_of
+from numdev.attention.kernels.launch import Device, Kernel, Launches, choose_backward
+from numdev.attention.kernels.runtime import (
+    BackwardInputs,
+    check_scale,
+    generation,
+    held_dtype,
+    multiprocessors,
+    require,
+    shared_memory,
 )
-from numdev.attention.kernels.hopper_backward_order import TILE, group_of
-from numdev.attention.kernels.launch import Device, Kernel
-from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, require, shared_memory
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
@@ -41,7 +38,7 @@ from numdev.errors import BadInput, Unsupported
 
 _FORMATS = (BF16, FP16, FP32)
 _FIELD = "backward.products"
-_OWN = {"tiling.order", _FIELD, "backward.kernel", "backward.design"}
+_OWN = {"tiling.order", _FIELD, "backward.kernel"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class TritonBackward(BackwardPass):
         recompute: `exp2` or `exp`; either form of delta.
         tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
         kernel: see `Kernel`.
-        design: that of the Hopper kernels; None is one kernel if all programs that wait for each other can run at once, else two.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | SIDES | _OWN | RECURRENCE | RECOMPUTED, "kernel", _FORMATS)
@@ -73,7 +69,6 @@ class TritonBackward(BackwardPass):
     recompute: Recompute = Recompute(exponential=Exponential.EXP2)
     tf32: bool = False
     kernel: Kernel = Kernel.AUTO
-    design: Design | None = None
 
     def __post_init__(self) -> None:
         if self.fmt not in _FORMATS:
@@ -81,8 +76,6 @@ class TritonBackward(BackwardPass):
         Tiling(64 if self.br is None else self.br, 64 if self.bc is None else self.bc)  # checks the sizes
         if self.tf32 and self.fmt != FP32:
             raise BadInput(_FIELD, "tf32", f"only products of fp32 can be in tf32, not those of {self.fmt.name}; give ieee")
-        if self.design is not None and self.kernel is Kernel.PORTABLE:
-            raise BadInput("backward.design", self.design.value, "only Hopper kernels have designs; give backward.kernel=hopper")
 
     @property
     def idle(self) -> dict[str, str]:
@@ -105,43 +98,30 @@ class TritonBackward(BackwardPass):
         return self.tf32
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
-        """The cost model of the Hopper design that ran, or of the two portable kernels with the tile asked for."""
+        """The cost model of the Hopper kernel if it ran, or of the two portable kernels with the tile of the settings."""
         width = Width.of(self.fmt, self.fmt)
-        design = next((design for design, name in NAMES.items() if name == launch.name), self.design)
-        if design is None:
-            return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, recomputes_twice=True)
-        if design is Design.FUSED:
+        if launch.name == BACKWARD:
             return CostModel(Algorithm.TILED, width, TILE, bc=TILE, stores_first=True, scales_lse=True)
-        return CostModel(Algorithm.TILED, width, kept_rows(launch.bc), bc=TILE, recomputes_twice=True, scales_lse=True)
+        return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, recomputes_twice=True)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
         """See `Implementation`; `Gradients.launch` states the tile of a launch.
 
         Raises:
-            BadInput: for `Kernel.AUTO` without a design, as several kernels are possible; for a design that depends on the GPU.
+            BadInput: for `Kernel.AUTO`, as several kernels are possible.
         """
-        if self.kernel is Kernel.AUTO and self.design is None:
+        if self.kernel is Kernel.AUTO:
             raise BadInput("backward.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
         if self.kernel is Kernel.PORTABLE:
             order, why = self.order or Order.FORWARD, "it depends on the launch"
             return KernelArithmetic(
                 self.precision, recompute=self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why
             )
-        tiling, turns = self._hopper_walk(shape, mask)
+        if shape.head_dim not in QUERIES:
+            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernel has 64 and 128")
+        queries, tiling = shape.queries - hidden_queries(shape.queries, shape.keys, mask), Tiling(QUERIES[shape.head_dim], TILE)
+        turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)), shared=True)
         return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)
-
-    def _hopper_walk(self, shape: Shape, mask: Mask) -> tuple[Tiling, Turns]:
-        """The tiles and the order of the design that is asked for, or of the one that every suitable GPU would run."""
-        if shape.head_dim not in FUSED:
-            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernels have 64 and 128")
-        queries, design = shape.queries - hidden_queries(shape.queries, shape.keys, mask), self.design
-        if design is None and waiting(queries, mask) > 1:
-            raise BadInput("backward.design", None, "how many programs run at once depends on the GPU; give split or fused")
-        together = None if mask.causal else group_of(math.ceil(queries / TILE))
-        if design is not Design.SPLIT:
-            return Tiling(FUSED[shape.head_dim].br, TILE), Turns(together, shared=True)
-        bc = queries_shape(shape.head_dim, queries).bc
-        return Tiling(SPLIT[shape.head_dim].br, bc, Order.REVERSE), Turns(together, shared=False)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
@@ -160,36 +140,35 @@ class TritonBackward(BackwardPass):
                 "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
             )
         factor = check_scale(softmax_scale(q, scale))
-        from numdev.attention.kernels import backward_host
-
         q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        given = backward_host.Given(q, k, v, do, saved.out, saved.lse.float().contiguous())
+        inputs = BackwardInputs(q, k, v, do, saved.out, saved.lse.float().contiguous())
         refused = self._hopper_refusal(q, k, v, do, mask)
         if refused is None:
-            from numdev.attention.kernels import hopper_backward_host
+            from numdev.attention.kernels.hopper import host
 
-            (dq, dk, dv, delta), used = hopper_backward_host.gradients(given, mask, factor, self.design)
+            (dq, dk, dv, delta), used = host.gradients(inputs, mask, factor)
             return Gradients(dq, dk, dv, delta, launch=used)
-        if self.kernel is Kernel.HOPPER or self.design is not None:
-            field = "backward.kernel" if self.kernel is Kernel.HOPPER else "backward.design"
-            raise Unsupported(field, f"the Hopper kernels cannot run this: {refused}")
+        if self.kernel is Kernel.HOPPER:
+            raise Unsupported("backward.kernel", f"the Hopper kernel cannot run this: {refused}")
+        from numdev.attention.kernels import portable
+
         launches = self.launches(q.shape[-1], mask, q.device)
         order = self.order or Order.FORWARD
-        request = backward_host.Request(self.precision, self.recompute, launches, order, self.tf32)
+        request = portable.BackwardRequest(self.precision, self.recompute, launches, order, self.tf32)
         native = self.fmt.dtype
         assert native is not None, "each of the formats has a dtype"
-        *found, delta = backward_host.run(request, given, mask, factor, self.storage)
-        dq, dk, dv = (x if x.dtype == native else self.precision.output.apply_(x).to(native) for x in found)
+        *gradients, delta = portable.BackwardCall(request, inputs, mask, factor, self.storage).run()
+        dq, dk, dv = (x if x.dtype == native else self.precision.output.apply_(x).to(native) for x in gradients)
         br, bc = launches.keys, launches.rows
         return Gradients(dq, dk, dv, delta, launch=KernelLaunch("numdev portable backward", br.br, bc.bc, br.warps, br.stages))
 
     def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> str | None:
         if self.kernel is Kernel.PORTABLE:
             return "backward.kernel=portable asks for the portable kernels"
-        if (found := generation(q.device)) != "sm_90":
-            return f"it needs a GPU of compute capability 9.0, and this is {found}"
-        return refusal(q, k, v, do, mask, self)
+        if (device := generation(q.device)) != "sm_90":
+            return f"it needs a GPU of compute capability 9.0, and this is {device}"
+        return backward_refusal(q, k, v, do, mask, self, multiprocessors(q.device))
 
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both kernels."""
-        return choose(self.fmt, head_dim, mask, Device(generation(device), shared_memory(device)), self.br, self.bc)
+        return choose_backward(self.fmt, head_dim, mask, Device(generation(device), shared_memory(device)), self.br, self.bc)

@@ -16,15 +16,232 @@ FlashAttention-2; under any other policy it measures that policy. Names are thos
 
 from __future__ import annotations
 
+from collections import namedtuple
+from dataclasses import fields
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from numdev.attention.kernels.backward_arguments import Keys, Rows, Sums
-from numdev.attention.kernels.backward_steps import accumulate, gradient_of_p, recompute, weigh
-from numdev.attention.kernels.backward_tiles import limits_of, load_between, pairs, part_of, saved_head, seeing, span_of
-from numdev.attention.kernels.casts import add, cast, times
-from numdev.attention.kernels.forward import head, row_sums
-from numdev.attention.kernels.tiles import load, seen
+from numdev.attention.kernels.casts import IDENTITY, add, cast, decay, times
+from numdev.attention.kernels.forward import Tile, dot, head, load, multiply, row_sums, seen
+from numdev.attention.precision import BackwardPrecision
+
+# A `Spec` for each step between inputs and output; see `numdev.attention.precision.BackwardPrecision`.
+Policy = namedtuple("Policy", [step.name for step in fields(BackwardPrecision)][1:-1])  # type: ignore[misc]
+
+
+class Code(NamedTuple):
+    """The constants of one compiled kernel.
+
+    Attributes:
+        policy: a `Policy`.
+        masked: whether there may be tiles that need the mask.
+        parts: of a walk; see `part_of`.
+        binary: exponentials are `2^x`.
+        of_probabilities: delta is the row sum of `dP * P`, not of `dO * O`.
+    """
+
+    tile: Tile
+    policy: tuple[Any, ...]
+    masked: bool
+    parts: int
+    binary: bool
+    of_probabilities: bool
+
+
+class Factors(NamedTuple):
+    """The factor of the scores, that of the LSE (log2(e) where exponentials are `2^x`), and the scale of dQ and dK."""
+
+    scores: Any
+    log: Any
+    scale: Any
+
+
+class Saved(NamedTuple):
+    """What `prepare` computes for each row, FP32 `[batch, heads, queries]`: the LSE as it enters the exponent, and delta."""
+
+    base: Any
+    delta: Any
+
+
+class Limits(NamedTuple):
+    """What limits the visible pairs: queries, keys of the batch entry, the shift of a row, the window."""
+
+    queries: Any
+    keys: Any
+    shift: Any
+    window: Any
+
+
+class Span(NamedTuple):
+    """The tiles `[start, stop)` of a loop, each `side` long; none of the tiles `[whole, partial)` needs a mask."""
+
+    start: Any
+    whole: Any
+    partial: Any
+    stop: Any
+    side: Any
+
+
+class Rows(NamedTuple):
+    """A block of queries of one head: `q, do [BR, PAD]`, `base, delta [BR]`, and their places `[BR]`."""
+
+    q: Any
+    do: Any
+    base: Any
+    delta: Any
+    places: Any
+
+
+class Keys(NamedTuple):
+    """A block of keys of one head: `k, v [BC, PAD]`, their places `[BC]`, and the rows `[low, high)` that see one of them."""
+
+    k: Any
+    v: Any
+    places: Any
+    low: Any
+    high: Any
+
+
+class Sums(NamedTuple):
+    """The running sums of a block of keys, `dk, dv [BC, PAD]`."""
+
+    dk: Any
+    dv: Any
+
+
+@triton.jit
+def limits_of(lengths, b, sizes, CODE: tl.constexpr):
+    """The limits of batch entry `b`."""
+    keys = sizes.keys
+    if CODE.tile.lengths:
+        keys = tl.load(lengths + b)
+    return Limits(sizes.queries, keys, sizes.keys - sizes.queries, sizes.window)
+
+
+@triton.jit
+def seeing(column0, column1, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Two half-open ranges of queries, low and high of each.
+
+    Every query that sees a key of `[column0, column1)` lies in the first; every query of the second sees all of these keys.
+    """
+    low, high = column0 * 0, limits.queries
+    all_low, all_high = column0 * 0, limits.queries
+    if CAUSAL:
+        low = column0 - limits.shift
+        all_low = column1 - 1 - limits.shift
+    if WINDOW:
+        low = tl.maximum(low, column0 - limits.shift - limits.window + 1)
+        high = tl.minimum(high, column1 - 1 - limits.shift + limits.window)
+        all_low = tl.maximum(all_low, column1 - limits.shift - limits.window)
+        all_high = tl.minimum(all_high, column0 - limits.shift + limits.window)
+    high = tl.where(column0 < column1, high, 0)
+    return tl.maximum(low, 0), tl.maximum(high, 0), tl.maximum(all_low, 0), tl.maximum(all_high, 0)
+
+
+@triton.jit
+def span_of(low, high, all_low, all_high, side, RAGGED: tl.constexpr):
+    """The tiles of `[low, high)`. RAGGED tiles, which are shorter than a block in registers, all need the mask."""
+    start = low // side
+    stop = tl.maximum(tl.cdiv(high, side), start)
+    if RAGGED:
+        whole = start
+        partial = start
+    else:
+        whole = tl.minimum(tl.maximum(tl.cdiv(all_low, side), start), stop)
+        partial = tl.minimum(tl.maximum(all_high // side, whole), stop)
+    return Span(start, whole, partial, stop, side)
+
+
+@triton.jit
+def part_of(part, span, CODE: tl.constexpr):
+    """One part of a walk: tiles that need the mask, then tiles that need none, each as a range `[first, last)`.
+
+    A walk visits masked tiles, then whole tiles, then masked tiles. The first part covers the first two of these groups, a
+    second part, if there is one, the third. The code for a masked tile thus exists only once, which saves registers.
+    """
+    if CODE.tile.reverse:
+        first = tl.where(part == 0, span.partial, span.start)
+        last = tl.where(part == 0, span.stop, span.whole)
+    else:
+        first = tl.where(part == 0, span.start, span.partial)
+        last = tl.where(part == 0, span.whole, span.stop)
+    return first, last, span.whole, tl.where(part == 0, span.partial, span.whole)
+
+
+@triton.jit
+def pairs(exist, rows, columns, limits, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Which of the pairs that `exist` are visible; `rows` and `columns` broadcast over the tile."""
+    sees = exist
+    if CAUSAL:
+        sees = sees & (columns <= rows + limits.shift)
+    if WINDOW:
+        sees = sees & (tl.abs(rows + limits.shift - columns) < limits.window)
+    return sees
+
+
+@triton.jit
+def load_between(view, index, inner, low, high, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """As `load`, and 0 before `low` too: nothing outside `[low, high)` is read."""
+    pointers = view.at + index.to(tl.int64)[:, None] * view.row + inner.to(tl.int64)[None, :] * view.dim  # [rows, PAD]
+    if MASKED:
+        inside = (index >= low) & (index < high)
+        return tl.load(pointers, mask=inside[:, None] & (inner < DIM)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def saved_head(saved, pair, queries):
+    """The part of `saved` that belongs to one head of one batch entry."""
+    offset = pair.to(tl.int64) * queries
+    return Saved(saved.base + offset, saved.delta + offset)
+
+
+@triton.jit
+def recompute(left, right, base, sees, factors, MASK: tl.constexpr, CODE: tl.constexpr):
+    """`P [M, N]`, 0 for pairs that are not visible.
+
+    left `[M, PAD]` is q and right `[N, PAD]` k, or the other way round; base, the LSE, is `[M, 1]` or `[1, N]`.
+    """
+    # Bound to names because triton 3.6 accepts a number from a tuple as a constant in a call, but no string and no tuple.
+    SCORES: tl.constexpr = CODE.policy.scores
+    EXPONENTIAL: tl.constexpr = CODE.policy.exponential
+    s = dot(left, tl.trans(right), CODE.tile.pad, SCORES)
+    s = times(s, factors.scores + tl.zeros_like(s), SCORES)
+    if MASK:
+        s = tl.where(sees, s, float("-inf"))
+    return decay(s, base + tl.zeros_like(s), CODE.binary, EXPONENTIAL)
+
+
+@triton.jit
+def gradient_of_p(left, right, CODE: tl.constexpr):
+    """`dP [M, N]`: left is do and right v, or the other way round."""
+    DP: tl.constexpr = CODE.policy.dp
+    return dot(left, tl.trans(right), CODE.tile.pad, DP)
+
+
+@triton.jit
+def weigh(p, dp, delta, sees, MASK: tl.constexpr, CODE: tl.constexpr):
+    """`dS = P (dP - delta)`, 0 for pairs that are not visible, even if delta is NaN."""
+    DIFFERENCE: tl.constexpr = CODE.policy.difference
+    DS: tl.constexpr = CODE.policy.ds
+    ds = add(dp, -delta + tl.zeros_like(dp), DIFFERENCE)
+    ds = times(p, ds, DIFFERENCE)
+    if MASK:
+        ds = tl.where(sees, ds, 0.0)
+    return cast(ds, DS)
+
+
+@triton.jit
+def accumulate(a, b, total, INNER: tl.constexpr, STEP: tl.constexpr, SUM: tl.constexpr):
+    """`total + a b`: the product of a tile in the format of its step, then the running sum over tiles.
+
+    Where nothing is rounded between the two, the product is accumulated directly onto the running sum.
+    """
+    if STEP.kind == IDENTITY and STEP.every == 0 and SUM.kind == IDENTITY:
+        return multiply(a, b, total, STEP)
+    return add(total, dot(a, b, INNER, STEP), SUM)
 
 
 @triton.jit
@@ -35,8 +252,6 @@ def meet_queries(tile, keys, q, do, saved, sums, limits, factors, side, MASK: tl
     DV: tl.constexpr = CODE.policy.dv
     DK_SUM: tl.constexpr = CODE.policy.dk_sum
     DV_SUM: tl.constexpr = CODE.policy.dv_sum
-    OF_DS: tl.constexpr = CODE.products.ds
-    OF_P: tl.constexpr = CODE.products.p
     BR: tl.constexpr = CODE.tile.br
     PAD: tl.constexpr = CODE.tile.pad
     DIM: tl.constexpr = CODE.tile.dim
@@ -51,16 +266,16 @@ def meet_queries(tile, keys, q, do, saved, sums, limits, factors, side, MASK: tl
         base = tl.load(saved.base + places, mask=inside, other=0.0)  # [BR]
         delta = tl.load(saved.delta + places, mask=inside, other=0.0)  # [BR]
         exist = inside[None, :] & (keys.places >= 0)[:, None]
-        sees = pairs(exist, places[None, :], keys.places[:, None], limits, CODE.sight.causal, CODE.sight.window)  # [BC, BR]
+        sees = pairs(exist, places[None, :], keys.places[:, None], limits, CODE.tile.causal, CODE.tile.window)  # [BC, BR]
     else:
         base = tl.load(saved.base + places)  # [BR]
         delta = tl.load(saved.delta + places)  # [BR]
     p = recompute(keys.k, q_tile, base[None, :], sees, factors, MASK, CODE)  # [BC, BR]
     rounded = cast(p, PROBABILITIES)
-    dv = accumulate(rounded, do_tile, sums.dv, BR, CODE.every.dv, OF_P, DV, DV_SUM, CODE.fused.dv)  # [BC, PAD]
+    dv = accumulate(rounded, do_tile, sums.dv, BR, DV, DV_SUM)  # [BC, PAD]
     dp = gradient_of_p(keys.v, do_tile, CODE)  # [BC, BR]
     ds = weigh(p, dp, delta[None, :], sees, MASK, CODE)  # [BC, BR]
-    dk = accumulate(ds, q_tile, sums.dk, BR, CODE.every.dk, OF_DS, DK, DK_SUM, CODE.fused.dk)  # [BC, PAD]
+    dk = accumulate(ds, q_tile, sums.dk, BR, DK, DK_SUM)  # [BC, PAD]
     return Sums(dk, dv)
 
 
@@ -92,7 +307,7 @@ def dk_dv(q, k, v, do, dk, dv, saved, lengths, factors, sizes, CODE: tl.constexp
     end = tl.minimum(column1, limits.keys)  # of the keys that exist
     places = column0 + tl.arange(0, BC)  # [BC]
     inner = tl.arange(0, PAD)  # [PAD]
-    low, high, all_low, all_high = seeing(column0, end, limits, CODE.sight.causal, CODE.sight.window)
+    low, high, all_low, all_high = seeing(column0, end, limits, CODE.tile.causal, CODE.tile.window)
     span = span_of(low, high, all_low, all_high, sizes.br, CODE.tile.ragged)
     k_tile = load(head(k, b, h), places, inner, end, DIM, True)  # [BC, PAD]
     v_tile = load(head(v, b, h), places, inner, end, DIM, True)  # [BC, PAD]
@@ -119,7 +334,6 @@ def dk_dv(q, k, v, do, dk, dv, saved, lengths, factors, sizes, CODE: tl.constexp
 @triton.jit
 def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr, DELTA: tl.constexpr, CODE: tl.constexpr):
     """One tile of keys: `dQ -> dQ' [BR, PAD]`, or with DELTA `delta -> delta' [BR]`."""
-    OF_DS: tl.constexpr = CODE.products.ds
     DQ: tl.constexpr = CODE.policy.dq
     DQ_SUM: tl.constexpr = CODE.policy.dq_sum
     SPEC: tl.constexpr = CODE.policy.delta
@@ -134,17 +348,17 @@ def meet_keys(tile, rows, k, v, total, limits, factors, side, MASK: tl.constexpr
     sees = True
     if MASK:
         exist = (places < end)[None, :] & (rows.places >= 0)[:, None]
-        sees = pairs(exist, rows.places[:, None], places[None, :], limits, CODE.sight.causal, CODE.sight.window)  # [BR, BC]
+        sees = pairs(exist, rows.places[:, None], places[None, :], limits, CODE.tile.causal, CODE.tile.window)  # [BR, BC]
     p = recompute(rows.q, k_tile, rows.base[:, None], sees, factors, MASK, CODE)  # [BR, BC]
     dp = gradient_of_p(rows.do, v_tile, CODE)  # [BR, BC]
     if DELTA:
         products = times(dp, p, SPEC)
         if MASK:
             products = tl.where(sees, products, 0.0)
-        total = add(total, row_sums(products, CODE.every.delta, SPEC), SPEC)
+        total = add(total, row_sums(products, SPEC), SPEC)
     else:
         ds = weigh(p, dp, rows.delta[:, None], sees, MASK, CODE)
-        total = accumulate(ds, k_tile, total, BC, CODE.every.dq, OF_DS, DQ, DQ_SUM, CODE.fused.dq)
+        total = accumulate(ds, k_tile, total, BC, DQ, DQ_SUM)
     return total
 
 
@@ -170,7 +384,7 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
     PAD: tl.constexpr = CODE.tile.pad
     DIM: tl.constexpr = CODE.tile.dim
     block, pair = tl.program_id(0), tl.program_id(1)
-    if CODE.sight.causal:
+    if CODE.tile.causal:
         block = tl.num_programs(0) - 1 - block  # the longest first
     b, h = pair // sizes.heads, pair % sizes.heads
     limits = limits_of(lengths, b, sizes, CODE)
@@ -194,9 +408,7 @@ def walk(q, k, v, do, dq, saved, lengths, factors, sizes, DELTA: tl.constexpr, C
         delta = tl.load(own.delta + places, mask=is_row, other=0.0)  # [BR]
         total = tl.zeros([BR, PAD], tl.float32)
     rows = Rows(q_tile, do_tile, base, delta, places)
-    low, high, all_low, all_high = seen(
-        row0, row1, limits.keys, limits.shift, limits.window, CODE.sight.causal, CODE.sight.window
-    )
+    low, high, all_low, all_high = seen(row0, row1, limits.keys, limits.shift, limits.window, CODE.tile.causal, CODE.tile.window)
     span = span_of(low, high, all_low, all_high, sizes.bc, CODE.tile.ragged)
     for part in tl.range(0, CODE.parts):
         first, last, whole0, whole1 = part_of(part, span, CODE)
@@ -238,5 +450,5 @@ def prepare(out, do, lse, saved, factors, sizes, CODE: tl.constexpr):
     if not CODE.of_probabilities:
         o = load(head(out, b, h), places, inner, sizes.queries, DIM, True).to(tl.float32)  # [BR, PAD]
         gradient = load(head(do, b, h), places, inner, sizes.queries, DIM, True).to(tl.float32)  # [BR, PAD]
-        delta = row_sums(times(gradient, o, SPEC), CODE.every.delta, SPEC)  # [BR]
+        delta = row_sums(times(gradient, o, SPEC), SPEC)  # [BR]
         tl.store(own.delta + places, tl.where(hidden, 0.0, delta), mask=is_row)

@@ -28,13 +28,15 @@ CAST = REPEATABLE.but(to=BINARY, rounding=(Rounding.NEAREST_EVEN, Rounding.TOWAR
 IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS, ADDER = (tl.constexpr(kind) for kind in range(5))
 # What becomes of a number beyond the largest.
 TO_INFINITY, TO_NAN, TO_MAX = (tl.constexpr(end) for end in range(3))
+# The types in which a tensor core multiplies: the narrowest that holds both operands, so that only FP32's products are not exact.
+FP16_OPERANDS, BF16_OPERANDS, TF32_OPERANDS, FP32_OPERANDS = (tl.constexpr(kind) for kind in range(4))
 
 # A GPU's FMA rounds once and gives the remainder of a product in FP32; the interpreter's rounds twice and needs FP64 instead.
 FUSED = tl.constexpr(not interpreting())
 
 
 class Spec(NamedTuple):
-    """A cast as compile-time numbers.
+    """A step as compile-time numbers: its cast, and of a `Dot` how its products are formed and added.
 
     Attributes:
         kind: one of IDENTITY, NATIVE_BF16, NATIVE_FP16, BITS and ADDER.
@@ -43,6 +45,8 @@ class Spec(NamedTuple):
         toward_zero: whether it rounds toward zero; otherwise to nearest even.
         flush: whether subnormal results become 0.
         once: whether the operation before it must be corrected, so that operation and cast together round once.
+        every: products between roundings of the running sum of a `Dot`; 0 for one rounding of the whole sum.
+        product: one of FP16_OPERANDS, BF16_OPERANDS, TF32_OPERANDS and FP32_OPERANDS.
     """
 
     kind: int
@@ -54,6 +58,8 @@ class Spec(NamedTuple):
     toward_zero: bool
     flush: bool
     once: bool
+    every: int = 0
+    product: int = FP32_OPERANDS.value
 
 
 def spec(cast: Cast, field: str, once: bool = False) -> Spec:

@@ -1,55 +1,195 @@
 """Tiled attention as one Triton kernel, every step in a format of its own: the readable specification of our kernels.
 
-The recurrence and the names are those of `numdev.attention.recurrence`. `CODE` (`numdev.attention.kernels.arguments`) holds the
-constants of one compiled kernel, such as one cast for each step; a cast that changes nothing compiles to no instruction. Under
-the policy `kernel(F)` this is a FlashAttention-2 forward pass (Dao 2023, Algorithm 1); under any other policy it measures that
-policy at the speed of a GPU.
+The recurrence and the names are those of `numdev.attention.recurrence`. `CODE`, a `Code`, holds the constants of one compiled
+kernel, such as one cast for each step; a cast that changes nothing compiles to no instruction. Under the policy `kernel(F)` this
+is a FlashAttention-2 forward pass (Dao 2023, Algorithm 1); under any other policy it measures that policy at the speed of a GPU.
+`combine` is the last step of split-KV; `numdev.attention.steps` is its specification, cast for cast.
+
+With Nq queries and Nk keys, query i stands at `p = i + shift`, `shift = Nk - Nq`; the first and last key that it sees are
+`p - window + 1` and `min(p, p + window - 1)`, within the keys of its batch entry (`numdev.attention.mask.Mask`).
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
+from dataclasses import fields
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from numdev.attention.kernels.arguments import Rows, State, View
-from numdev.attention.kernels.casts import add, cast, decay, over, times
-from numdev.attention.kernels.tiles import load, seen, visible
+from numdev.attention.kernels.casts import BF16_OPERANDS, FP16_OPERANDS, TF32_OPERANDS, add, cast, decay, over, times
+from numdev.attention.precision import Precision
+
+# A `Spec` for each step between inputs and output; see `numdev.attention.precision.Precision`.
+Policy = namedtuple("Policy", [step.name for step in fields(Precision)][1:-1])  # type: ignore[misc]
+
+
+class Tile(NamedTuple):
+    """The blocks in registers, which tiles of keys are visited in which order, and what limits the keys that a row sees.
+
+    Attributes:
+        br, bc, pad: sides of a block, powers of two of at least 16; `dim` is padded to `pad`.
+        reverse: whether tiles are visited from the last to the first.
+        ragged: whether the tiles of the loop are shorter than a block, so that every tile needs a mask.
+        causal, window, lengths: which limits there are.
+    """
+
+    br: int
+    bc: int
+    pad: int
+    dim: int
+    reverse: bool
+    ragged: bool
+    causal: bool
+    window: bool
+    lengths: bool
+
+
+class Code(NamedTuple):
+    """The constants of one compiled kernel.
+
+    Attributes:
+        policy: a `Policy`.
+        binary: exponentials are `2^x`.
+        lazy: the maximum moves only beyond a threshold.
+        each: O is divided by the row sum after each tile, not once at the end.
+        fused: `alpha O + P V` is one accumulation.
+        scaled: P is scaled before its cast, and `P V` scaled back.
+        local: P is relative to the tile's own maximum.
+    """
+
+    tile: Tile
+    policy: tuple[Any, ...]
+    binary: bool
+    lazy: bool
+    each: bool
+    fused: bool
+    scaled: bool
+    local: bool
+
+
+class View(NamedTuple):
+    """A tensor `[batch, heads, tokens, dim]` in memory: a pointer, and its strides in elements."""
+
+    at: Any
+    batch: Any
+    head: Any
+    row: Any
+    dim: Any
+
+
+class Factors(NamedTuple):
+    """Factors of the recurrence: that of the scores, `log_scale`, the threshold of the lazy maximum, and the scale of P."""
+
+    scores: Any
+    log: Any
+    threshold: Any
+    p: Any
+
+
+class Sizes(NamedTuple):
+    """Sizes of the problem (heads, query heads per KV head, queries, keys, window), and the sides of a tile."""
+
+    heads: Any
+    group: Any
+    queries: Any
+    keys: Any
+    window: Any
+    br: Any
+    bc: Any
+
+
+class Rows(NamedTuple):
+    """A block of query rows: `q [BR, PAD]`, their places `[BR]`, and the limits of the keys that they see."""
+
+    q: Any
+    places: Any
+    keys: Any
+    shift: Any
+    window: Any
+
+
+class State(NamedTuple):
+    """The recurrence of a block of rows: `m [BR]`, `l [BR]` and `O [BR, PAD]`."""
+
+    m: Any
+    row_sum: Any
+    o: Any
 
 
 @triton.jit
-def multiply(a, b, acc, PRODUCT: tl.constexpr):
-    """`a [M, K] b [K, N]`, added to `acc [M, N]` if given, in FP32. Each product of two operands is exact, except with `ieee`."""
-    if PRODUCT == "fp16":
+def seen(row0, row1, keys, shift, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Two half-open ranges of keys: every key that a row of `[row0, row1)` sees lies in the first; all rows see the second."""
+    low, high = row0 * 0, keys
+    all_low, all_high = row0 * 0, keys
+    if CAUSAL:
+        high = tl.minimum(high, row1 + shift)
+        all_high = tl.minimum(all_high, row0 + shift + 1)
+    if WINDOW:
+        low = row0 + shift - window + 1
+        high = tl.minimum(high, row1 - 1 + shift + window)
+        all_low = row1 - 1 + shift - window + 1
+        all_high = tl.minimum(all_high, row0 + shift + window)
+    return tl.maximum(low, 0), tl.maximum(high, 0), tl.maximum(all_low, 0), tl.maximum(all_high, 0)
+
+
+@triton.jit
+def visible(rows, columns, end, keys, shift, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether each row sees each column of a tile that ends before `end`."""
+    position = rows[:, None] + shift
+    column = columns[None, :]
+    sees = (column < tl.minimum(end, keys)) & (position >= shift)
+    if CAUSAL:
+        sees = sees & (column <= position)
+    if WINDOW:
+        sees = sees & (tl.abs(position - column) < window)
+    return sees
+
+
+@triton.jit
+def load(view, index, inner, count, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """Load rows `index` and columns `inner` of one head, 0 beyond `count` rows and beyond DIM; offsets are 64 bits wide."""
+    pointers = view.at + index.to(tl.int64)[:, None] * view.row + inner.to(tl.int64)[None, :] * view.dim  # [rows, PAD]
+    if MASKED:
+        return tl.load(pointers, mask=(index < count)[:, None] & (inner < DIM)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def multiply(a, b, acc, SPEC: tl.constexpr):
+    """`a [M, K] b [K, N]`, added to `acc [M, N]` if that is not None, in FP32. Only products of FP32 operands are not exact."""
+    if SPEC.product == FP16_OPERANDS:
         return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
-    if PRODUCT == "bf16":
+    if SPEC.product == BF16_OPERANDS:
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-    if PRODUCT == "tf32":
+    if SPEC.product == TF32_OPERANDS:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="tf32")
     return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
 
 @triton.jit
-def dot(a, b, INNER: tl.constexpr, EVERY: tl.constexpr, PRODUCT: tl.constexpr, SPEC: tl.constexpr):
-    """`numdev.arithmetic.dot.Dot`: the running sum is rounded after every EVERY products, 0 for once."""
-    if EVERY == 0:
-        return cast(multiply(a, b, None, PRODUCT), SPEC)
+def dot(a, b, INNER: tl.constexpr, SPEC: tl.constexpr):
+    """`numdev.arithmetic.dot.Dot`: the running sum is rounded after every `SPEC.every` products, 0 for once."""
+    if SPEC.every == 0:
+        return cast(multiply(a, b, None, SPEC), SPEC)
     inner = tl.arange(0, INNER)[None, :]
     total = tl.zeros([a.shape[0], b.shape[1]], tl.float32)
-    for start in tl.range(0, INNER, EVERY):
-        part = tl.where((inner >= start) & (inner < start + EVERY), a, 0.0)  # adding zeros is exact
-        total = add(total, multiply(part, b, None, PRODUCT), SPEC)
+    for start in tl.range(0, INNER, SPEC.every):
+        part = tl.where((inner >= start) & (inner < start + SPEC.every), a, 0.0)  # adding zeros is exact
+        total = add(total, multiply(part, b, None, SPEC), SPEC)
     return total
 
 
 @triton.jit
-def row_sums(p, EVERY: tl.constexpr, SPEC: tl.constexpr):
+def row_sums(p, SPEC: tl.constexpr):
     """`numdev.arithmetic.dot.Dot.sum`."""
-    if EVERY == 0:
+    if SPEC.every == 0:
         return cast(tl.sum(p, 1), SPEC)
     inner = tl.arange(0, p.shape[1])[None, :]
     total = tl.zeros([p.shape[0]], tl.float32)
-    for start in tl.range(0, p.shape[1], EVERY):
-        total = add(total, tl.sum(tl.where((inner >= start) & (inner < start + EVERY), p, 0.0), 1), SPEC)
+    for start in tl.range(0, p.shape[1], SPEC.every):
+        total = add(total, tl.sum(tl.where((inner >= start) & (inner < start + SPEC.every), p, 0.0), 1), SPEC)
     return total
 
 
@@ -70,9 +210,6 @@ def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.cons
     PROBABILITIES: tl.constexpr = CODE.policy.probabilities
     VALUES: tl.constexpr = CODE.policy.values
     ACCUMULATOR: tl.constexpr = CODE.policy.accumulator
-    QK: tl.constexpr = CODE.products.scores
-    PV: tl.constexpr = CODE.products.values
-    FORM: tl.constexpr = CODE.recurrence
     DIM: tl.constexpr = CODE.tile.dim
     PAD: tl.constexpr = CODE.tile.pad
     BC: tl.constexpr = CODE.tile.bc
@@ -83,49 +220,49 @@ def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.cons
     inner = tl.arange(0, PAD)  # [PAD]
     end = tile * bc + bc
     k_tile = load(k, columns, inner, tl.minimum(end, rows.keys), DIM, MASK or PAD != DIM)  # [BC, PAD]
-    s = dot(rows.q, tl.trans(k_tile), PAD, CODE.every.scores, QK, SCORES)  # [BR, BC]
+    s = dot(rows.q, tl.trans(k_tile), PAD, SCORES)  # [BR, BC]
     s = times(s, factors.scores + tl.zeros_like(s), SCORES)
     if MASK:
         # [BR, BC]
-        sees = visible(rows.places, columns, end, rows.keys, rows.shift, rows.window, CODE.sight.causal, CODE.sight.window)
+        sees = visible(rows.places, columns, end, rows.keys, rows.shift, rows.window, CODE.tile.causal, CODE.tile.window)
         s = tl.where(sees, s, float("-inf"))
     largest = tl.max(s, 1)  # [BR]
-    if FORM.lazy:
+    if CODE.lazy:
         m_next = tl.where(largest - m > factors.threshold, largest, m)
     else:
         m_next = tl.maximum(m, largest)
     base = tl.where(m_next == float("-inf"), 0.0, m_next)  # [BR]
-    if FORM.local:
+    if CODE.local:
         own = tl.where(largest == float("-inf"), 0.0, largest)
     else:
         own = base
-    p = decay(s, own[:, None] + tl.zeros_like(s), FORM.binary, EXPONENTIAL)  # [BR, BC]
-    alpha = decay(m, base, FORM.binary, RESCALE)  # [BR]
+    p = decay(s, own[:, None] + tl.zeros_like(s), CODE.binary, EXPONENTIAL)  # [BR, BC]
+    alpha = decay(m, base, CODE.binary, RESCALE)  # [BR]
     kept = times(row_sum, alpha, ROW_SUM)
-    tile_sum = row_sums(p, CODE.every.row_sum, ROW_SUM)  # [BR]
-    if FORM.local:
-        beta = decay(largest, base, FORM.binary, RESCALE)  # [BR]
+    tile_sum = row_sums(p, ROW_SUM)  # [BR]
+    if CODE.local:
+        beta = decay(largest, base, CODE.binary, RESCALE)  # [BR]
         tile_sum = times(tile_sum, beta, ROW_SUM)
     row_sum_next = add(kept, tile_sum, ROW_SUM)
     v_tile = load(v, columns, inner, tl.minimum(end, rows.keys), DIM, MASK or PAD != DIM)  # [BC, PAD]
-    if FORM.scaled:
+    if CODE.scaled:
         p = times(p, factors.p + tl.zeros_like(p), PROBABILITIES)
     else:
         p = cast(p, PROBABILITIES)
-    if FORM.fused:
-        o_next = multiply(p, v_tile, o * alpha[:, None], PV)
+    if CODE.fused:
+        o_next = multiply(p, v_tile, o * alpha[:, None], VALUES)
     else:
-        product = dot(p, v_tile, BC, CODE.every.values, PV, VALUES)  # [BR, PAD]
-        if FORM.scaled:
+        product = dot(p, v_tile, BC, VALUES)  # [BR, PAD]
+        if CODE.scaled:
             product = over(product, factors.p + tl.zeros_like(product), VALUES)
-        if FORM.local:
+        if CODE.local:
             product = times(product, beta[:, None] + tl.zeros_like(product), ACCUMULATOR)
-        if FORM.each:
+        if CODE.each:
             o_next = times(o, kept[:, None] + tl.zeros_like(o), ACCUMULATOR)
         else:
             o_next = times(o, alpha[:, None] + tl.zeros_like(o), ACCUMULATOR)
         o_next = add(o_next, product, ACCUMULATOR)
-        if FORM.each:
+        if CODE.each:
             divisor = tl.where(row_sum_next == 0.0, 1.0, row_sum_next)
             o_next = over(o_next, divisor[:, None] + tl.zeros_like(o_next), ACCUMULATOR)
     if MASK:  # a row that sees no key of the tile keeps its state
@@ -155,10 +292,10 @@ def finish(state, factors, CODE: tl.constexpr):
     ACCUMULATOR: tl.constexpr = CODE.policy.accumulator
     divisor = tl.where(state.row_sum == 0.0, 1.0, state.row_sum)
     o = state.o
-    if not CODE.recurrence.each:
+    if not CODE.each:
         o = over(o, divisor[:, None] + tl.zeros_like(o), ACCUMULATOR)
     base = tl.where(state.m == float("-inf"), 0.0, state.m)
-    if CODE.recurrence.binary:
+    if CODE.binary:
         base = over(base, factors.log + tl.zeros_like(base), ROW_SUM)
     lse = tl.where(state.row_sum == 0.0, float("-inf"), add(base, cast(tl.log(divisor), ROW_SUM), ROW_SUM))
     return o, lse
@@ -182,7 +319,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     row1 = tl.minimum(row0 + sizes.br, sizes.queries)
     places = row0 + tl.arange(0, BR)  # [BR]
     inner = tl.arange(0, PAD)  # [PAD]
-    if CODE.sight.lengths:
+    if CODE.tile.lengths:
         keys = tl.load(lengths + b)
     q_tile = load(head(q, b, h), places, inner, row1, DIM, True)  # [BR, PAD]
     rows = Rows(q_tile, places, keys, shift, sizes.window)
@@ -190,7 +327,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     v = head(v, b, h // sizes.group)
     state = State(tl.full([BR], float("-inf"), tl.float32), tl.zeros([BR], tl.float32), tl.zeros([BR, PAD], tl.float32))
     bc = sizes.bc
-    low, high, all_low, all_high = seen(row0, row1, keys, shift, sizes.window, CODE.sight.causal, CODE.sight.window)
+    low, high, all_low, all_high = seen(row0, row1, keys, shift, sizes.window, CODE.tile.causal, CODE.tile.window)
     start, stop = tl.load(bounds + split), tl.load(bounds + split + 1)
     start = tl.maximum(start, low // bc)
     stop = tl.maximum(tl.minimum(stop, tl.cdiv(high, bc)), start)
@@ -216,3 +353,48 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     tl.store(lse + at, value, mask=is_row)
     elements = out + at[:, None] * DIM + inner[None, :]  # [BR, PAD]
     tl.store(elements, o.to(out.dtype.element_ty), mask=is_row[:, None] & (inner < DIM)[None, :])
+
+
+@triton.jit
+def weight(value, reference, RESCALE: tl.constexpr):
+    """`exp(LSE_s - LSE)`; 0 for a split that sees no key, whose LSE of minus infinity is not rounded."""
+    return decay(value, tl.where(reference == float("-inf"), 0.0, reference), False, RESCALE)
+
+
+@triton.jit
+def combine(
+    parts, part_lse, out, lse, splits, rows,
+    DIM: tl.constexpr, PAD: tl.constexpr, BR: tl.constexpr, SPLITS: tl.constexpr,
+    POLICY: tl.constexpr,
+):  # fmt: skip
+    """`O = sum_s w_s O_s`, `w_s = exp(LSE_s - LSE)`, the splits in their order.
+
+    parts are `[splits, rows, DIM]`, part_lse `[splits, rows]`; SPLITS is the smallest power of two of at least splits.
+    """
+    RESCALE: tl.constexpr = POLICY.rescale
+    ROW_SUM: tl.constexpr = POLICY.row_sum
+    ACCUMULATOR: tl.constexpr = POLICY.accumulator
+    row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
+    inner = tl.arange(0, PAD)  # [PAD]
+    is_row = row < rows
+    is_element = is_row[:, None] & (inner < DIM)[None, :]
+    each = tl.arange(0, SPLITS)[:, None]  # [SPLITS, 1]
+    every = tl.load(part_lse + each * rows + row[None, :], mask=(each < splits) & is_row[None, :], other=float("-inf"))
+    largest = tl.max(every, 0)
+    total = tl.zeros([BR], tl.float32)
+    for s in tl.range(0, splits, loop_unroll_factor=4):
+        value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
+        total = add(total, weight(value, largest, RESCALE), ROW_SUM)
+    has_sum = total != 0.0
+    whole = add(tl.where(has_sum, largest, 0.0), cast(tl.log(tl.where(has_sum, total, 1.0)), ROW_SUM), ROW_SUM)
+    whole = tl.where(has_sum, whole, float("-inf"))
+    o = tl.zeros([BR, PAD], tl.float32)
+    offset = row.to(tl.int64)[:, None] * DIM + inner[None, :]  # [BR, PAD]
+    stride = tl.cast(rows, tl.int64) * DIM
+    for s in tl.range(0, splits, num_stages=8):
+        value = tl.load(part_lse + s * rows + row, mask=is_row, other=float("-inf"))
+        part = tl.load(parts + s * stride + offset, mask=is_element, other=0.0)
+        share = weight(value, whole, RESCALE)[:, None] + tl.zeros_like(part)
+        o = add(o, times(part, share, ACCUMULATOR), ACCUMULATOR)
+    tl.store(lse + row, whole, mask=is_row)
+    tl.store(out + offset, o.to(out.dtype.element_ty), mask=is_element)

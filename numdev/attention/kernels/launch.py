@@ -1,9 +1,14 @@
-"""Pinned launch settings of our kernels: the same request runs the same code in every process."""
+"""Pinned launch settings of the portable kernels: the same request runs the same code in every process.
+
+The `br` of a tile decides the order in which dK and dV are summed, its `bc` that of O and dQ. The backward tiles of 16-bit
+formats are the largest that the compiler keeps in registers for compute capability 9.0 (`tests.compiled` shows it).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -11,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from numdev.arithmetic.formats import Format
-from numdev.attention.kernels.splits import ROWS
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput
 
@@ -51,11 +55,8 @@ FEW_ROWS = (
     Launch(16, 16, 4, 1),
 )
 INTERPRETED = Launch(32, 32, 4, 1)
-
-
-def hopper_bc(head_dim: int) -> int:
-    """Keys of a block of the Hopper kernel, which leave registers for O and shared memory for two blocks each of K and V."""
-    return 64 if head_dim > 128 else 128
+ROWS = 16  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
+IDLE = 0.1  # share of the multiprocessors that may have no program
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ def choose(
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
         return next((launch for launch in preferred if fits(launch, fmt, head_dim, device)), preferred[-1])
-    found = preferred[0]
-    sides = {name: side for name, side in (("br", br), ("bc", bc)) if side is not None}
-    given = replace(found, **sides)
-    return with_stages(replace(given, warps=8 if given.br * given.bc >= 128 * 128 else 4, stages=2), fmt, head_dim, device)
+    launch = _with_sides(preferred[0], br, bc)
+    return with_stages(replace(launch, warps=8 if launch.br * launch.bc >= 128 * 128 else 4, stages=2), fmt, head_dim, device)
 
 
 def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
@@ -164,3 +163,93 @@ def read(path: Path) -> dict[str, Any]:
 def digest() -> str:
     """Digest of the shipped table, since another table may change the bits of a result."""
     return hashlib.sha256(TABLE.read_bytes()).hexdigest()[:12]
+
+
+def split_count(blocks: int, keys: int, bc: int, multiprocessors: int) -> int:
+    """How many ranges of keys to use for `blocks` programs, each with all its rows in one block, and `keys` in tiles of `bc`.
+
+    As many as possible without giving a multiprocessor a second program, and one more if more than a tenth of the
+    multiprocessors would be idle; no range is shorter than a tile. One range if the blocks alone occupy the GPU. The split thus
+    depends only on the shape and the device.
+    """
+    if blocks > (1 - IDLE) * multiprocessors:
+        return 1
+    splits = multiprocessors // blocks
+    if blocks * splits < (1 - IDLE) * multiprocessors:
+        splits += 1
+    return max(1, min(splits, math.ceil(keys / bc)))
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The launch of the kernel for dK and dV, which keeps a block of keys, and of that for dQ, which keeps a block of rows."""
+
+    keys: Launch
+    rows: Launch
+
+
+# By the largest head_dim.
+_NARROW = {
+    64: Launches(Launch(32, 128, 8, 2), Launch(128, 64, 8, 3)),
+    128: Launches(Launch(32, 128, 8, 2), Launch(128, 64, 8, 2)),
+    256: Launches(Launch(32, 32, 8, 1), Launch(64, 32, 8, 2)),
+}
+_WIDE = {
+    64: Launches(Launch(32, 64, 8, 1), Launch(64, 32, 8, 1)),
+    128: Launches(Launch(32, 32, 8, 1), Launch(32, 32, 4, 1)),
+    256: Launches(Launch(16, 32, 8, 1), Launch(32, 16, 8, 1)),
+}
+_UNMASKED = Launch(64, 128, 8, 2)  # of dK and dV up to d = 64, where no tile needs the registers of a mask
+_LARGE = 64 * 64  # pairs of a tile; a larger one needs the registers of eight warps
+
+
+def choose_backward(
+    fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
+) -> Launches:
+    """The launches for a request; `br` and `bc`, if given, replace the sides of both kernels.
+
+    A launch that does not fit into the shared memory of the device gets fewer stages; if that is not enough and the sides are
+    not given, the longer side of its tile is halved until it fits.
+    """
+    table = _NARROW if fmt.bits <= 16 else _WIDE
+    launches = Launches(INTERPRETED, INTERPRETED)
+    if device.generation != "interpreter":
+        launches = table[min(dim for dim in table if dim >= min(head_dim, max(table)))]
+        if table is _NARROW and head_dim <= 64 and mask.is_none:
+            launches = replace(launches, keys=_UNMASKED)
+    keys, rows, keeps_sides = launches.keys, launches.rows, br is not None or bc is not None
+    if keeps_sides:
+        sided = (_with_sides(launch, br, bc) for launch in (keys, rows))
+        keys, rows = (replace(launch, warps=8 if launch.br * launch.bc > _LARGE else 4) for launch in sided)
+    return Launches(
+        _fitted(keys, fmt, head_dim, device, False, keeps_sides), _fitted(rows, fmt, head_dim, device, True, keeps_sides)
+    )
+
+
+def backward_shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: bool) -> int:
+    """An upper bound on the shared memory of a kernel, from what the compiler keeps there.
+
+    It holds two tiles for the whole loop (k and v, or q and do if the kernel is `of_rows`), two for each stage, two more while
+    their layout is converted, and P and dS.
+    """
+    inner = max(16, 1 << (head_dim - 1).bit_length())
+    br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
+    stored = 2 if fmt.bits <= 16 else 4
+    resident, streamed = (br, bc) if of_rows else (bc, br)
+    return 2 * (resident + (launch.stages + 1) * streamed) * inner * stored + br * bc * 4
+
+
+def _with_sides(launch: Launch, br: int | None, bc: int | None) -> Launch:
+    return replace(launch, br=launch.br if br is None else br, bc=launch.bc if bc is None else bc)
+
+
+def _fitted(launch: Launch, fmt: Format, head_dim: int, device: Device, of_rows: bool, keeps_sides: bool) -> Launch:
+    def fits() -> bool:
+        return device.shared is None or backward_shared_bytes(launch, fmt, head_dim, of_rows) <= device.shared
+
+    while not fits() and launch.stages > 1:
+        launch = replace(launch, stages=launch.stages - 1)
+    while not fits() and not keeps_sides and max(launch.br, launch.bc) > 16:
+        longer = "br" if launch.br > launch.bc else "bc"
+        launch = replace(launch, **{longer: getattr(launch, longer) // 2})
+    return launch

@@ -1,14 +1,18 @@
-"""Whether a kernel can run here, and how."""
+"""Whether a kernel can run here and how, what the backward kernels take and return, and small tables that launches read."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput, Unsupported
@@ -77,3 +81,69 @@ def shared_memory(device: torch.device) -> int | None:
         return None
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
+
+
+class BackwardInputs(NamedTuple):
+    """Tensors of the backward pass: `out` and `lse` are those of the forward pass, the LSE contiguous in FP32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class BackwardOutputs(NamedTuple):
+    """Gradients before their cast to the output's format, and `delta [batch, heads, queries]` in FP32."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    delta: Tensor
+
+
+class Tables:
+    """Returns the same tensor for the same key, so that neither a launch nor the capture of a CUDA graph copies to the GPU.
+
+    A captured graph reads its tables at every replay, and does not signal its end: tables used by a capture are never evicted. Of
+    the others, the least recently used is evicted beyond `capacity`, after the device has finished every launch.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._kept: OrderedDict[tuple[Hashable, torch.device], Tensor] = OrderedDict()
+        self._captured: set[tuple[Hashable, torch.device]] = set()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """The table of a key on a device; `make` creates it on the CPU.
+
+        Raises:
+            Unsupported: for a table that is not on the GPU yet while a CUDA graph is captured.
+        """
+        slot = key, device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            if slot not in self._kept:
+                if capturing:
+                    why = "a CUDA graph cannot capture the copy of its tables to the GPU"
+                    raise Unsupported("attention", f"{why}; call it once with these shapes before the capture")
+                self._kept[slot] = make().to(device)
+                self._evict()
+            self._kept.move_to_end(slot)
+            if capturing:
+                self._captured.add(slot)
+            return self._kept[slot]
+
+    def _evict(self) -> None:
+        free = [slot for slot in self._kept if slot not in self._captured]
+        surplus = free[: max(0, len(free) - self.capacity)]
+        for _, device in surplus:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        for slot in surplus:
+            del self._kept[slot]
+
+
+TABLES = Tables(256)

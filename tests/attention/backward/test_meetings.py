@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP16
 from numdev.attention.differentiable import saved_by
-from numdev.attention.kernels.hopper_backward_order import first_unit, rank_at, unit_at
+from numdev.attention.kernels.hopper.order import first_unit, rank_at, unit_at
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, Recompute

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from numdev.attention.differentiable import WithGradients
 from numdev.attention.emulation import gradients_emulation_of
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels import profiling
-from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -286,29 +284,19 @@ HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(1000, 1000, False), (5000, 5000, True), (700, 300, True)])
-def test_the_hopper_kernels_have_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
-    """Their tiles by hand: 128 keys and 128 or 64 queries in one kernel; in two 64 queries, and 64 keys for dQ of long rows."""
+def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
+    """Its tiles by hand: 128 keys and 128 or 64 queries."""
     shape, mask = Shape(heads=4, kv_heads=4, queries=queries, keys=keys, head_dim=dim), Mask(causal=causal)
-    together = None if causal else 8
-    fused = gradients_emulation_of(replace(HOPPER, design=Design.FUSED), shape, mask, forward=ATTEND)
-    assert fused.turns == Turns(together, shared=True)
-    assert fused.tiling == Tiling(128 if dim == 64 else 64, 128)
-    split = gradients_emulation_of(replace(HOPPER, design=Design.SPLIT), shape, mask, forward=ATTEND)
-    assert split.turns == Turns(together, shared=False)
-    assert split.tiling == Tiling(64, 64 if dim == 64 and queries == 5000 else 128, REVERSE)
-    assert split.recompute.exponential is Exponential.EXP2
+    emulation = gradients_emulation_of(HOPPER, shape, mask, forward=ATTEND)
+    assert emulation.turns == Turns(None if causal else 8, shared=True)
+    assert emulation.tiling == Tiling(128 if dim == 64 else 64, 128)
+    assert emulation.recompute.exponential is Exponential.EXP2
 
 
 def test_one_of_several_kernels_has_no_emulation() -> None:
     shape = of(64)
     with pytest.raises(BadInput, match=r"^backward\.kernel: 'auto' .*portable or hopper"):
         gradients_emulation_of(TritonBackward(ATTEND), shape, Mask(), forward=ATTEND)
-    with pytest.raises(BadInput, match=r"^backward\.design: None .*split or fused"):
-        gradients_emulation_of(HOPPER, shape, Mask(), forward=ATTEND)
-    causal = gradients_emulation_of(HOPPER, shape, Mask(causal=True), forward=ATTEND)  # no GPU is too small for its turns
-    assert causal.turns == Turns(None, shared=True)
-    designed = gradients_emulation_of(TritonBackward(ATTEND, design=Design.SPLIT), shape, Mask(), forward=ATTEND)
-    assert designed.turns is not None
     with pytest.raises(BadInput, match=r"^problem\.head_dim: 96 .*64 and 128"):
         gradients_emulation_of(HOPPER, of(96), Mask(causal=True), forward=ATTEND)
 
@@ -351,10 +339,9 @@ def test_what_is_saved_on_a_gpu_is_o_and_its_lse(backend: Backend, causal: bool)
 @pytest.mark.skipif(CUDA and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("design", Design)
-def test_the_emulation_predicts_the_hopper_kernels(design: Design, dim: int, causal: bool) -> None:
+def test_the_emulation_predicts_the_hopper_kernel(dim: int, causal: bool) -> None:
     """From the kernel's own O and LSE: mostly equal, and apart by much less than either is from golden."""
-    variant, mask, shape = replace(HOPPER, design=design), Mask(causal=causal), (1, 2, 2, 1000, 1000, dim)
+    variant, mask, shape = HOPPER, Mask(causal=causal), (1, 2, 2, 1000, 1000, dim)
     q, k, v, do = (x.cuda() for x in variant.round_inputs(*draw_all(shape)))
     theirs, exact = variant(q, k, v, do, mask).tensors(), ExactBackward()(q, k, v, do, mask).tensors()
     sizes = Shape(1, 2, 2, 1000, 1000, dim)

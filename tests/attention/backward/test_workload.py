@@ -21,7 +21,6 @@ from numdev.attention.differentiable import WithGradients
 from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
@@ -125,29 +124,18 @@ def test_what_is_stored_first_is_not_read(case: tuple[Mask, Shape], bc: int) -> 
     assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
 
 
-@pytest.mark.parametrize(("design", "causal"), [(Design.FUSED, False), (Design.FUSED, True), (Design.SPLIT, False)])
-def test_the_designs_for_hopper_by_hand(design: Design, causal: bool) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_hopper_kernel_by_hand(causal: bool) -> None:
     """One head of 256 tokens in two tiles, head_dim 64, BF16: a row is 128 bytes, one of FP32 256, and LSE and delta 8."""
     row, wide, n = 128, 256, 256
     moved = 2 * n * row + 3 * 4 * n  # O and dO in; LSE in, delta and LSE log2(e) out
     moved += 2 * n * row + 3 * n * row  # K and V in, once; dQ, dK and dV out
     met = n + (n // 2 if causal else n)  # the second tile of keys is seen by the second half of the queries
     moved += met * (2 * row + 8)  # Q and dO, LSE and delta
-    if design is Design.FUSED:
-        moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
-        ran = KernelLaunch("numdev hopper backward, one kernel", 128, 128)
-    else:
-        moved += n * (2 * row + 8) + 2 * 2 * n * row  # two tiles of 128 queries, each with all keys
-        ran = KernelLaunch("numdev hopper backward, two kernels", 64, 128)
+    moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
     problem = Problem(Normal(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
-    for asked in (None, design):
-        found = TritonBackward(Triton(), design=asked).cost_model(ran)
-        assert cost.backward_cost_of(problem, found, CPU) == cost.Cost(Algorithm.TILED, float(moved), 128)
-
-
-def test_three_warp_groups_keep_192_queries() -> None:
-    found = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, two kernels", 64, 64))
-    assert (found.br, found.bc, found.recomputes_twice) == (192, 128, True)
+    model = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, one kernel", 128, 128))
+    assert cost.backward_cost_of(problem, model, CPU) == cost.Cost(Algorithm.TILED, float(moved), 128)
 
 
 def test_growth_with_the_tile() -> None:

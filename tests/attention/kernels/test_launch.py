@@ -1,8 +1,9 @@
-"""The table of launch settings: what is chosen, that it repeats, and the command that fills it."""
+"""Launch settings of the portable kernels: what is chosen, that it fits, and the command that fills the table."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,28 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32, Format
 from numdev.attention.kernels import launch
-from numdev.attention.kernels.launch import FEW_ROWS, INTERPRETED, SAFE, SAFE_WIDE, Device, Launch, choose, fits, shared_bytes
+from numdev.attention.kernels.launch import (
+    FEW_ROWS,
+    IDLE,
+    INTERPRETED,
+    SAFE,
+    SAFE_WIDE,
+    Device,
+    Launch,
+    backward_shared_bytes,
+    choose,
+    choose_backward,
+    fits,
+    shared_bytes,
+    split_count,
+)
 from numdev.attention.mask import Mask
+from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
 from numdev.cli import tune
 from numdev.errors import BadInput
@@ -76,15 +94,21 @@ def test_few_queries_take_a_tile_of_16_rows() -> None:
     assert choose(BF16, 64, 1, Mask(), CPU) == INTERPRETED
 
 
-@pytest.mark.parametrize("queries", [1, 512])
-@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
-@pytest.mark.parametrize("shared", [64 * 1024, SMALL.shared, 163 * 1024, 227 * 1024])
-def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, queries: int) -> None:
-    """The least, 64 KB, are those of a T4."""
-    device = Device("sm_00", shared)
-    for head_dim in (16, 64, 96, 128, 200, 256):
-        found = choose(fmt, head_dim, queries, Mask(), device)
-        assert shared_bytes(found, fmt, head_dim) <= shared
+@given(
+    st.sampled_from([64 * 1024, SMALL.shared, 163 * 1024, 227 * 1024]),
+    st.sampled_from([BF16, FP16, FP32, E5M2]),
+    st.integers(1, 256),
+    st.sampled_from([1, 512]),
+    st.booleans(),
+)
+def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, head_dim: int, queries: int, causal: bool) -> None:
+    """The least, 64 KB, are those of a T4, which no backward tile of FP32 at d = 256 fits: 16 x 16 needs 66,560 bytes."""
+    device, mask = Device("sm_00", shared), Mask(causal=causal)
+    assert shared_bytes(choose(fmt, head_dim, queries, mask, device), fmt, head_dim) <= shared
+    if fmt != E5M2 and (fmt != FP32 or shared > 64 * 1024 or head_dim <= 128):
+        launches = choose_backward(fmt, head_dim, mask, device)
+        assert backward_shared_bytes(launches.keys, fmt, head_dim, False) <= shared
+        assert backward_shared_bytes(launches.rows, fmt, head_dim, True) <= shared
 
 
 def test_a_tile_of_the_table_that_does_not_fit_gives_way() -> None:
@@ -107,16 +131,16 @@ def test_sides_that_are_given_stay_and_stages_give_way() -> None:
 def test_every_shipped_entry_fits_the_device_that_found_it() -> None:
     launch.table.cache_clear()
     for entry in launch.table()["entries"]:
-        found = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
-        assert fits(found, Format.parse(entry["format"]), entry["head_dim"], H100), entry
+        pinned = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
+        assert fits(pinned, Format.parse(entry["format"]), entry["head_dim"], H100), entry
 
 
 def test_the_shipped_table_is_whole() -> None:
     launch.table.cache_clear()
-    found = launch.table()
-    places = [tuple(entry[name] for name in ("format", "head_dim", "mask", "generation")) for entry in found["entries"]]
+    entries = launch.table()["entries"]
+    places = [tuple(entry[name] for name in ("format", "head_dim", "mask", "generation")) for entry in entries]
     assert len(set(places)) == len(places) >= 8
-    for entry in found["entries"]:
+    for entry in entries:
         assert entry["command"].startswith("numdev tune")
         assert entry["device"]
         assert set(entry["versions"]) == {"torch", "triton"}
@@ -124,6 +148,40 @@ def test_the_shipped_table_is_whole() -> None:
         assert entry["bc"] in (16, 32, 64, 128)
         assert entry["warps"] in (4, 8)
         assert 1 <= entry["stages"] <= 4
+
+
+def test_a_mask_takes_registers_of_the_backward_kernels() -> None:
+    assert choose_backward(BF16, 64, Mask(), H100).keys == Launch(64, 128, 8, 2)
+    assert choose_backward(BF16, 64, Mask(causal=True), H100).keys == Launch(32, 128, 8, 2)
+    assert choose_backward(BF16, 128, Mask(), H100).keys == Launch(32, 128, 8, 2)
+
+
+def test_sides_that_are_set_are_those_of_both_backward_kernels() -> None:
+    launches = choose_backward(BF16, 64, Mask(), H100, br=64, bc=32)
+    assert (launches.keys, launches.rows) == (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3))
+    launches = choose_backward(FP32, 256, Mask(), Device("sm_89", 101376), br=64, bc=64)
+    assert [(each.br, each.bc, each.stages) for each in (launches.keys, launches.rows)] == [(64, 64, 1)] * 2
+    assert choose_backward(FP32, 64, Mask(), CPU).keys == INTERPRETED
+
+
+def test_a_head_dim_beyond_the_table_is_the_kernels_to_refuse() -> None:
+    assert choose_backward(BF16, 300, Mask(), CPU).keys == INTERPRETED
+    assert choose_backward(BF16, 300, Mask(), Device("sm_00", None)) == choose_backward(BF16, 256, Mask(), Device("sm_00", None))
+
+
+@given(st.integers(1, 400), st.integers(1, 200_000), st.sampled_from([16, 64, 128]), st.integers(1, 200))
+def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: int, multiprocessors: int) -> None:
+    splits, tiles = split_count(blocks, keys, bc, multiprocessors), math.ceil(keys / bc)
+    assert 1 <= splits <= tiles
+    assert all(part for part in Tiling(bc=bc, splits=splits).key_tiles(keys))
+    if splits < tiles:
+        assert blocks * splits >= (1 - IDLE) * multiprocessors
+    assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
+
+
+def test_one_sequence_with_eight_kv_heads_occupies_an_h200() -> None:
+    assert split_count(8, 16384, 64, 132) == 16
+    assert split_count(128, 16384, 64, 132) == 1
 
 
 class TestTune:

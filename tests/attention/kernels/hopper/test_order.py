@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.attention.kernels import hopper_backward_order as order
-from numdev.attention.kernels.hopper_backward_order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
+from numdev.attention.kernels.hopper import order
+from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Grid:
 
     def seen(self) -> Counter[tuple[int, int, int, int]]:
         """By the mask alone: which tiles of keys any query of a unit sees."""
-        found: Counter[tuple[int, int, int, int]] = Counter()
+        pairs: Counter[tuple[int, int, int, int]] = Counter()
         for head, length in enumerate(self.lengths):
             for unit in range(self.units):
                 last = min(length - 1, (unit + 1) * TILE - 1 + self.shift) if self.causal else length - 1
                 for tile in range(last // TILE + 1):
-                    found.update((head, h, unit, tile) for h in range(self.shared_by))
-        return found
+                    pairs.update((head, h, unit, tile) for h in range(self.shared_by))
+        return pairs
 
 
 @st.composite
@@ -106,10 +106,10 @@ def test_every_share_is_added_once_and_the_run_ends(grid: Grid, more: int, seed:
 @given(grids(), st.integers())
 def test_the_order_of_a_unit_does_not_depend_on_speed_or_processors(grid: Grid, seed: int) -> None:
     def by_unit(made: list[tuple[int, int, int, int]]) -> dict[tuple[int, int, int], list[int]]:
-        found: dict[tuple[int, int, int], list[int]] = {}
+        tiles: dict[tuple[int, int, int], list[int]] = {}
         for head, h, unit, tile in made:
-            found.setdefault((head, h, unit), []).append(tile)
-        return found
+            tiles.setdefault((head, h, unit), []).append(tile)
+        return tiles
 
     assert by_unit(run(grid, grid.walkers, seed)) == by_unit(run(grid, grid.walkers + 40, seed + 1))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from numdev.attention.kernels.tables import Tables
+from numdev.attention.kernels.runtime import Tables
 from numdev.errors import Unsupported
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -43,9 +43,9 @@ class Stub:
 class TestCapture:
     @pytest.fixture
     def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-        found: list[torch.device] = []
-        monkeypatch.setattr(torch.cuda, "synchronize", found.append)
-        return found
+        devices: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", devices.append)
+        return devices
 
     @pytest.fixture
     def capturing(self, monkeypatch: pytest.MonkeyPatch, waited: list[torch.device]) -> list[bool]:

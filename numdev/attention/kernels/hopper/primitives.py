@@ -1,14 +1,39 @@
-"""The copy engine's addition to memory, and the wait for it. Triton before 3.8 has a builder for it, but no function."""
+"""What Gluon lacks: aggregates from a list of fields, arrays of barriers, and the copy engine's addition to memory."""
 
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate
 
 # A barrier of the warps of one partition; triton 3.7 has renamed it.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
-BUILDER = "create_async_tma_reduce"  # of the operation builder; a test asks whether it is still there
+BUILDER = "create_async_tma_reduce"  # of the operation builder, which has no function before triton 3.8; a test asks for it
+
+
+@gluon.constexpr_function
+def _take(self, *values):
+    for name, value in zip(self.names, values, strict=True):
+        setattr(self, name, value)
+
+
+def aggregate(cls):
+    """Make a class whose annotations are fields. Its constructor takes their values in order, unless it defines its own."""
+    if "__init__" not in vars(cls):
+        cls.__init__ = _take
+    made = _aggregate(cls)
+    made.names = tuple(cls.__annotations__)
+    return made
+
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(made.index(i), count=arrivals)
+    return made
 
 
 @builtin
@@ -44,28 +69,11 @@ def let_kernel_after_start():
 
 
 @gluon.jit
-def give_up():
-    """End the kernel with an error."""
-    gl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def await_turn(at, rank, SPINS: gl.constexpr):
-    """Wait until the counter at `at` is `rank`, and see all that was written before it was raised.
-
-    With SPINS, give up after that many reads: a wrong order then ends in an error instead of a hang.
-    """
+def await_turn(at, rank):
+    """Wait until the counter at `at` is `rank`, and see all that was written before it was raised."""
     seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
-    spins = gl.to_tensor(0)
-    if SPINS > 0:
-        while (seen != rank) & (spins < SPINS):
-            seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
-            spins += 1
-        if seen != rank:
-            give_up()
-    else:
-        while seen != rank:
-            seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
+    while seen != rank:
+        seen = gl.atomic_add(at, 0, sem="acquire", scope="gpu")
 
 
 @gluon.jit

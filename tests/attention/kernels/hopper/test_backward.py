@@ -1,4 +1,4 @@
-"""The Hopper backward kernels on a GPU, in both designs: against golden gradients, against each other, and the same bits."""
+"""The Hopper backward kernel on a GPU: against golden gradients, and the same bits at every launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from numdev.arithmetic.formats import BF16, FP16, Format
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.exact import ExactBackward
-from numdev.attention.kernels.hopper_backward_launch import Design
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton
@@ -27,8 +26,9 @@ pytestmark = [
     ),
     pytest.mark.parametrize("dim", [64, 128]),
 ]
-designs = pytest.mark.parametrize("design", Design, ids=lambda design: design.value)
 LENGTHS = (643, 0, 300)  # of 643 keys: none cut, none there, cut within a tile
+NAME = "numdev hopper backward, one kernel "
+HOPPER = TritonBackward(Triton(), kernel=Kernel.HOPPER)
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +36,9 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-def hopper(design: Design, fmt: Format = BF16) -> TritonBackward:
-    return TritonBackward(Triton(fmt), fmt, kernel=Kernel.HOPPER, design=design)
-
-
-def name(design: Design) -> str:
-    return f"numdev hopper backward, {'one kernel' if design is Design.FUSED else 'two kernels'} "
-
-
 def on_gpu(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> Inputs:
     """Drawn inputs in BF16."""
-    return stored(rounded(hopper(Design.FUSED), draw_all(sizes, seed, spread), "cuda"), torch.bfloat16)
+    return stored(rounded(HOPPER, draw_all(sizes, seed, spread), "cuda"), torch.bfloat16)
 
 
 def forward(inputs: Inputs, mask: Mask) -> Saved:
@@ -55,38 +47,32 @@ def forward(inputs: Inputs, mask: Mask) -> Saved:
     return Saved(output.out, output.lse)
 
 
-def near(found: Gradients, inputs: Inputs, mask: Mask, fmt: Format = BF16) -> None:
+def near(gradients: Gradients, inputs: Inputs, mask: Mask, fmt: Format = BF16) -> None:
     """In the norm, which the elementwise budget leaves a wide margin: as near to golden as three roundings allow.
 
     A gradient of random inputs is a sum of terms of random signs, so that its norm is that of its terms; rounding each of them
     to F adds at most u of it. Three such roundings lie on the way: O in delta, P or dS, and the output.
     """
     golden = ExactBackward()(*inputs, mask).tensors()
-    for each, mine in found.tensors().items():
+    for each, mine in gradients.tensors().items():
         error = (mine.double() - golden[each]).norm() / golden[each].norm()
         assert float(error) <= 3 * fmt.u, each
 
 
-def same(a: Gradients, b: Gradients, *names: str) -> None:
+def same(a: Gradients, b: Gradients) -> None:
     mine, other = a.tensors(), b.tensors()
-    for each in names or mine:
+    for each in mine:
         assert torch.equal(mine[each], other[each]), each
 
 
-@designs
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(False, None, LENGTHS), Mask(True, None, LENGTHS)], ids=str)
-def test_masks_and_grouped_heads(design: Design, mask: Mask, dim: int) -> None:
+def test_masks_and_grouped_heads(mask: Mask, fmt: Format, dim: int) -> None:
     """515 queries and 643 keys fill no last tile; under a causal limit and lengths some rows see nothing."""
-    inputs = draw_all((3, 4, 2, 515, 643, dim))
-    got = check(hopper(design), inputs, mask, "cuda")
-    near(got, rounded(hopper(design), inputs, "cuda"), mask)
-    assert got.kernel.startswith(name(design)), got.kernel
-
-
-@designs
-def test_fp16(design: Design, dim: int) -> None:
-    inputs, mask, runs = draw_all((3, 4, 2, 515, 643, dim)), Mask(causal=True, key_lengths=LENGTHS), hopper(design, FP16)
-    near(check(runs, inputs, mask, "cuda"), rounded(runs, inputs, "cuda"), mask, FP16)
+    inputs, backward = draw_all((3, 4, 2, 515, 643, dim)), replace(HOPPER, forward=Triton(fmt), fmt=fmt)
+    got = check(backward, inputs, mask, "cuda")
+    near(got, rounded(backward, inputs, "cuda"), mask, fmt)
+    assert got.kernel.startswith(NAME), got.kernel
 
 
 SHAPES: list[Sizes] = [
@@ -99,36 +85,22 @@ SHAPES: list[Sizes] = [
 ]
 
 
-@designs
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-def test_shapes(design: Design, sizes: Sizes, causal: bool, dim: int) -> None:
+def test_shapes(sizes: Sizes, causal: bool, dim: int) -> None:
     """One query, one key, more queries than keys, of which the first see nothing, and few queries against many keys."""
-    check(hopper(design), draw_all((*sizes[:5], dim)), Mask(causal=causal), "cuda")
+    check(HOPPER, draw_all((*sizes[:5], dim)), Mask(causal=causal), "cuda")
 
 
 def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
     """Two groups of tiles walk one after the other, of 128 and of 1. A tile left out, one of 129, is `129^(-1/2)` of the norm."""
     inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
-    saved = forward(inputs, mask)
-    for design in Design:
-        near(hopper(design).backward(*inputs, saved, mask), inputs, mask)
+    near(HOPPER.backward(*inputs, forward(inputs, mask), mask), inputs, mask)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("sizes", [(2, 4, 2, 515, 643, 0), (1, 4, 4, 2048, 2048, 0)], ids=str)
-def test_both_designs_have_the_same_dk_and_dv(sizes: Sizes, causal: bool, dim: int) -> None:
-    """Their walks are the same, their tiles equal or halves, and a tensor core adds 16 queries after 16: so are the bits."""
-    inputs, mask = on_gpu((*sizes[:5], dim)), Mask(causal=causal)
-    saved = forward(inputs, mask)
-    split, fused = (hopper(design).backward(*inputs, saved, mask) for design in (Design.SPLIT, Design.FUSED))
-    same(split, fused, "dk", "dv", "delta")
-
-
-@designs
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_padding_holds_touches_nothing(design: Design, value: float, causal: bool, dim: int) -> None:
+def test_what_padding_holds_touches_nothing(value: float, causal: bool, dim: int) -> None:
     mask = Mask(causal=causal, key_lengths=LENGTHS)
     q, k, v, do = on_gpu((3, 4, 2, 515, 643, dim))
     saved = forward((q, k, v, do), mask)
@@ -137,24 +109,22 @@ def test_what_padding_holds_touches_nothing(design: Design, value: float, causal
         k, v = k.clone(), v.clone()
         for entry, length in enumerate(LENGTHS):
             k[entry, :, length:], v[entry, :, length:] = filling, filling
-        results.append(hopper(design).backward(q, k, v, do, saved, mask))
+        results.append(HOPPER.backward(q, k, v, do, saved, mask))
     same(results[0], results[1])
 
 
-@designs
-def test_rows_that_see_nothing_are_zero_whatever_others_see(design: Design, dim: int) -> None:
+def test_rows_that_see_nothing_are_zero_whatever_others_see(dim: int) -> None:
     """300 of 500 queries stand before the first of 200 keys, one of which holds NaN."""
     q, k, v, do = on_gpu((1, 2, 1, 500, 200, dim))
     k[:, :, 5] = float("nan")
-    found = hopper(design)(q, k, v, do, Mask(causal=True))
-    assert found.delta is not None
-    assert bool((found.dq[:, :, :300] == 0).all())
-    assert bool((found.delta[:, :, :300] == 0).all())
-    assert bool(found.dq[:, :, 305:].isnan().all())
+    gradients = HOPPER(q, k, v, do, Mask(causal=True))
+    assert gradients.delta is not None
+    assert bool((gradients.dq[:, :, :300] == 0).all())
+    assert bool((gradients.delta[:, :, :300] == 0).all())
+    assert bool(gradients.dq[:, :, 305:].isnan().all())
 
 
-@designs
-def test_large_logits(design: Design, dim: int) -> None:
+def test_large_logits(dim: int) -> None:
     """Scores of +-4e4: one key takes all, so that dV is the sum of dO there, dS is 0, and nothing overflows.
 
     LSE is 40,000, and LSE log2(e) is off by at most 57,708 u of FP32, 0.0035: P of that key is within half an ulp of BF16 of 1.
@@ -163,16 +133,15 @@ def test_large_logits(design: Design, dim: int) -> None:
     q, k, v = (torch.zeros(1, 1, n, dim, dtype=torch.bfloat16, device="cuda") for n in (200, 300, 300))
     q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 300)
     v[..., 0] = torch.arange(300).clamp(max=298)
-    inputs, runs = (q, k, v, torch.ones_like(q)), hopper(design)
-    found = runs.backward(*inputs, saved_of(runs, inputs, Mask(), 1.0), Mask(), 1.0)
-    assert bool((found.dv[..., -1, :] == 200).all())
-    assert bool((found.dv[..., :-1, :] == 0).all())
-    assert bool((found.dq == 0).all())
-    assert bool((found.dk == 0).all())
+    inputs = (q, k, v, torch.ones_like(q))
+    gradients = HOPPER.backward(*inputs, saved_of(HOPPER, inputs, Mask(), 1.0), Mask(), 1.0)
+    assert bool((gradients.dv[..., -1, :] == 200).all())
+    assert bool((gradients.dv[..., :-1, :] == 0).all())
+    assert bool((gradients.dq == 0).all())
+    assert bool((gradients.dk == 0).all())
 
 
-@designs
-def test_strided_inputs(design: Design, dim: int) -> None:
+def test_strided_inputs(dim: int) -> None:
     """Tokens before heads, in rows of twice the length: the bits are those of contiguous ones."""
 
     def strided(x: Tensor) -> Tensor:
@@ -184,16 +153,15 @@ def test_strided_inputs(design: Design, dim: int) -> None:
     q, k, v, do = map(strided, inputs)
     assert not q.is_contiguous()
     saved = forward(inputs, mask)
-    same(hopper(design).backward(q, k, v, do, saved, mask), hopper(design).backward(*inputs, saved, mask))
+    same(HOPPER.backward(q, k, v, do, saved, mask), HOPPER.backward(*inputs, saved, mask))
 
 
-def test_without_a_wish_the_one_kernel_runs_and_the_portable_ones_where_it_cannot(dim: int) -> None:
-    inputs = on_gpu((1, 2, 2, 200, 200, dim))
-    free = replace(hopper(Design.FUSED), kernel=Kernel.AUTO, design=None)
-    assert free(*inputs, Mask()).kernel.startswith(name(Design.FUSED))
-    assert free(*inputs, Mask(window=9)).kernel.startswith("numdev portable backward ")
+def test_of_itself_the_hopper_kernel_runs_and_the_portable_ones_where_it_cannot(dim: int) -> None:
+    inputs, auto = on_gpu((1, 2, 2, 200, 200, dim)), replace(HOPPER, kernel=Kernel.AUTO)
+    assert auto(*inputs, Mask()).kernel.startswith(NAME)
+    assert auto(*inputs, Mask(window=9)).kernel.startswith("numdev portable backward ")
     unread = inputs[3][:, :, :1].expand_as(inputs[3])  # rows that the copy engine does not read
-    assert free(*inputs[:3], unread, Mask()).kernel.startswith("numdev portable backward ")
+    assert auto(*inputs[:3], unread, Mask()).kernel.startswith("numdev portable backward ")
 
 
 RUNS: list[tuple[Sizes, Mask]] = [
@@ -203,13 +171,12 @@ RUNS: list[tuple[Sizes, Mask]] = [
 ]
 
 
-@designs
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
 @pytest.mark.parametrize(("sizes", "mask"), RUNS, ids=["causal lengths", "none", "causal"])
-def test_a_thousand_launches_give_the_same_bits(design: Design, sizes: Sizes, mask: Mask, beside: bool, dim: int) -> None:
+def test_a_thousand_launches_give_the_same_bits(sizes: Sizes, mask: Mask, beside: bool, dim: int) -> None:
     inputs = on_gpu((*sizes[:5], dim))
-    saved, backward = forward(inputs, mask), hopper(design)
-    first = backward.backward(*inputs, saved, mask).tensors()
+    saved = forward(inputs, mask)
+    first = HOPPER.backward(*inputs, saved, mask).tensors()
     other, busy = torch.cuda.Stream(), torch.randn(2048, 2048, dtype=torch.bfloat16, device="cuda")
     different = torch.zeros((), dtype=torch.int64, device="cuda")
     for launch in range(1000):
@@ -217,6 +184,6 @@ def test_a_thousand_launches_give_the_same_bits(design: Design, sizes: Sizes, ma
             with torch.cuda.stream(other):
                 for _ in range(6):
                     busy @ busy
-        again = backward.backward(*inputs, saved, mask).tensors()
+        again = HOPPER.backward(*inputs, saved, mask).tensors()
         different += sum((first[each] != again[each]).sum() for each in first)
     assert int(different) == 0

@@ -1,14 +1,11 @@
-"""How the portable kernel divides the keys of few queries where it is left to choose."""
+"""Split-KV of the portable kernel: how it divides the keys of few queries of itself, and how it combines."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16
@@ -17,7 +14,7 @@ from numdev.attention import triton as fast
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.splits import IDLE, split_count
+from numdev.attention.kernels.launch import split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
@@ -30,21 +27,6 @@ from tests.budget import kernel_budget
 from tests.cases import POLICIES, draw, lse_of, on
 
 SMALL = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)
-
-
-@given(st.integers(1, 400), st.integers(1, 200_000), st.sampled_from([16, 64, 128]), st.integers(1, 200))
-def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: int, multiprocessors: int) -> None:
-    splits, tiles = split_count(blocks, keys, bc, multiprocessors), math.ceil(keys / bc)
-    assert 1 <= splits <= tiles
-    assert all(part for part in Tiling(bc=bc, splits=splits).key_tiles(keys))
-    if splits < tiles:
-        assert blocks * splits >= (1 - IDLE) * multiprocessors
-    assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
-
-
-def test_one_sequence_with_eight_kv_heads_occupies_an_h200() -> None:
-    assert split_count(8, 16384, 64, 132) == 16
-    assert split_count(128, 16384, 64, 132) == 1
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 150, 24), (1, 1, 1, 3, 200, 16)], ids=str)

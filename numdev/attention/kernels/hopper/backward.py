@@ -1,0 +1,582 @@
+"""The backward pass for Hopper GPUs in one kernel, with additions to dQ in a fixed order, in Gluon.
+
+A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and visits every tile of queries of every head
+that shares them. It accumulates dK and dV in registers and computes its share of dQ, which a storing warp passes to the copy
+engine. The programs do so in a fixed order: the first stores its share in an FP32 workspace, the others add theirs one after the
+other. `numdev.attention.kernels.hopper.order` has the walk, the order, and the reason why there is no deadlock. Every launch
+gives the same bits. Each tile takes five products:
+
+    S^T = K Q^T,  P^T = 2^(scale log2(e) S^T - LSE log2(e)),  dP^T = V dO^T,  dS^T = P^T o (dP^T - delta)
+    dV += F(P^T) dO,  dK += F(dS^T) Q,  dQ += F(dS) K;  dK times scale here, dQ where the workspace is converted
+
+The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, the rest in FP32. The readable counterpart is
+`numdev.attention.kernels.backward`.
+
+Everything is transposed, keys down and queries across, since P^T and dS^T then leave the accumulator in the layout in which the
+next product reads them from registers. dS^T passes through shared memory too, since each group's part of dQ needs all 128 keys:
+group w computes 64 columns of it at d = 128, 64 rows at d = 64. The loop is rotated: S of the next tile is computed together with
+the products of the current one.
+
+Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
+
+| barrier (one for each) | arrivals | who arrives | who waits |
+|---|---|---|---|
+| kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
+| q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
+| q_empty (stage) | 2 | each group, after dK, which comes after dV | the loader, before the next Q and the next dO there |
+| ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
+| dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer |
+| dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
+| k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
+
+Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: the storer waits until
+the counter equals its rank (acquire), and increments it when its own addition has been performed (release).
+
+Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
+queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program per multiprocessor. Registers per thread for dK, dV,
+S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of dP.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from numdev.attention.kernels.hopper import order
+from numdev.attention.kernels.hopper.primitives import (
+    add_to_global,
+    aggregate,
+    await_kernel_before,
+    await_turn,
+    barriers,
+    let_kernel_after_start,
+    pass_turn_on,
+    performed,
+    thread_barrier,
+)
+
+place = gluon.jit(order.place)
+unit_at = gluon.jit(order.unit_at)
+rank_at = gluon.jit(order.rank_at)
+first_unit = gluon.jit(order.first_unit)
+first_whole = gluon.jit(order.first_whole)
+
+KEYS = gl.constexpr(64)  # of a computing warp group: one wgmma instruction is 64 rows
+TILE = gl.constexpr(order.TILE)
+NEVER = gl.constexpr(2**31 - 1)
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+class Code(NamedTuple):
+    """Constants of one compiled kernel.
+
+    Attributes:
+        br: queries of a tile: 64 or 128.
+        dim: head_dim.
+        stages: buffers for Q, and for dO.
+        dtype: of inputs and outputs.
+        causal: whether a query sees no key after its own position.
+        masked: whether a tile of keys can hold keys that do not exist.
+        padded: whether k and v exist beyond a batch entry's last key, and may hold anything there.
+        grouped: whether query heads share a KV head.
+        registers: of a computing thread.
+    """
+
+    br: int
+    dim: int
+    stages: int
+    dtype: Any
+    causal: bool
+    masked: bool
+    padded: bool
+    grouped: bool
+    registers: int
+
+
+@aggregate
+class Setting:
+    """The constants of `Code`, and what follows from them.
+
+    Attributes:
+        per: tiles of queries in a unit.
+        s, o, p: layouts of S^T and dP^T [KEYS, br], of dK and dV [KEYS, dim], and of P^T and dS^T as operands.
+        dq: layout of a warp group's part of dQ [64, 64].
+        query, key: layouts of a number for each query, and for each key of S^T.
+        rows: layout of a buffer [KEYS, dim] that is cleared.
+    """
+
+    __annotations__ = dict.fromkeys((*Code._fields, "per", "s", "o", "p", "dq", "query", "key", "rows"), gl.constexpr)
+
+    @gluon.constexpr_function
+    def __init__(self, code):
+        for name in code._fields:
+            setattr(self, name, gl.constexpr(getattr(code, name)))
+        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.br, 16])
+        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 16])
+        self.per = gl.constexpr(128 // code.br)
+        self.s = gl.constexpr(s)
+        self.o = gl.constexpr(o)
+        self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))
+        self.dq = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+        self.query = gl.constexpr(gl.SliceLayout(0, s))
+        self.key = gl.constexpr(gl.SliceLayout(1, s))
+        self.rows = gl.constexpr(gl.BlockedLayout([1, 8], [256 // code.dim, code.dim // 8], [4, 1], [1, 0]))
+
+
+@aggregate
+class Work:
+    """A program's tile of keys, and its walk: `count` units for each query head, of which the last `edge` need a mask.
+
+    `length` is the number of keys that exist, `shift` how much further than its own number a query sees.
+    """
+
+    tile: gl.tensor
+    tiles: gl.tensor
+    b: gl.tensor
+    kv: gl.tensor
+    heads: gl.tensor
+    shared_by: gl.tensor
+    units: gl.tensor
+    walkers: gl.tensor
+    count: gl.tensor
+    edge: gl.tensor
+    length: gl.tensor
+    shift: gl.tensor
+
+
+@aggregate
+class Tensors:
+    """Descriptors for the copy engine: `[batch, heads, tokens, dim]`; lse2 and delta are `[batch, heads, queries]` in FP32."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    do: tma.tensor_descriptor
+    lse2: tma.tensor_descriptor
+    delta: tma.tensor_descriptor
+    dk: tma.tensor_descriptor
+    dv: tma.tensor_descriptor
+
+
+@aggregate
+class Shared:
+    """Buffers in shared memory, and the barriers of the table above."""
+
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor
+    lse2: gl.shared_memory_descriptor
+    delta: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    kv_full: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    do_full: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor
+    dq_full: gl.shared_memory_descriptor
+    dq_empty: gl.shared_memory_descriptor
+    k_done: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers):
+    """The program's tile: `together` KV heads start together, the tile with the longest walk of each first.
+
+    `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `shift` how many more keys than queries there
+    are, `heads` query heads, and `shared_by` query heads per KV head. `together` divides the number of KV heads of all batch
+    entries; `walkers` tiles form a group with shifted walks.
+    """
+    tile, head = place(gl.program_id(0), tiles, together)
+    kv_heads = heads // shared_by
+    b = head // kv_heads
+    length = keys
+    if setting.masked:
+        length = gl.load(lengths + b)
+    first = first_unit(tile, shift, setting.causal)
+    count = units - first
+    edge = tile * 0
+    if setting.causal:
+        edge = first_whole(tile, shift, units, setting.causal) - first
+    if setting.masked:
+        edge = gl.where((tile + 1) * TILE > length, count, edge)
+        count = gl.where(tile * TILE < length, count, 0)
+        edge = gl.minimum(edge, count)
+    full = (length + TILE - 1) // TILE
+    return Work(tile, full, b, head % kv_heads, heads, shared_by, units, walkers, count, edge, length, shift)
+
+
+@gluon.jit
+def row_at(setting, work, t):
+    """The first query of tile t of the walk; the tiles of a unit are visited upwards."""
+    unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
+    return unit * TILE + (t % setting.per) * setting.br
+
+
+@gluon.jit
+def load_keys(setting, d_k, d_v, k, v, full, work):
+    """The tile's K and V: a buffer of each for each computing warp group."""
+    mbarrier.expect(full.index(0), 2 * (d_k.block_type.nbytes + d_v.block_type.nbytes))
+    for w in gl.static_range(2):
+        key = work.tile * TILE + KEYS * w
+        tma.async_copy_global_to_shared(d_k, [work.b, work.kv, key, 0], full.index(0), k.index(w))
+        tma.async_copy_global_to_shared(d_v, [work.b, work.kv, key, 0], full.index(0), v.index(w))
+
+
+@gluon.jit
+def load_tile(setting, shared, descs, i, b, h, row):
+    """Load Q with its LSE, then dO with its delta, of one tile of queries, when their buffers are free."""
+    at = i % setting.stages
+    mbarrier.wait(shared.q_empty.index(at), ((i // setting.stages) & 1) ^ 1)
+    mbarrier.expect(shared.q_full.index(at), descs.q.block_type.nbytes + descs.lse2.block_type.nbytes)
+    tma.async_copy_global_to_shared(descs.lse2, [b, h, row], shared.q_full.index(at), shared.lse2.index(at))
+    tma.async_copy_global_to_shared(descs.q, [b, h, row, 0], shared.q_full.index(at), shared.q.index(at))
+    mbarrier.expect(shared.do_full.index(at), descs.do.block_type.nbytes + descs.delta.block_type.nbytes)
+    tma.async_copy_global_to_shared(descs.delta, [b, h, row], shared.do_full.index(at), shared.delta.index(at))
+    tma.async_copy_global_to_shared(descs.do, [b, h, row, 0], shared.do_full.index(at), shared.do.index(at))
+
+
+@gluon.jit
+def load(setting, shared, work, descs):
+    """The loading warp: K and V, then every tile of queries in the order of the walk, head after head."""
+    load_keys(setting, descs.k, descs.v, shared.k, shared.v, shared.kv_full, work)
+    await_kernel_before()  # which computes lse2 and delta
+    i = 0
+    for g in range(work.shared_by):
+        for t in range(work.count * setting.per):
+            load_tile(setting, shared, descs, i, work.b, work.kv * work.shared_by + g, row_at(setting, work, t))
+            i += 1
+
+
+@gluon.jit
+def clear(setting, buffer, tail):
+    """Zero the rows of a buffer `[KEYS, dim]` from `tail` on: their P is 0, but 0 times NaN would be NaN."""
+    rows = gl.arange(0, KEYS, gl.SliceLayout(1, setting.rows))
+    buffer.store(gl.where(gl.expand_dims(rows, 1) < tail, buffer.load(setting.rows), 0.0))
+
+
+@gluon.jit
+def own_keys(w: gl.constexpr, setting, shared, work):
+    """K and V `[KEYS, dim]` of group w in shared memory, rows that do not exist cleared."""
+    k = shared.k.index(w).reshape((KEYS, setting.dim))
+    v = shared.v.index(w).reshape((KEYS, setting.dim))
+    mbarrier.wait(shared.kv_full.index(0), 0)
+    if setting.padded:
+        tail = work.length - work.tile * TILE - KEYS * w
+        if tail < KEYS:
+            clear(setting, k, tail)
+            clear(setting, v, tail)
+            fence_async_shared()
+            thread_barrier()
+    return k, v
+
+
+@gluon.jit
+def probabilities(w: gl.constexpr, setting, work, s, lse2, row, scale2, MASK: gl.constexpr):
+    """`P^T = 2^(scale2 S^T - lse2) [KEYS, br]`, normalised by the forward pass; 0 where a key is not seen."""
+    p = gl.exp2(s * scale2 - gl.expand_dims(lse2, 0))
+    if MASK:
+        keys = work.tile * TILE + KEYS * w + gl.arange(0, KEYS, setting.key)
+        rows = row + gl.arange(0, setting.br, setting.query)
+        sees = gl.full([KEYS], 0, gl.int32, setting.key)
+        if setting.causal:
+            sees = keys - work.shift
+        if setting.masked:
+            sees = gl.where(keys < work.length, sees, NEVER)
+        p = gl.where(gl.expand_dims(rows, 0) >= gl.expand_dims(sees, 1), p, 0.0)
+    return p
+
+
+@gluon.jit
+def leave(w: gl.constexpr, setting, work, desc, buffer, x):
+    """Store dK or dV `[KEYS, dim]` of group w through a buffer of its own; 0 for keys that do not exist."""
+    if setting.masked:
+        keys = work.tile * TILE + KEYS * w + gl.arange(0, KEYS, gl.SliceLayout(1, setting.o))
+        x = gl.where(gl.expand_dims(keys, 1) < work.length, x, 0.0)
+    buffer.reshape((KEYS, setting.dim)).store(x.to(setting.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(desc, [work.b, work.kv, work.tile * TILE + KEYS * w, 0], buffer)
+
+
+@gluon.jit
+def store_tile(setting, shared, work, d_dq, turns, i, h, t):
+    """Store or add dQ of tile t of the walk of head h, tile i of the stream: the first program in the order stores it."""
+    at = i % 2
+    parity = (i // 2) & 1
+    unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
+    tile = unit * setting.per + t % setting.per
+    rank = rank_at(unit, work.tile, work.tiles, work.walkers, setting.causal)
+    turn = turns + (work.b * work.heads + h) * work.units * setting.per + tile
+    mbarrier.wait(shared.dq_full.index(at * 2), parity)
+    mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
+    await_turn(turn, rank)
+    thread_barrier()
+    for w in gl.static_range(2):
+        row = tile * setting.br
+        column = w * 64
+        if setting.dim == 64:
+            row = row + w * 64
+            column = 0
+        if rank == 0:
+            tma.async_copy_shared_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
+        else:
+            add_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
+    tma.store_wait(0)
+    thread_barrier()  # the lane that has waited need not be the lane that arrives
+    mbarrier.arrive(shared.dq_empty.index(at * 2), count=1)
+    mbarrier.arrive(shared.dq_empty.index(at * 2 + 1), count=1)
+    pass_turn_on(turn)
+
+
+@gluon.jit
+def store(setting, shared, work, d_dq, turns):
+    """The storing warp: the program's share of dQ of every tile of queries, in the order of the walk."""
+    await_kernel_before()  # which sets the counters to 0
+    let_kernel_after_start()
+    i = 0
+    for g in range(work.shared_by):
+        for t in range(work.count * setting.per):
+            store_tile(setting, shared, work, d_dq, turns, i, work.kv * work.shared_by + g, t)
+            i += 1
+    performed()
+
+
+@gluon.jit
+def scores(setting, shared, k, at):
+    """`S^T = K Q^T [KEYS, br]` of the tile of queries in buffer `at`, in flight."""
+    zeros = gl.zeros([KEYS, setting.br], gl.float32, setting.s)
+    q = shared.q.index(at).reshape((setting.br, setting.dim)).permute((1, 0))  # [dim, br]
+    return warpgroup_mma(k, q, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def value_products(setting, shared, v, at):
+    """`dP^T = V dO^T [KEYS, br]`, in flight."""
+    zeros = gl.zeros([KEYS, setting.br], gl.float32, setting.s)
+    do = shared.do.index(at).reshape((setting.br, setting.dim)).permute((1, 0))  # [dim, br]
+    return warpgroup_mma(v, do, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def row_of(setting, buffer, at):
+    """LSE or delta `[br]` of the tile of queries in buffer `at`."""
+    return buffer.index(at).reshape((setting.br,)).load(setting.query)
+
+
+@gluon.jit
+def as_operand(setting, x):
+    return gl.convert_layout(x.to(setting.dtype), setting.p)
+
+
+@gluon.jit
+def query_product(w: gl.constexpr, setting, shared, b):
+    """Group w's `[64, 64]` of `dQ = dS K`, from both groups' dS^T in buffer b, in flight."""
+    zeros = gl.zeros([64, 64], gl.float32, setting.dq)
+    first = shared.ds.index(b * 2)  # [KEYS, br]
+    second = shared.ds.index(b * 2 + 1)
+    k_first = shared.k.index(0).reshape((KEYS, setting.dim))
+    k_second = shared.k.index(1).reshape((KEYS, setting.dim))
+    if setting.dim == 128:
+        k_first = k_first.slice(w * 64, 64, dim=1)
+        k_second = k_second.slice(w * 64, 64, dim=1)
+    else:
+        first = first.slice(w * 64, 64, dim=1)
+        second = second.slice(w * 64, 64, dim=1)
+    dq = warpgroup_mma(first.permute((1, 0)), k_first, zeros, use_acc=False, is_async=True)
+    return warpgroup_mma(second.permute((1, 0)), k_second, dq, is_async=True)
+
+
+@gluon.jit
+def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, scale2, MASK: gl.constexpr):
+    """Process one tile of queries, i of the stream, whose S is already computed; dk and dv are `[KEYS, dim]`.
+
+    After the last tile the next S is computed from a buffer that is no longer filled; its result is not used.
+    """
+    at = i % setting.stages
+    parity = (i // setting.stages) & 1
+    q = shared.q.index(at).reshape((setting.br, setting.dim))
+    do = shared.do.index(at).reshape((setting.br, setting.dim))
+    mbarrier.wait(shared.do_full.index(at), parity)
+    dp = value_products(setting, shared, v, at)  # [KEYS, br]
+    p = probabilities(w, setting, work, s, row_of(setting, shared.lse2, at), row, scale2, MASK)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    delta = row_of(setting, shared.delta, at)
+    ds = p * (dp - gl.expand_dims(delta, 0))
+    p_operand = as_operand(setting, p)
+    ds_rounded = ds.to(setting.dtype)
+    dv_next = warpgroup_mma(p_operand, do, dv, is_async=True)  # [KEYS, dim]
+    b = i % 2
+    b_parity = (i // 2) & 1
+    shared.ds.index(b * 2 + w).store(ds_rounded)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(b), count=1)
+    dk_next = warpgroup_mma(gl.convert_layout(ds_rounded, setting.p), q, dk, is_async=True)  # [KEYS, dim]
+    mbarrier.wait(shared.ds_full.index(b), b_parity)
+    dq = query_product(w, setting, shared, b)  # [64, 64]
+    dv = warpgroup_mma_wait(3, deps=(dv_next,))
+    dk = warpgroup_mma_wait(2, deps=(dk_next,))
+    mbarrier.arrive(shared.q_empty.index(at), count=1)  # of dO too
+    at_next = (i + 1) % setting.stages
+    mbarrier.wait(shared.q_full.index(at_next), ((i + 1) // setting.stages) & 1, pred=i + 1 < last)
+    s_next = scores(setting, shared, k, at_next)
+    dq = warpgroup_mma_wait(1, deps=(dq,))
+    mbarrier.wait(shared.dq_empty.index(b * 2 + w), b_parity ^ 1)
+    shared.dq.index(b * 2 + w).reshape((64, 64)).store(dq)
+    fence_async_shared()
+    mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1)
+    s = warpgroup_mma_wait(0, deps=(s_next,))  # if a product stayed in flight across iterations, the compiler would wait for each
+    return s, dk, dv
+
+
+@gluon.jit
+def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
+    """The tiles of queries of one head: those that need no mask, then those at the edge of the mask."""
+    whole = (work.count - work.edge) * setting.per
+    for t in range(whole):
+        s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, 0, scale2, False)
+    if setting.causal or setting.masked:
+        for t in range(whole, work.count * setting.per):
+            s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, row_at(setting, work, t), scale2, True)
+    return s, dk, dv
+
+
+@gluon.jit
+def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
+    """Computing warp group w: keys `64 w` to `64 w + 63` of the tile."""
+    dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
+    dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
+    k, v = own_keys(w, setting, shared, work)
+    last = work.count * setting.per * work.shared_by
+    mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
+    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
+    if setting.grouped:
+        for g in range(work.shared_by):
+            s, dk, dv = walk(w, setting, shared, work, g * work.count * setting.per, last, s, dk, dv, k, v, scale2)
+    else:
+        s, dk, dv = walk(w, setting, shared, work, 0, last, s, dk, dv, k, v, scale2)
+    leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
+    mbarrier.arrive(shared.k_done.index(0), count=1)
+    mbarrier.wait(shared.k_done.index(0), 0)
+    leave(w, setting, work, tensors.dk, shared.k.index(w), dk * scale)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "heads", "shared_by", "together", "walkers"])
+def gradients(
+    d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, turns, lengths, scale2, scale,
+    tiles, units, keys, shift, heads, shared_by, together, walkers, CODE: gl.constexpr,
+):  # fmt: skip
+    """One program: a loading warp, a storing one and two computing warp groups, over one tile of keys.
+
+    d_dq describes the workspace `[batch, heads, rows, dim]` in FP32, for dQ without its scale; `turns` is 0 at the start, and
+    `scale2` is `scale log2(e)`.
+    """
+    setting = Setting(CODE)
+    work = work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers)
+    tensors = Tensors(d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv)
+    STAGES: gl.constexpr = CODE.stages
+    REGISTERS: gl.constexpr = CODE.registers
+    DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS.value, CODE.br], CODE.dtype)
+    shared = Shared(
+        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.br, CODE.dim], d_q.layout),
+        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.br, CODE.dim], d_do.layout),
+        gl.allocate_shared_memory(CODE.dtype, [2, 1, 1, KEYS, CODE.dim], d_k.layout),
+        gl.allocate_shared_memory(CODE.dtype, [2, 1, 1, KEYS, CODE.dim], d_v.layout),
+        gl.allocate_shared_memory(CODE.dtype, [4, KEYS, CODE.br], DS),
+        gl.allocate_shared_memory(gl.float32, [4, 1, 1, 64, 64], d_dq.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_lse2.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_delta.layout),
+        barriers(STAGES, 2),
+        barriers(1, 1),
+        barriers(STAGES, 1),
+        barriers(STAGES, 1),
+        barriers(2, 2),
+        barriers(4, 1),
+        barriers(4, 1),
+        barriers(1, 2),
+    )
+    gl.warp_specialize(
+        [
+            (compute, (0, setting, shared, work, tensors, scale2, scale)),
+            (compute, (1, setting, shared, work, tensors, scale2, scale)),
+            (load, (setting, shared, work, tensors)),
+            (store, (setting, shared, work, d_dq, turns)),
+        ],
+        [4, 1, 1],
+        [REGISTERS, 24, 24],
+    )
+
+
+@triton.jit(do_not_specialize=["queries", "rows_of_head", "heads"])
+def preprocess(
+    out, do, lse, lse2, delta, turns, queries, rows_of_head, heads, DIM: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr
+):
+    """`delta_i = sum_d dO_id O_id` in FP32, `lse2 = LSE log2(e)`, and a 0 in `turns` for each PART rows.
+
+    out, do and lse are views; lse2 and delta are `[batch, heads, rows_of_head]`, a multiple of ROWS. Rows that see no key and
+    rows beyond the last have lse2 of infinity, so that their P is 0, and a delta of 0.
+    """
+    tl.extra.cuda.gdc_launch_dependents()
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    tl.store(turns + first // PART, 0)
+    head = first // rows_of_head
+    b = head // heads
+    h = head % heads
+    row = (first % rows_of_head) + tl.arange(0, ROWS)  # [ROWS]
+    is_row = row < queries
+    inner = tl.arange(0, DIM)[None, :]
+    o_out = b * out.batch + h * out.head + row[:, None] * out.row + inner * out.dim
+    o_do = b * do.batch + h * do.head + row[:, None] * do.row + inner * do.dim
+    product = tl.load(out.at + o_out, mask=is_row[:, None], other=0.0).to(tl.float32)
+    product *= tl.load(do.at + o_do, mask=is_row[:, None], other=0.0).to(tl.float32)  # [ROWS, DIM]
+    value = tl.load(lse.at + b * lse.batch + h * lse.head + row * lse.row, mask=is_row, other=float("-inf"))  # [ROWS]
+    empty = value == float("-inf")
+    at = first + tl.arange(0, ROWS)
+    tl.store(delta + at, tl.where(empty, 0.0, tl.sum(product, 1)))
+    tl.store(lse2 + at, tl.where(empty, float("inf"), value * LOG2E))
+
+
+@triton.jit
+def additions(unit, keys, shift, CAUSAL: tl.constexpr):
+    """How many tiles of `keys` keys hold a key that a unit of queries sees; query i sees keys up to `i + shift`."""
+    seen = keys
+    if CAUSAL:
+        seen = tl.minimum(keys, (unit + 1) * TILE + shift)
+    return (seen + TILE - 1) // TILE
+
+
+@triton.jit(do_not_specialize=["queries", "rows_of_head", "heads", "shift"])
+def convert(
+    total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift,
+    DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 for batch entries without keys, where total is unset.
+
+    It may start while the kernel that computes `total` still runs, and waits for the counter of its tile of BR queries.
+    """
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    head = first // rows_of_head
+    b = head // heads
+    at = first % rows_of_head
+    row = at + tl.arange(0, ROWS)  # [ROWS]
+    inner = tl.arange(0, DIM)[None, :]
+    is_row = (row < queries)[:, None] & (inner < DIM)
+    keys = tl.load(lengths + b)
+    needed = additions(at // TILE, keys, shift, CAUSAL)
+    while tl.atomic_add(turns + first // BR, 0, sem="acquire", scope="gpu") < needed:
+        tl.inline_asm_elementwise("nanosleep.u32 256; mov.u32 $0, 0;", "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
+    x = tl.load(total + (first + tl.arange(0, ROWS))[:, None] * DIM + inner, mask=is_row & (keys > 0), other=0.0)  # [ROWS, DIM]
+    o_dq = b * dq.batch + (head % heads) * dq.head + row[:, None] * dq.row + inner * dq.dim
+    tl.store(dq.at + o_dq, (x * scale).to(dq.at.dtype.element_ty), mask=is_row)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.extra.cuda.gdc_wait()  # so that this kernel ends after its predecessor, whose dK and dV it does not read

@@ -1,0 +1,214 @@
+"""Which requests the Hopper kernels can run, their pinned launch settings, and the list of tiles of each forward program.
+
+Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numdev.attention.accepts import ALL, BINARY, RECOMPUTE, Accepts, of
+from numdev.attention.kernels.hopper.order import TILE, group_of
+from numdev.attention.mask import Mask
+from numdev.attention.softmax import DeltaForm, Exponential, OnlineSoftmax
+from numdev.attention.tiling import Order
+
+ROWS = 64  # of one computing warp group
+_ALIGNED = 16  # bytes of which every address and stride is a multiple (CUDA C++ Programming Guide, tensor maps)
+_L2_BYTES = 24e6  # half of the L2 cache of an H100: what the heads that are processed together may read
+_TILE_COST = 1.0  # cost of beginning and ending a tile, in blocks of keys; an estimate, since the lists hardly depend on it
+_SHORT = 4096  # keys: below this, causal tiles of 192 rows waste more on the diagonal than the third group gains
+
+BACKWARD = "numdev hopper backward, one kernel"
+"""The name of the backward kernel in `KernelLaunch`."""
+QUERIES = {64: 128, 128: 64}
+"""Queries in a tile of the backward kernel, by head_dim: the fastest of those tried on an H200 that spill no matrix to memory."""
+STAGES, REGISTERS = 2, 240  # of the backward kernel: buffers for Q and for dO, and registers of a computing thread
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Computing warp groups, buffers for K and V, registers of a computing thread, and keys of a block."""
+
+    groups: int
+    stages: int
+    registers: int
+    bc: int = 128
+
+    @property
+    def br(self) -> int:
+        return ROWS * self.groups
+
+
+# By head_dim and Br; `python -m benchmarks.hopper` compares others. Three groups overlap exponentials and products best,
+# but do not fit into the registers at d = 128. At d = 256, O takes 128 registers per thread, and blocks of 64 keys the rest.
+SHAPES = {
+    (64, 128): Shape(2, 2, 240),
+    (64, 192): Shape(3, 2, 160),
+    (128, 128): Shape(2, 2, 240),
+    (256, 128): Shape(2, 2, 240, 64),
+}
+
+
+def keys_of_block(head_dim: int) -> int:
+    """The Bc of the forward kernel, which leaves registers for O and shared memory for two blocks each of K and V."""
+    return SHAPES[head_dim, 128].bc if head_dim in (64, 128, 256) else 128
+
+
+def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
+    """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems and at larger d."""
+    slow_causal = mask.causal and (keys < _SHORT or is_unaligned(queries, keys))
+    return 192 if head_dim == 64 and not slow_causal else 128
+
+
+def is_unaligned(queries: int, keys: int) -> bool:
+    """Whether a causal limit crosses more than one block of keys in the rows of a warp group.
+
+    That needs a second loop, which costs three groups an eighth of their speed even if it never iterates: with their few
+    registers, the compiler then moves halves of P between registers in both loops (seen with triton 3.6).
+    """
+    return (keys - queries) % ROWS != 0
+
+
+# Of a `Triton`, whose products are of FP32 alone. Keys are visited from the last to the first; scores have a folded log2(e).
+_FORWARD = Accepts(
+    object,
+    "tiling",
+    fmt=BINARY,
+    order=(None, Order.REVERSE),
+    splits=(None, 1),
+    softmax=Accepts(OnlineSoftmax, "softmax", exp=Accepts(Exponential, binary=(True,))),
+    **of("br bc products kernel", ALL),
+)
+# Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
+_BACKWARD = Accepts(
+    object,
+    "tiling",
+    fmt=BINARY,
+    recompute=RECOMPUTE.but(delta=(DeltaForm.OUTPUT,), exponential=Accepts(Exponential, binary=(True,))),
+    **of("forward tf32 kernel", ALL),
+)
+_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
+
+
+def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str | None:
+    """Why the forward kernel cannot run a request; None if it can. `settings` is a `numdev.Triton`."""
+    head_dim = q.shape[-1]
+    if (reason := _refusal((64, 128, 256), settings, q=q, k=k, v=v)) is not None:
+        return reason
+    if settings.bc not in (None, bc := keys_of_block(head_dim)):
+        return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
+    if (head_dim, settings.br or 128) not in SHAPES:
+        return f"its Br is 128, or 192 at d = 64, not {settings.br}"
+    refused = _FORWARD.refusal(settings) or _MASK.refusal(mask)
+    return misalignment(q=q, k=k, v=v) if refused is None else str(refused)
+
+
+def backward_refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: Any, processors: int) -> str | None:
+    """Why the backward kernel cannot run a request on so many multiprocessors; `settings` is a `TritonBackward`."""
+    if (reason := _refusal(tuple(QUERIES), settings, q=q, k=k, v=v, do=do)) is not None:
+        return reason
+    if (refused := _BACKWARD.refusal(settings) or _MASK.refusal(mask)) is not None:
+        return str(refused)
+    if (programs := waiting(q.shape[2], mask)) > processors:
+        return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
+    return misalignment(q=q, k=k, v=v, do=do)
+
+
+def _refusal(dims: tuple[int, ...], settings: Any, **tensors: Tensor) -> str | None:
+    q, v = tensors["q"], tensors["v"]
+    head_dim = q.shape[-1]
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"it takes fp16 and bf16, not {settings.fmt.name}"
+    if head_dim not in dims:
+        *first, last = dims
+        return f"it takes head_dim {', '.join(map(str, first))} and {last}, not {head_dim}"
+    if v.shape[-1] != head_dim:
+        return f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"
+    return next((f"{name} is {x.dtype} and q {q.dtype}" for name, x in tensors.items() if x.dtype != q.dtype), None)
+
+
+def misalignment(**tensors: Tensor) -> str | None:
+    """The reason why the copy engine (TMA) cannot read one of these tensors, the first such one; None if it can read all."""
+    for name, tensor in tensors.items():
+        strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1][:-1]
+        starts = all(s > 0 and s * tensor.element_size() % _ALIGNED == 0 for s in strides)
+        if tensor.stride(-1) != 1 or tensor.data_ptr() % _ALIGNED or not starts:
+            return f"the copy engine needs {name} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
+    return None
+
+
+def heads_in_cache(tokens: int, head_dim: int) -> int:
+    """How many pairs of tensors `[tokens, head_dim]` of 16 bits share half of the cache; at least one."""
+    return max(1, int(_L2_BYTES / (4 * tokens * head_dim)))
+
+
+def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
+    """How many of the first queries see no key, which no program of the backward kernel visits."""
+    return max(0, queries - keys) if mask.causal else 0
+
+
+def waiting(queries: int, mask: Mask) -> int:
+    """How many programs of the backward kernel may wait for each other, and so must all be running at the same time.
+
+    Launches beside it in other streams take multiprocessors from it: docs/reference/kernels.md says what is safe then.
+    """
+    return 1 if mask.causal else group_of(math.ceil(queries / TILE))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the list of tiles of the forward kernel depends on; `lengths` are the keys of each batch entry."""
+
+    heads: int
+    group: int
+    queries: int
+    keys: int
+    br: int
+    causal: bool
+    lengths: tuple[int, ...]
+    programs: int
+    bc: int
+
+    def blocks(self, row: int, length: int) -> int:
+        """How many blocks of keys the tile with first row `row` visits: at least one, whose keys may all be masked."""
+        count = math.ceil(length / self.bc)
+        if self.causal:
+            last = row + self.br - 1 + self.keys - self.queries
+            count = min(count, last // self.bc + 1)
+        return max(count, 1)
+
+
+def schedule(work: Work, head_dim: int) -> Tensor:
+    """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`.
+
+    Each tile is assigned to the program that becomes free first. Without a causal limit the tiles of a head follow one another,
+    so that its K and V stay in the L2 cache; with one, the longest tiles of as many heads as fit into that cache come first.
+    """
+    pairs = [(b, h) for b in range(len(work.lengths)) for h in range(work.heads)]
+    rows = range(0, work.queries, work.br)
+    if work.causal:
+        together = work.group * heads_in_cache(work.keys, head_dim)
+        parts = [pairs[i : i + together] for i in range(0, len(pairs), together)]
+        order = [(row, b, h) for part in parts for row in reversed(rows) for b, h in part]
+    else:
+        order = [(row, b, h) for b, h in pairs for row in rows]
+    grid = min(work.programs, len(order))
+    lists: list[list[tuple[int, int, int, int, int]]] = [[] for _ in range(grid)]
+    free = [(0.0, program) for program in range(grid)]
+    for row, b, h in order:
+        time, program = heapq.heappop(free)
+        count = work.blocks(row, work.lengths[b])
+        lists[program].append((row, b, h, count, work.lengths[b]))
+        heapq.heappush(free, (time + count + _TILE_COST, program))
+    rounds = max(map(len, lists)) + 2  # a program looks one tile ahead, also from the end of its list
+    table = torch.zeros(rounds, grid, 5, dtype=torch.int32)
+    for program, tiles in enumerate(lists):
+        table[: len(tiles), program] = torch.tensor(tiles, dtype=torch.int32)
+    return table

@@ -1,0 +1,205 @@
+"""Requests of the Hopper kernels: which are refused and why, and lists of tiles: every tile once, in balance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numdev.arithmetic.formats import BF16, FP16, FP32
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.kernels.hopper.launch import (
+    QUERIES,
+    SHAPES,
+    Work,
+    backward_refusal,
+    keys_of_block,
+    pinned_br,
+    refusal,
+    schedule,
+    waiting,
+)
+from numdev.attention.kernels.hopper.order import RESIDENT
+from numdev.attention.mask import Mask
+from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute
+from numdev.attention.tiling import Order
+from numdev.attention.triton import Kernel, Triton
+from numdev.errors import Unsupported
+
+BACKWARD = TritonBackward(Triton())
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    queries, keys, batch = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 3))
+    lengths = tuple(draw(st.integers(0, keys)) for _ in range(batch))
+    (br, bc), programs = draw(st.sampled_from([(128, 128), (192, 128), (128, 64)])), draw(st.integers(1, 40))
+    return Work(kv_heads * group, group, queries, keys, br, draw(st.booleans()), lengths, programs, bc)
+
+
+def seen_blocks(work: Work, rows: int, length: int) -> int:
+    """By the mask: blocks up to the last key that any row up to `rows` sees, rows beyond the last query counted too."""
+    last = min(length - 1, rows + work.keys - work.queries) if work.causal else length - 1
+    return max(1, last // work.bc + 1)
+
+
+@given(works())
+def test_lists_have_every_tile_once_without_gaps_and_in_balance(work: Work) -> None:
+    """Each tile goes to the program that is free first, so that loads differ by at most one tile; two empty rounds end a list."""
+    table = schedule(work, 64)
+    counts = table[:, :, 3]
+    assert table.shape[1:] == (min(work.programs, len(work.lengths) * work.heads * -(-work.queries // work.br)), 5)
+    tiles = [tuple(tile) for tile in table.reshape(-1, 5).tolist() if tile[3] > 0]
+    rows = range(0, work.queries, work.br)
+    every = {(row, b, h) for row in rows for b in range(len(work.lengths)) for h in range(work.heads)}
+    assert Counter(tile[:3] for tile in tiles) == Counter(every)
+    for row, b, _, blocks, length in tiles:
+        assert (length, blocks) == (work.lengths[b], seen_blocks(work, row + work.br - 1, length))
+    assert bool(((counts > 0).int().diff(dim=0) <= 0).all())
+    assert int(counts[-2:].sum()) == 0
+    cost = torch.where(counts > 0, counts + 1, 0)
+    assert int(cost.sum(0).max() - cost.sum(0).min()) <= int(cost.max())
+
+
+def test_the_longest_tiles_go_first_under_a_causal_limit() -> None:
+    table = schedule(Work(4, 1, 1024, 1024, 128, True, (1024,), 132, 128), 128)
+    assert table[0, :4, 0].tolist() == [896] * 4
+    assert table[0, :32, 3].tolist() == [n for n in range(8, 0, -1) for _ in range(4)]
+
+
+@given(works())
+def test_a_group_of_rows_passes_over_one_block_of_a_tile_at_most(work: Work) -> None:
+    """With two buffers a group that passed over a second block would wait for one that it holds: the kernel would never end."""
+    for length in work.lengths:
+        for row in range(0, work.queries, work.br):
+            blocks = [seen_blocks(work, top + 63, length) for top in range(row, row + work.br, 64)]
+            assert blocks[-1] == work.blocks(row, length)
+            assert max(blocks) - min(blocks) <= 1
+
+
+def test_every_shape_keeps_to_what_the_kernels_assert() -> None:
+    for (head_dim, br), shape in SHAPES.items():
+        assert 64 * (shape.groups - 1) <= shape.bc == keys_of_block(head_dim)
+        assert shape.br == br
+        assert 128 * (shape.groups * shape.registers + 24) <= 65536, "registers of a multiprocessor"
+    assert all(128 % br == 0 for br in QUERIES.values()), "a unit is a whole number of tiles"
+
+
+def test_three_groups_where_they_gain() -> None:
+    causal = Mask(causal=True)
+    assert pinned_br(64, Mask(), 1024, 1024) == 192
+    assert pinned_br(64, causal, 4096, 4096) == pinned_br(64, causal, 64, 4096) == 192
+    assert pinned_br(64, causal, 2048, 2048) == 128
+    assert pinned_br(64, causal, 4000, 4096) == 128, "the limit crosses two blocks of a warp group"
+    for head_dim in (64, 128, 256):
+        for mask in (Mask(), causal):
+            assert all((head_dim, pinned_br(head_dim, mask, n, 4096)) in SHAPES for n in (1, 100, 4000, 4096))
+
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def tensors(dtype: torch.dtype = torch.bfloat16, dim: int = 64, device: str = "cpu") -> Tensors:
+    """q, k, v and do."""
+    q, k, v, do = (torch.zeros(1, 2, 256, dim, dtype=dtype, device=device) for _ in range(4))
+    return q, k, v, do
+
+
+def reasons(inputs: Tensors, mask: Mask, changes: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Why either pass is refused; a setting that one pass alone has is not tried on the other."""
+    settings: list[Any] = [Triton(), BACKWARD]
+    forward, backward = (
+        replace(each, **{name: value for name, value in changes.items() if hasattr(each, name)}) for each in settings
+    )
+    return refusal(*inputs[:3], mask, forward), backward_refusal(*inputs, mask, backward, 132)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_runs_what_it_is_made_for(dtype: torch.dtype) -> None:
+    fmt = BF16 if dtype == torch.bfloat16 else FP16
+    unrounded = Recompute(output=OutputForDelta.UNROUNDED, exponential=Exponential.EXP2)
+    for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,)), Mask(causal=True, key_lengths=(0,))):
+        for dim in (64, 128):
+            assert reasons(tensors(dtype, dim), mask, {"fmt": fmt}) == (None, None)
+        assert refusal(*tensors(dtype, 256)[:3], mask, Triton(fmt)) is None
+    assert reasons(tensors(dtype), Mask(), {"fmt": fmt, "recompute": unrounded}) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mask", "forward", "backward"),
+    [
+        *(
+            ({"order": order}, Mask(), None if order is Order.REVERSE else "give null or reverse", "tiling.order")
+            for order in Order
+        ),
+        ({"splits": 2}, Mask(), "split", None),
+        ({"bc": 64}, Mask(), "Bc is 128 at d = 64", "tiling.bc"),
+        ({"br": 64}, Mask(), "Br is 128", "tiling.br"),
+        ({}, Mask(window=5), "window", "window"),
+        ({}, Mask(causal=True, window=5), "window", "window"),
+        ({"softmax": OnlineSoftmax(exp=Exponential.EXP)}, Mask(), "softmax.exp", None),
+        ({"softmax": OnlineSoftmax(Normalise.EACH, Exponential.EXP2)}, Mask(), "softmax.normalise: each is not", None),
+        ({"softmax": OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)}, Mask(), "softmax.rescale_threshold", None),
+        ({"recompute": Recompute()}, Mask(), None, "recompute.exponential"),
+        (
+            {"recompute": Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)},
+            Mask(),
+            None,
+            "recompute.delta: probabilities",
+        ),
+    ],
+)
+def test_says_what_it_cannot_run(changes: dict[str, Any], mask: Mask, forward: str | None, backward: str | None) -> None:
+    for words, reason in zip((forward, backward), reasons(tensors(), mask, changes), strict=True):
+        assert reason is None if words is None else words in str(reason)
+
+
+def test_says_which_tensors_it_cannot_run() -> None:
+    q, k, v, do = tensors()
+    flat, wide = torch.zeros(1, 1, 256, 64, dtype=q.dtype).expand(1, 2, 256, 64), tensors(dim=128)[0]
+    shifted = torch.zeros(1, 2, 256, 65, dtype=q.dtype)[..., 1:]
+    cases: list[tuple[Tensors, dict[str, Any], str | None, str]] = [
+        (tensors(torch.float32), {"fmt": FP32}, "it takes fp16 and bf16, not fp32", "not fp32"),
+        (tensors(dim=96), {}, "head_dim 64, 128 and 256, not 96", "head_dim 64 and 128, not 96"),
+        (tensors(dim=256), {}, None, "head_dim 64 and 128, not 256"),
+        ((q, k, wide, do), {}, "v has 128, q 64", "v has 128, q 64"),
+        ((q, k, v, do.float()), {}, None, "do is torch.float32"),
+        ((q, k.mT.contiguous().mT, v, do), {}, "needs k and its rows", "needs k and its rows"),
+        ((q, k, shifted, do), {}, "needs v and its rows", "needs v and its rows"),
+        ((flat, k, v, do), {}, "needs q and its rows", "needs q and its rows"),
+        ((q, k, v, flat), {}, None, "needs do and its rows"),
+    ]
+    for inputs, changes, *expected in cases:
+        for words, reason in zip(expected, reasons(inputs, Mask(), changes), strict=True):
+            assert reason is None if words is None else words in str(reason)
+
+
+@given(st.integers(1, 100_000), st.booleans(), st.integers(1, 200))
+def test_runs_only_where_all_that_wait_for_each_other_run_at_once(queries: int, causal: bool, count: int) -> None:
+    mask = Mask(causal=causal)
+    needed = waiting(queries, mask)
+    assert 1 <= needed <= RESIDENT
+    assert needed == 1 or not causal, "under a causal limit a program waits for earlier ones alone"
+    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, queries, 64)
+    reason = backward_refusal(q, q, q, q, mask, BACKWARD, count)
+    assert (f"{needed} of its programs wait for each other, and the GPU runs {count} at once" == reason) == (needed > count)
+
+
+def test_a_kernel_that_is_named_is_refused_where_it_cannot_run(device: str) -> None:
+    """For a window no Hopper kernel is there, on any GPU."""
+    with pytest.raises(Unsupported, match="the Hopper kernel cannot run this") as error:
+        replace(BACKWARD, kernel=Kernel.HOPPER)(*tensors(device=device), Mask(window=5))
+    assert error.value.field == "backward.kernel"
+
+
+def test_the_addition_of_the_copy_engine_is_still_there() -> None:
+    libtriton = pytest.importorskip("triton._C.libtriton")
+    from numdev.attention.kernels.hopper.primitives import BUILDER
+
+    assert hasattr(libtriton.gluon_ir.GluonOpBuilder, BUILDER)

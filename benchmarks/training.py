@@ -33,16 +33,12 @@ from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import Unsupported
 from numdev.results.environment import environment, resolve_device
 from numdev.training.attend import attend
-from numdev.training.deterministic import deterministic
-from numdev.training.execution import Graphs
-from numdev.training.interception import Seen
-from numdev.training.numerics import Numerics
-from numdev.training.run import Run
-from numdev.training.rung import Rung
+from numdev.training.interception import CallCounts
+from numdev.training.run import Run, deterministic
+from numdev.training.rung import Numerics, Rung
 from numdev.training.state import State
-from numdev.training.step import History, step_of
+from numdev.training.step import History, World, step_of
 from numdev.training.tasks import TextToImage
-from numdev.training.world import World
 
 VANILLA, OWN = "vanilla", "own"
 PUBLISHED = "the paper's section II: flash attention makes forward and backward of its text-to-image model 1.14 times as fast"
@@ -56,14 +52,16 @@ class Contender:
     run: Run
     attention: Differentiable | None
     device: torch.device
-    graphs: Graphs
+    graphs: bool
     trained: bool
 
     def __post_init__(self) -> None:
         self.batch, self.history = self.run.task.batch_of(0, 0), History(1, self.device)
         with self._around() as seen:
             state = State(self.run, self.device)
-            self.step, _ = step_of(self.run, state, self.device, World(), self.graphs, self.batch, seen)
+            self.step, why = step_of(self.run, state, self.device, World(), seen, self.batch, None, self.graphs)
+            if self.graphs and why:
+                raise Unsupported("graphs", why)
             self.step(0, self.batch, self.history)
 
     def steps(self, count: int) -> None:
@@ -72,14 +70,14 @@ class Contender:
                 self.step(0, self.batch, self.history)
 
     @contextmanager
-    def _around(self) -> Iterator[Seen]:
+    def _around(self) -> Iterator[CallCounts]:
         with ExitStack() as stack:
             stack.enter_context(deterministic() if self.trained else nullcontext())
             if self.attention is None:
                 stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
-                yield Seen()
-            elif self.graphs is Graphs.ON and hasattr(self, "step"):
-                yield Seen()  # a replay calls nothing
+                yield CallCounts()
+            elif self.graphs and hasattr(self, "step"):
+                yield CallCounts()  # a replay calls nothing
             else:
                 yield stack.enter_context(attend(self.attention))
 
@@ -107,11 +105,11 @@ def seconds(contenders: dict[str, Contender], device: torch.device, rounds: int,
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def table(task: TextToImage, device: torch.device, graphs: Graphs, rounds: int, *, trained: bool) -> None:
+def table(task: TextToImage, device: torch.device, graphs: bool, rounds: int, *, trained: bool) -> None:
     """One line for each contender, those that refuse with their reason."""
     numerics = Numerics.BF16 if device.type == "cuda" else Numerics.FP32
     made: dict[str, Contender] = {}
-    title = f"graphs {graphs.value}, {'as trained' if trained else 'free'}"
+    title = f"graphs {'on' if graphs else 'off'}, {'as trained' if trained else 'free'}"
     for name, attention in attentions(device).items():
         run = Run(task, Rung(attention or VanillaBackward(), numerics))
         try:
@@ -139,7 +137,7 @@ def main() -> None:
     print(", ".join(f"{name} {facts[name]}" for name in FACTS if name in facts))
     print(f"{sum(x.numel() for x in task.model(0).parameters()):,} parameters, batch {task.batch}; {PUBLISHED}")
     for trained in (True,) if options.quick else (True, False):
-        for graphs in (Graphs.ON, Graphs.OFF) if gpu else (Graphs.OFF,):
+        for graphs in (True, False) if gpu else (False,):
             table(task, device, graphs, 3 if options.quick else 8, trained=trained)
 
 

@@ -205,7 +205,7 @@ def columns() -> Iterator[str]:
     from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.report.reading import configuration
-    from numdev.training import columns as training
+    from numdev.training import weights as training
     from numdev.training.operation import TRAINING
 
     operations = (ATTENTION, ATTENTION_BACKWARD, TRAINING)

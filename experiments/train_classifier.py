@@ -16,8 +16,7 @@ from safetensors.torch import save
 
 from numdev.results.store import write_atomically
 from numdev.training import score
-from numdev.training.data.pictures import Scenes
-from numdev.training.task import Schedule
+from numdev.training.scenes import Scenes
 
 
 def main() -> None:
@@ -25,11 +24,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    weights = score.trained(Schedule(options.steps, 2e-3, 100), batch=64).state_dict()
+    weights = score.trained(options.steps, 2e-3, 100, batch=64).state_dict()
     path = Path(str(files("numdev"))) / "data" / score.FILE
     write_atomically(path, save({name: weight.half().contiguous() for name, weight in weights.items()}))
     held_out = Scenes().held_out(2048, 32)
-    print(path, path.stat().st_size, "bytes", score.score(held_out.pictures, held_out.captions))
+    print(path, path.stat().st_size, "bytes", score.shares(held_out.pictures, held_out.captions))
 
 
 if __name__ == "__main__":

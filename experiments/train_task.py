@@ -3,7 +3,7 @@
     python experiments/train_task.py [small|full|language] [field=value ...] [--threads 2] [--device cpu] [--sheet samples.png]
 
 As in `python experiments/train_task.py small steps=200 spread=1`. Loss on held-out data and seconds per step are printed every 50
-steps, and in the end the score of samples, beside that of the untrained model and of the renderer.
+steps, and in the end the score of samples, beside that of the untrained model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from numdev.training.data.pictures import Scenes
-from numdev.training.task import Batch, Task, rate_at
+from numdev.training.scenes import Scenes
+from numdev.training.task import Batch, Task
 from numdev.training.tasks import Language, TextToImage
 
 TASKS = {"small": TextToImage, "full": TextToImage.full, "language": Language}
@@ -40,7 +40,7 @@ def main() -> None:
     print("untrained: held-out loss", f"{held_out_loss(task, model, options.device):.4f}", "score", before.score)
     train(task, model, options.device)
     after = task.samples(model, 0)
-    print("trained: score", after.score, after.details or after.text[:2])
+    print("trained: score", after.score, *after.text[:2])
     if options.sheet and after.pictures is not None:
         sheet(after.pictures[:64]).save(options.sheet)
 
@@ -56,7 +56,7 @@ def train(task: Task, model: nn.Module, device: str) -> None:
     start = time.perf_counter()
     for step in range(task.steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(task, step)
+            group["lr"] = task.rate_at(step)
         loss = task.loss(model, moved(task.batch_of(step, 0), device))
         optimizer.zero_grad()
         loss.backward()

@@ -29,7 +29,7 @@ def _of_speed(operation: Operation) -> Comparable:
 
 def _of_training() -> Comparable:
     """Differences of all weights from those of the reference after the last step, and what both runs have as a whole."""
-    from numdev.training.columns import RUN, TABLES, WEIGHTS  # late: it imports every model
+    from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
 
     figures = {name: [one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)}
     both = [name for name in figures[RUN] if f"baseline_{name}" in figures[RUN]]

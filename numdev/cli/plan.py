@@ -130,7 +130,7 @@ def _estimator_of(bench: Runner) -> Estimator:
 
 @lru_cache(maxsize=2)
 def _trainings(device: torch.device, results: str) -> Estimates:
-    from numdev.training.estimate import Trainings  # late: it imports every attention and every model
+    from numdev.training.runs import Trainings  # late: it imports every attention and every model
 
     return Trainings(device, Store(Path(results)).shared)
 

@@ -59,7 +59,7 @@ def _deviations(node: str, device: str) -> Runner:
 
 
 def _training(operation: Operation) -> MeasurementKind:
-    from numdev.training.measurement import WeightsOverTraining  # late: it imports every attention and every model
+    from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
     if operation.golden is not None:
         mend = f"numdev train compares runs of training; numdev measure measures {operation.name}"

@@ -13,8 +13,7 @@ from rich.table import Table
 from numdev.cli.asked import Asked
 from numdev.cli.show import MORE, Metrics, footer, opening
 from numdev.results.record import Record, Use, summary
-from numdev.training.columns import RUN, WEIGHTS
-from numdev.training.weights import MODEL
+from numdev.training.weights import MODEL, RUN, WEIGHTS
 
 
 def record(console: Console, found: Record, path: Path, asked: Asked, *, already: bool, metrics: Metrics = Metrics.CHIEF) -> None:

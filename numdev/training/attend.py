@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from numdev.attention.base import Attention, Backward, Differentiable
+from numdev.attention.base import Attention, Backward
 from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
-from numdev.training.call import Asked, Call
-from numdev.training.interception import Interception, Onward, Seen
-from numdev.training.masks import MaskReader
+from numdev.training.call import Arguments, Call, MaskReader
+from numdev.training.interception import CallCounts, Interception, Onward
 
-Variant: TypeAlias = Attention | Backward
+
+@runtime_checkable
+class Trainable(Protocol):
+    """An implementation that computes attention under a model."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """O in the dtype of q, k and v, with the gradients of the implementation."""
+        ...
+
+
+Variant: TypeAlias = Attention | Backward | Trainable
 
 
 @contextmanager
-def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[Seen]:
+def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts]:
     """Within it, every call of `torch.nn.functional.scaled_dot_product_attention` is computed by `variant`.
 
     The model is not changed. A variant of the backward pass (`TiledBackward`, `NaiveBackward`, `TritonBackward`,
@@ -47,29 +56,29 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[Seen]:
         Unsupported: in a call, naming the argument, for dropout, for a mask that is added to the scores or that no `Mask` states,
             and for inputs that require a gradient where the variant has none.
     """
-    seen = Seen()
+    seen = CallCounts()
     with exchanging(variant, seen, read_masks):
         yield seen
     seen.warn("attend", stacklevel=4)
 
 
-def exchanging(variant: Variant, seen: Seen, read_masks: bool) -> Interception:
+def exchanging(variant: Variant, seen: CallCounts, read_masks: bool) -> Interception:
     """The context of `attend`, which may be entered again and again."""
     return Interception(_Exchange(trainable(variant), MaskReader(read_masks)), seen)
 
 
-def trainable(variant: Variant) -> Differentiable | ForwardAlone:
-    """What `variant` computes under a model.
+def trainable(variant: Variant) -> Trainable:
+    """`variant` as it computes under a model.
 
     Raises:
         BadInput: for what is no implementation of attention.
     """
-    if isinstance(variant, Differentiable):
+    if isinstance(variant, Trainable):
         return variant
     if isinstance(variant, Attention) and "out" in variant.formats:
         return ForwardAlone(variant)
-    mend = "give an implementation of attention, or of its backward pass with a method `attend`"
-    raise BadInput("variant", type(variant).__name__, mend)
+    hint = "give an implementation of attention, or of its backward pass with a method `attend`"
+    raise BadInput("variant", type(variant).__name__, hint)
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class ForwardAlone:
         check_dtypes(q, k, v)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             name = type(self.primal).__name__
-            mend = f"use an implementation of the backward pass (such as TiledBackward({name}(...), ...)), or torch.no_grad()"
-            raise Unsupported("variant", f"{name} has no backward pass; {mend}")
+            hint = f"use an implementation of the backward pass (such as TiledBackward({name}(...), ...)), or torch.no_grad()"
+            raise Unsupported("variant", f"{name} has no backward pass; {hint}")
         with torch.no_grad(), uncast(q):
             return rounded_once(self.primal(*self.primal.round_inputs(q, k, v), mask, scale).out, q.dtype)
 
@@ -97,9 +106,9 @@ class ForwardAlone:
 class _Exchange:
     """Answers every call by one implementation."""
 
-    variant: Differentiable | ForwardAlone
+    variant: Trainable
     reader: MaskReader
 
-    def answer(self, asked: Asked, onward: Onward) -> Tensor:
-        call = Call.of(asked, self.reader)
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+        call = Call.of(arguments, self.reader)
         return call.shaped(self.variant.attend(call.q, call.k, call.v, call.mask, call.scale))

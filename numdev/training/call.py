@@ -1,8 +1,13 @@
-"""One call of torch's `scaled_dot_product_attention`: as a model makes it, and as implementations of attention take it."""
+"""One call of torch's `scaled_dot_product_attention`: as a model makes it, and as implementations of attention take it.
+
+The mask tensor of a model is read as a `Mask`: a causal limit, a sliding window, and a number of keys per batch entry.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+import sys
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,13 +15,12 @@ from torch import Tensor
 
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
-from numdev.training.masks import MaskReader
 
-_NO_DROPOUT = "no implementation here drops probabilities; set the model's dropout to 0, or call model.eval()"
+_MASK = "attn_mask"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arguments:
     """The arguments of `torch.nn.functional.scaled_dot_product_attention`, under torch's own names.
 
     Attributes:
@@ -39,12 +43,13 @@ class Asked:
     scale: float | None = None
     enable_gqa: bool = False
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """As torch's function takes them."""
+    def call(self, function: Any) -> Tensor:
+        """What torch's function, or one like it, returns for them."""
         place = self.query, self.key, self.value, self.attn_mask, self.dropout_p, self.is_causal
-        return place, {"scale": self.scale, "enable_gqa": self.enable_gqa}
+        out: Tensor = function(*place, scale=self.scale, enable_gqa=self.enable_gqa)
+        return out
 
-    def cast(self) -> Asked:
+    def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
@@ -56,10 +61,27 @@ class Asked:
 
         return replace(self, query=one(self.query), key=one(self.key), value=one(self.value))
 
+    def check(self) -> None:
+        """Raise BadInput or Unsupported, naming the argument, for what no implementation here takes."""
+        for name, tensor in (("query", self.query), ("key", self.key), ("value", self.value)):
+            if tensor.is_nested:
+                hint = "it is a nested tensor; pad the sequences, or give enable_nested_tensor=False to the model"
+                raise Unsupported(name, hint)
+            if tensor.ndim < 2 or 0 in tensor.shape:
+                raise BadInput(name, tuple(tensor.shape), "give [..., heads, tokens, head_dim], none of them 0")
+            if (dims := self.query.ndim) != tensor.ndim:
+                hint = f"give it the {dims} dimensions of query; no implementation here repeats one over the other's batch"
+                raise BadInput(name, tuple(tensor.shape), hint)
+        if self.dropout_p > 0:
+            hint = "no implementation here drops probabilities; set the model's dropout to 0, or call model.eval()"
+            raise Unsupported("dropout_p", f"{self.dropout_p:g}: {hint}")
+        if self.is_causal and self.attn_mask is not None:
+            raise BadInput("is_causal", True, "give it or attn_mask, not both")
+
 
 @dataclass(frozen=True)
 class Call:
-    """What implementations of attention take.
+    """A call as implementations of attention take it.
 
     Attributes:
         q: `[batch, heads, queries, dim]`.
@@ -78,51 +100,32 @@ class Call:
     leading: tuple[int, ...]
 
     @staticmethod
-    def of(asked: Asked, reader: MaskReader) -> Call:
-        """The call that computes what is asked for.
+    def of(arguments: Arguments, reader: MaskReader) -> Call:
+        """The call that computes what torch's function would with these arguments.
 
         Raises:
             BadInput: naming the argument of torch's function, for shapes that do not fit together.
             Unsupported: naming the argument, for what no implementation here has, or what no `Mask` states.
         """
-        _check(asked)
-        asked = asked.cast()
-        q, k, v = (_four(x) for x in (asked.query, asked.key, asked.value))
-        if q.shape[1] != k.shape[1] and not asked.enable_gqa and k.shape[1] != 1:
+        arguments.check()
+        arguments = arguments.cast()
+        q, k, v = (_four(x) for x in (arguments.query, arguments.key, arguments.value))
+        if q.shape[1] != k.shape[1] and not arguments.enable_gqa and k.shape[1] != 1:
             raise BadInput("enable_gqa", False, f"q has {q.shape[1]} heads and k {k.shape[1]}; give enable_gqa=True")
-        queries, keys = q.shape[-2], k.shape[-2]
-        mask = Mask()
-        if asked.is_causal and asked.attn_mask is not None:
-            raise BadInput("is_causal", True, "give it or attn_mask, not both")
-        if asked.is_causal:
+        leading, (queries, keys), mask = arguments.query.shape[:-2], (q.shape[-2], k.shape[-2]), Mask()
+        if arguments.is_causal:
             if queries > keys:
                 why = f"torch aligns it top left, so that the last {queries - keys} queries see every key, which no Mask states"
                 raise Unsupported("is_causal", f"{why}; call attention for these queries apart")
             k, v = k[..., :queries, :], v[..., :queries, :]  # what is beyond, no query sees: the rest has one alignment
             mask = Mask(causal=True)
-        elif asked.attn_mask is not None:
-            mask = reader.read(asked.attn_mask, (*asked.query.shape[:-2], queries, keys))
-        return Call(q, k, v, mask, asked.scale, tuple(asked.query.shape[:-2]))
+        elif arguments.attn_mask is not None:
+            mask = reader.read(arguments.attn_mask, (*leading, queries, keys))
+        return Call(q, k, v, mask, arguments.scale, tuple(leading))
 
     def shaped(self, out: Tensor) -> Tensor:
         """O as the model expects it."""
         return out if len(self.leading) == 2 else out.reshape(*self.leading, *out.shape[-2:])
-
-
-def _check(asked: Asked) -> None:
-    tensors = {"query": asked.query, "key": asked.key, "value": asked.value}
-    for name, tensor in tensors.items():
-        if tensor.is_nested:
-            raise Unsupported(name, "it is a nested tensor; pad the sequences, or give enable_nested_tensor=False to the model")
-        if tensor.ndim < 2 or 0 in tensor.shape:
-            raise BadInput(name, tuple(tensor.shape), "give [..., heads, tokens, head_dim], none of them 0")
-        if tensor.ndim != asked.query.ndim:
-            mend = (
-                f"give it the {asked.query.ndim} dimensions of query; no implementation here repeats one over the other's batch"
-            )
-            raise BadInput(name, tuple(tensor.shape), mend)
-    if asked.dropout_p > 0:
-        raise Unsupported("dropout_p", f"{asked.dropout_p:g}: {_NO_DROPOUT}")
 
 
 def _four(x: Tensor) -> Tensor:
@@ -130,3 +133,112 @@ def _four(x: Tensor) -> Tensor:
     while x.ndim < 4:
         x = x.unsqueeze(-3)
     return x if x.ndim == 4 else x.flatten(0, -4)
+
+
+@dataclass
+class MaskReader:
+    """Reads mask tensors, and keeps the last one that it read: a model gives the same to all of its layers.
+
+    A mask on a CPU is known by its content, since NumPy changes shared memory without a trace; one on a device, for whose content
+    the host would wait, by its memory and torch's count of changes.
+
+    Attributes:
+        waits: whether a mask on a device is read, for which the host waits; False refuses it.
+    """
+
+    waits: bool = False
+    _last: tuple[Tensor, tuple[object, ...], Mask] | None = field(default=None, repr=False)
+
+    def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Mask:
+        """The `Mask` that says the same as a mask tensor of scores of a shape `[..., heads, queries, keys]`.
+
+        Raises:
+            BadInput: for a tensor that does not fit the scores.
+            Unsupported: for one that is added to the scores, that no `Mask` states, or that the host must not wait for.
+        """
+        aligned = _aligned(tensor, shape)
+        if aligned is not None:
+            return aligned
+        if tensor.requires_grad:
+            raise Unsupported(_MASK, "it is learned, and no implementation here adds to the scores or has a gradient by them")
+        content = tensor.device.type == "cpu"
+        known = (tensor.shape, tensor.dtype, shape) if content else _identity(tensor, shape)
+        if self._last is not None and known and self._last[1] == known and (not content or torch.equal(self._last[0], tensor)):
+            return self._last[2]
+        if not content and not self.waits:
+            why = f"it lies on {tensor.device.type}, and the host would have to wait to read it"
+            raise Unsupported(_MASK, f"{why}; give read_masks=True, or a model without a mask tensor (is_causal=True)")
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise Unsupported(_MASK, "it cannot be read while a CUDA graph is captured; give a model without a mask tensor")
+        mask = _read(tensor, shape)
+        held = tensor.clone() if content else tensor  # holds a device's tensor: its memory is no other's while it is known
+        self._last = (held, known, mask) if known else None
+        return mask
+
+
+def _aligned(tensor: Tensor, shape: tuple[int, ...]) -> Mask | None:
+    """The mask that torch's own `causal_upper_left` and `causal_lower_right` state without holding one."""
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is None or not isinstance(tensor, bias.CausalBias):
+        return None
+    if tensor.variant is bias.CausalVariant.UPPER_LEFT and shape[-2] != shape[-1]:
+        raise Unsupported(_MASK, "it is aligned top left, which no Mask states for other than as many queries as keys")
+    return Mask(causal=True)
+
+
+def _identity(tensor: Tensor, shape: tuple[int, ...]) -> tuple[object, ...]:
+    """Equal for two views of the same values, while one of them is held; empty where torch does not count changes."""
+    if tensor.is_inference():
+        return ()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor._version, shape
+
+
+def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
+    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    if not 2 <= tensor.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
+        raise BadInput(_MASK, tuple(tensor.shape), f"it must fit the scores, {tuple(shape)}")
+    seen = _of_entries(_boolean(tensor), shape)
+    batch, (queries, keys) = math.prod(shape[:-3]) if len(shape) > 3 else math.prod(shape[:-2]), shape[-2:]
+    counted = (seen.any(-2) * torch.arange(1, keys + 1)).amax(-1).tolist()  # up to the last key that any query sees
+    lengths = tuple(counted * (batch // len(counted)))
+    padded = None if min(lengths) == keys else lengths
+    widest = max(int(seen.sum(-1).amax()), 1)
+    for causal in (False, True):
+        for window in (None, widest if causal else (widest + 1) // 2):
+            mask = Mask(causal, window, padded)
+            visible = mask.visible(queries, keys, (0, queries), (0, keys), seen.device)
+            if bool(seen.all() if visible is None else (visible[:, 0] == seen).all()):
+                return mask
+    why = "it is none of a causal limit, a sliding window and padding behind the last key"
+    raise Unsupported(_MASK, f"no Mask states it: {why}; pad behind the sequences, or give is_causal=True")
+
+
+def _boolean(tensor: Tensor) -> Tensor:
+    """Whether a key is seen. A mask of zeros and minus infinity adds nothing to a score that counts.
+
+    Some models write the lowest number of the dtype for minus infinity. Beside a key that is seen, the P of both is exactly 0; in
+    a row that sees none it is not.
+    """
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bool:
+        return tensor
+    seen, lowest = tensor == 0, tensor == torch.finfo(tensor.dtype).min
+    if not bool((seen | lowest | (tensor == float("-inf"))).all()):
+        why = "it adds to the scores, which no implementation here does"
+        raise Unsupported(_MASK, f"{why}; give a boolean mask, or one of zeros and minus infinity")
+    if bool((lowest.any(-1) & ~seen.any(-1)).any()):
+        why = "a row sees no key and holds the lowest number, with which torch gives the mean of all values"
+        raise Unsupported(_MASK, f"{why}; give minus infinity")
+    return seen
+
+
+def _of_entries(seen: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`[batch or 1, queries, keys]` of a mask that is the same for all heads."""
+    seen = seen[(None,) * (len(shape) - seen.ndim)].expand(*(-1,) * (len(shape) - 2), *shape[-2:])
+    while seen.ndim < 4:
+        seen = seen.unsqueeze(-3)
+    if seen.ndim > 4:
+        seen = seen.expand(*shape[:-3], *seen.shape[-3:]).flatten(0, -4)
+    if seen.shape[1] > 1 and seen.stride(1) != 0 and not bool((seen == seen[:, :1]).all()):
+        raise Unsupported(_MASK, "it differs between heads, which no Mask states")
+    return seen[:1, 0] if seen.stride(0) == 0 else seen[:, 0]

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.nearest import one_of
 from numdev.results.files import write_atomically
-from numdev.training.call import Asked, Call
-from numdev.training.interception import Interception, Onward, Seen
-from numdev.training.masks import MaskReader
-from numdev.training.steps import Running, Steps
+from numdev.training.call import Arguments, Call, MaskReader
+from numdev.training.interception import CallCounts, Interception, Onward, RunningModule, StepCounter
 
 
 def capture(
@@ -52,7 +50,7 @@ def capture(
 
 
 class Capture:
-    """What `capture` keeps.
+    """The context of `capture`.
 
     Attributes:
         paths: of the files written, by step.
@@ -64,7 +62,7 @@ class Capture:
     ) -> None:
         """See `capture`."""
         self.paths: dict[int, Path] = {}
-        self.seen = Seen()
+        self.seen = CallCounts()
         self._folder, self._chosen = folder, steps
         self._layers = None if layers is None else set(layers)
         modules = dict(model.named_modules())
@@ -74,7 +72,7 @@ class Capture:
         self._tensors: dict[str, Tensor] = {}
         self._notes: dict[str, str] = {}
         self._called: dict[str, int] = {}
-        self._steps, self._running = Steps(), Running(model)
+        self._steps, self._running = StepCounter(), RunningModule(model)
         self._reader = MaskReader(waits=True)
         self._interception = Interception(self, self.seen)
 
@@ -98,34 +96,34 @@ class Capture:
         self._write()
         self._steps.step(number)
 
-    def answer(self, asked: Asked, onward: Onward) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         """See `numdev.training.interception.Answer`."""
         number = self._steps.call()
         if self._chosen is not None and self._steps.number not in self._chosen:
-            return onward(asked)
+            return onward(arguments)
         layer = self._name()
         if self._layers is not None and not {layer, number} & self._layers:
-            return onward(asked)
-        asked = asked.cast()
-        q, k, v, mask = self._masked(asked)
+            return onward(arguments)
+        arguments = arguments.cast()
+        q, k, v, mask = self._masked(arguments)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             self._tensors[f"{layer}.{name}"] = _kept(tensor)
-        self._notes[layer] = json.dumps({"call": number, "scale": asked.scale, "mask": mask})
-        out = onward(asked)
+        self._notes[layer] = json.dumps({"call": number, "scale": arguments.scale, "mask": mask})
+        out = onward(arguments)
         if out.requires_grad:
             out.register_hook(lambda do, tensors=self._tensors: tensors.__setitem__(f"{layer}.do", _kept(do)))
         return out
 
-    def _masked(self, asked: Asked) -> tuple[Tensor, Tensor, Tensor, dict[str, Any] | str]:
+    def _masked(self, arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, dict[str, Any] | str]:
         """q, k and v with their mask as the fields of a `Mask`, or as the reason why no `Mask` states it."""
         try:
-            call = Call.of(replace(asked, dropout_p=0.0), self._reader)
+            call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
         except NumdevError as error:
-            return asked.query, asked.key, asked.value, str(error)
+            return arguments.query, arguments.key, arguments.value, str(error)
         return call.q, call.k, call.v, asdict(call.mask)
 
     def _name(self) -> str:
-        """Of the module that calls, and how many calls it made in this step before."""
+        """That of the module that calls, and how many calls it made in this step before."""
         name = self._running.name or _WHOLE
         before = self._called.get(name, 0)
         self._called[name] = before + 1
@@ -151,8 +149,8 @@ class Capture:
         numbers = {json.loads(note)["call"] for note in notes.values()}
         for layer in self._layers or ():
             if layer not in notes and layer not in numbers:
-                told = ", ".join(called)
-                raise BadInput("layers", layer, f"it called no attention in step {self._steps.number}; {told} did")
+                others = ", ".join(called)
+                raise BadInput("layers", layer, f"it called no attention in step {self._steps.number}; {others} did")
 
 
 _WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it

@@ -5,9 +5,8 @@ from __future__ import annotations
 from numdev.attention.dictionary import BACKWARD_VARIANT
 from numdev.attention.dictionary import VARIANT as FORWARD_VARIANT
 from numdev.settings import declared
-from numdev.training.data.folder import Folder
-from numdev.training.data.pictures import Scenes
-from numdev.training.data.text import Text
+from numdev.training.data import Folder, Text
+from numdev.training.scenes import Scenes
 from numdev.training.settings import RungSettings
 from numdev.training.tasks import Language, TextToImage
 

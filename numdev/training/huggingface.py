@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import Variant, exchanging
-from numdev.training.interception import Seen
-from numdev.training.steps import callers
+from numdev.training.interception import CallCounts, callers
 
 _IGNORED = {  # of transformers' arguments, those that change the result and that its sdpa implementation does not read
     "softcap": "it caps the scores",
@@ -21,7 +20,7 @@ _IGNORED = {  # of transformers' arguments, those that change the result and tha
 }
 
 
-def register(name: str, variant: Variant, *, read_masks: bool = False) -> Seen:
+def register(name: str, variant: Variant, *, read_masks: bool = False) -> CallCounts:
     """Models of the library transformers compute attention by `variant` where `attn_implementation` is `name`.
 
     Both of transformers' registries get the name: that of attention, and that of masks, without which a model builds no mask for
@@ -53,7 +52,7 @@ def register(name: str, variant: Variant, *, read_masks: bool = False) -> Seen:
         raise Unsupported("transformers", "4.56 or later is not installed; pip install 'numdev[models]'") from None
     if not name or "/" in name or "|" in name or name in _OWN:
         raise BadInput("name", name, f"give one without / or |, and none of {', '.join(_OWN)}")
-    seen = Seen()
+    seen = CallCounts()
     exchanged = exchanging(variant, seen, read_masks)
 
     def forward(

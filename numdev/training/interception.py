@@ -19,19 +19,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from numdev.errors import NumdevError, Unsupported
-from numdev.training.call import Asked
-from numdev.training.steps import callers
+from numdev.training.call import Arguments
 
-Onward = Callable[[Asked], Tensor]
+Onward = Callable[[Arguments], Tensor]
 
 _SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
 _FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
@@ -46,16 +46,15 @@ _WEIGHTS = "nn.MultiheadAttention with need_weights=True"
 
 @runtime_checkable
 class Answer(Protocol):
-    """What computes calls of attention."""
+    """An object that computes calls of attention."""
 
-    def answer(self, asked: Asked, onward: Onward) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         """O. `onward` calls what would have computed it without this one: the next on the stack, in the end torch's function."""
-        ...
 
 
 @dataclass
-class Seen:
-    """What became of the calls of attention under a model.
+class CallCounts:
+    """Calls of attention under a model, and what became of them.
 
     Attributes:
         calls: those that were answered.
@@ -92,14 +91,11 @@ class Seen:
         counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]
         return ", ".join(counts[:_NAMED]) + (f" and {len(counts) - _NAMED} others" if len(counts) > _NAMED else "")
 
-    def miss(self, name: str) -> None:
-        self.elsewhere[name] = self.elsewhere.get(name, 0) + 1
-
 
 class Interception:
     """A context in which an `Answer` computes calls of attention; it may be entered again, also within itself."""
 
-    def __init__(self, answer: Answer, seen: Seen) -> None:
+    def __init__(self, answer: Answer, seen: CallCounts) -> None:
         self._answer = answer
         self._seen = seen
 
@@ -119,23 +115,23 @@ class Interception:
             _LOCAL.stack = before
             _PATCH.remove()
 
-    def ask(self, asked: Asked, onward: Onward) -> Tensor:
+    def ask(self, arguments: Arguments, onward: Onward) -> Tensor:
         self._seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
-            return self._answer.answer(asked, onward)
+            return self._answer.answer(arguments, onward)
         except NumdevError:
             self._seen.calls -= 1
             raise
 
     def miss(self, name: str) -> None:
-        self._seen.miss(name)
+        self._seen.elsewhere[name] = self._seen.elsewhere.get(name, 0) + 1
 
 
 _LOCAL = threading.local()
 
 
 def _stack() -> tuple[Interception, ...]:
-    """Who answers on this thread, the last first asked; none while one computes its answer."""
+    """Who answers on this thread, the innermost last; none while one computes its answer."""
     stack: tuple[Interception, ...] | None = getattr(_LOCAL, "stack", None)
     if stack is None:
         return _PATCH.of_gradients() if isinstance(threading.current_thread(), threading._DummyThread) else ()
@@ -155,25 +151,24 @@ def _answering(stack: Iterable[Interception]) -> Any:
             _LOCAL.stack = before
 
 
-def _ask(asked: Asked, stack: tuple[Interception, ...]) -> Tensor:
+def _ask(arguments: Arguments, stack: tuple[Interception, ...]) -> Tensor:
     if not stack:
-        place, named = asked.arguments()
         with _answering(()):
-            return _PATCH.beneath(*place, **named)
+            return arguments.call(_PATCH.beneath)
     *others, top = stack
     with _answering(()):
-        return top.ask(asked, lambda again: _ask(again, tuple(others)))
+        return top.ask(arguments, lambda again: _ask(again, tuple(others)))
 
 
-def _uncompiled(asked: Asked, stack: tuple[Interception, ...]) -> Tensor:
+def _uncompiled(arguments: Arguments, stack: tuple[Interception, ...]) -> Tensor:
     """`_ask`, which torch.compile takes into no graph: a compiler fuses operations, and loses the roundings between them."""
     if "torch._dynamo" not in sys.modules:  # nobody compiles, and importing it takes seconds
-        return _ask(asked, stack)
-    if type(asked.query).__module__.startswith("torch._subclasses"):  # of a tracer, which takes the caller into its graph whole
+        return _ask(arguments, stack)
+    if type(arguments.query).__module__.startswith("torch._subclasses"):  # a tracer: the caller is in its graph
         raise Unsupported("model", f"{_COMPILED}, and it traces nn.MultiheadAttention as one; run that module uncompiled")
     if _PATCH.eagerly is None:
         _PATCH.eagerly = torch.compiler.disable(_ask, reason=_COMPILED)
-    return _PATCH.eagerly(asked, stack)
+    return _PATCH.eagerly(arguments, stack)
 
 
 class _Mode(TorchFunctionMode):
@@ -200,7 +195,7 @@ class _Mode(TorchFunctionMode):
         if not stack or stack[-1] is not self._stack[-1]:
             return func(*args, **kwargs)
         if func is _SDPA:
-            return _uncompiled(Asked(*args, **kwargs), stack)
+            return _uncompiled(Arguments(*args, **kwargs), stack)
         name = _unanswered(func, args, kwargs)
         for each in stack if name else ():
             each.miss(name)
@@ -224,6 +219,15 @@ def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> b
     if not isinstance(x, Tensor) or x.ndim < 3 or dim not in (-1, x.ndim - 1):
         return False
     return x.shape[-1] > 1 and (x.ndim > 3 or x.shape[-1] == x.shape[-2])
+
+
+def callers() -> Iterator[Any]:
+    """Of every method on the stack of this thread, innermost first, the object whose method it is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames:
+            yield frame.f_locals.get("self")
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _layer() -> str:
@@ -254,7 +258,7 @@ class _Patch:
         self._count = 0
         self._fused = True
         self.beneath: Callable[..., Tensor] = _SDPA
-        self.eagerly: Callable[[Asked, tuple[Interception, ...]], Tensor] | None = None  # `_ask`; takes a while to make
+        self.eagerly: Callable[[Arguments, tuple[Interception, ...]], Tensor] | None = None  # `_ask`; takes a while to make
         self._computing: list[tuple[Interception, ...]] = []
 
     @contextmanager
@@ -309,4 +313,65 @@ def _replacement(*args: Any, **kwargs: Any) -> Tensor:
     stack = _stack()
     if not stack:
         return _PATCH.beneath(*args, **kwargs)
-    return _uncompiled(Asked(*args, **kwargs), stack)
+    return _uncompiled(Arguments(*args, **kwargs), stack)
+
+
+class StepCounter:
+    """Counts steps and the calls within each. `step()` begins the next; so does entering a context again after a call."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.calls = 0
+
+    def enter(self) -> None:
+        """Begins the next step unless nothing was called in this one."""
+        if self.calls:
+            self.step(None)
+
+    def step(self, number: int | None) -> None:
+        """The calls that follow are of another step: the next one, unless it is given."""
+        self.number, self.calls = self.number + 1 if number is None else number, 0
+
+    def call(self) -> int:
+        """The number of this call in its step, from 0."""
+        self.calls += 1
+        return self.calls - 1
+
+
+class RunningModule:
+    """A context that knows which module of a model is running on a thread."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model = model
+        self._local = threading.local()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> None:
+        if self._model is None:
+            return
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(partial(self._begin, name)))
+            self._hooks.append(module.register_forward_hook(self._end, always_call=True))
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def name(self) -> str:
+        """Of the innermost module that runs, as `named_modules` has it; empty outside of the model and for the model itself."""
+        names = self._names()
+        return names[-1] if names else ""
+
+    def _begin(self, name: str, *_: object) -> None:
+        self._names().append(name)
+
+    def _end(self, *_: object) -> None:
+        self._names().pop()
+
+    def _names(self) -> list[str]:
+        if not hasattr(self._local, "names"):
+            self._local.names = []
+        names: list[str] = self._local.names
+        return names

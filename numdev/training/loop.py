@@ -1,11 +1,12 @@
-"""The loop over steps, with its snapshots, checkpoints, restart and end."""
+"""Trains a run, or goes on with it where it was left: the loop over steps, with its snapshots, checkpoints, restart and end."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,22 +15,92 @@ from torch import Tensor
 from numdev.attention.base import Differentiable
 from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import attend
-from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
-from numdev.training.execution import Execution, Progress, Told
-from numdev.training.interception import Seen
-from numdev.training.prefetch import Prefetch
-from numdev.training.run import Run
+from numdev.training.interception import CallCounts
+from numdev.training.run import Run, deterministic
+from numdev.training.run_files import (
+    Checkpoint,
+    Position,
+    Snapshots,
+    Trained,
+    read_snapshot,
+    rounded,
+    steps_of,
+    without_moments,
+)
 from numdev.training.rung import Restart
-from numdev.training.snapshots import Snapshots, parameters, steps_of
 from numdev.training.state import State, checksum
-from numdev.training.step import Captured, Eager, History, step_of
+from numdev.training.step import History, Step, World, step_of
 from numdev.training.task import Batch
-from numdev.training.trained import Trained
 from numdev.training.watch import Watch, Watched
-from numdev.training.world import World
 
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is.
+
+    Attributes:
+        step: how many are done.
+        steps: of the task.
+        loss: of the last one.
+        rate: steps per second.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    rate: float
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed, which changes no bit of it.
+
+    Attributes:
+        graphs: whether a step is captured as a CUDA graph where it can be.
+        checkpoint_seconds: between two checkpoints, at least.
+    """
+
+    graphs: bool = True
+    checkpoint_seconds: float = 20.0
+
+
+def train(
+    run: Run, folder: Path, device: torch.device, report: Report | None = None, execution: Execution | None = None
+) -> Trained:
+    """Train a run in a folder of its own, or go on with it there, or return what is finished.
+
+    A run that was killed at any moment goes on from its last checkpoint to the same final weights, bit for bit. Interrupted by
+    Ctrl-C it writes a checkpoint first, unless the weights are just being changed.
+
+    Args:
+        run: what is trained.
+        folder: holds its checkpoints and snapshots and nothing else; all ranks see it.
+        device: where. Several ranks on CUDA take the devices from 0 on.
+        report: is called with the progress, each time that the losses are read.
+        execution: how; as `Execution()` unless given.
+
+    Raises:
+        BadInput: for a folder that holds another run, for a disk without room, and for ranks that there is no device for.
+        Unsupported: for a model or an attention that cannot be trained as arguments.
+        StoreError: if a file cannot be written; what was written stays.
+    """
+    execution, key = execution or Execution(), run.key(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    finished = Trained.find(folder, key)
+    if finished is not None:
+        return finished
+    if run.rung.ranks > 1:
+        from numdev.training import ranks  # late: importing torch.distributed takes a second
+
+        return ranks.train(run, folder, device, report, execution)
+    with deterministic():
+        return Training(run, folder, device, report, execution, World(), key).finish()
 
 
 class Training:
@@ -40,17 +111,17 @@ class Training:
     """
 
     def __init__(
-        self, run: Run, folder: Path, device: torch.device, told: Told | None, execution: Execution, world: World, key: str
+        self, run: Run, folder: Path, device: torch.device, report: Report | None, execution: Execution, world: World, key: str
     ) -> None:
-        self._run, self._folder, self._device, self._told = run, folder, device, told
+        self._run, self._folder, self._device, self._report = run, folder, device, report
         self._execution, self._world, self._key = execution, world, key
-        self._snapshots = Snapshots(folder, steps_of(run.task.steps), execution.kept)
+        self._snapshots = Snapshots(folder, steps_of(run.task.steps))
         self._notes: list[str] = []
-        self._step: Eager | Captured | None = None
+        self._step: Step | None = None
         self._stopped = ""
 
     def finish(self) -> Trained:
-        """Do all steps that are left; see `numdev.training.train.train`."""
+        """Do all steps that are left; see `train`."""
         try:
             return self._attempt()
         except (RuntimeError, Unsupported) as error:
@@ -64,14 +135,12 @@ class Training:
 
     def _attempt(self) -> Trained:
         self._begin()
+        batches = self._run.batches(self._position.done)
         try:
-            with (
-                attend(self._attention()) as seen,
-                Prefetch(self._run, self._position.done, self._world.rank, pinned=self._device.type == "cuda") as batches,
-            ):
+            with attend(self._attention()) as seen:
                 while self._position.done < self._run.task.steps and not self._stopped:
                     self._restart_at_half()
-                    self._advance(next(batches), seen)
+                    self._advance(self._run.share(next(batches), self._world.rank), seen)
         except KeyboardInterrupt:
             if self._world.leads and self._state.whole:
                 self._keep()
@@ -89,7 +158,7 @@ class Training:
             self._snapshots.write(done, self._state)
         self._write_checkpoint()
 
-    def _attention(self) -> Differentiable:
+    def _attention(self) -> Differentiable | Watched:
         attention, watch = self._run.rung.attention, self._history.watch
         return attention if watch is None else Watched(attention, watch)
 
@@ -99,14 +168,14 @@ class Training:
         watch = Watch(self._device) if self._run.rung.watch else None
         self._history = History(self._run.task.steps, self._device, watch)
         self._position = Position()
-        found, notes = Checkpoint.latest(self._folder, self._key)
+        checkpoint, notes = Checkpoint.latest(self._folder, self._key)
         self._notes += notes
-        if found is not None and not self._snapshots.complete(found.position.done):
+        if checkpoint is not None and not self._snapshots.complete(checkpoint.position.done):
             self._notes.append("snapshots before the last checkpoint are missing; the run starts from the first step")
-        elif found is not None:
-            self._state.restore(found.state)
-            self._history.restore(found.history)
-            self._position = found.position
+        elif checkpoint is not None:
+            self._state.restore(checkpoint.state)
+            self._history.restore(checkpoint.history)
+            self._position = checkpoint.position
         if self._world.leads:
             for torn in self._folder.glob(".*.tmp"):  # of a process that was killed while it wrote
                 torn.unlink(missing_ok=True)
@@ -124,27 +193,27 @@ class Training:
         if self._world.leads:
             self._write_checkpoint()
         self._world.wait()
-        found, _ = Checkpoint.latest(self._folder, self._key)
-        assert found is not None
+        checkpoint, _ = Checkpoint.latest(self._folder, self._key)
+        assert checkpoint is not None
         self._world.wait()  # all have read it before it is replaced
         losing = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}.get(self._run.rung.restart)
         self._step, self._state = None, State(self._run, self._device)
-        self._state.restore(found.state if losing is None else losing(found.state))
+        self._state.restore(checkpoint.state if losing is None else losing(checkpoint.state))
         self._position = replace(self._position, restarted=True)
         if self._world.leads:
             self._write_checkpoint()
         self._start_clock()
 
-    def _advance(self, batch: Batch, seen: Seen) -> None:
+    def _advance(self, batch: Batch, seen: CallCounts) -> None:
         """One step, and what is due after it."""
         if self._step is None:
-            where = self._device, self._world, self._execution.graphs
-            self._step, why = step_of(self._run, self._state, *where, batch, seen, self._history.watch)
+            where = self._state, self._device, self._world, seen
+            self._step, why = step_of(self._run, *where, batch, self._history.watch, self._execution.graphs)
             self._notes += [why] if why else []
         self._step(self._position.done, batch, self._history)
         if not seen.calls:
-            mend = "it never calls torch.nn.functional.scaled_dot_product_attention; give a model with attention to exchange"
-            raise BadInput("task.model", type(self._state.model).__name__, mend)
+            hint = "it never calls torch.nn.functional.scaled_dot_product_attention; give a model with attention to exchange"
+            raise BadInput("task.model", type(self._state.model).__name__, hint)
         done = self._position.done + 1
         self._position = replace(self._position, done=done)
         self._state.whole = True
@@ -152,9 +221,9 @@ class Training:
         if not (done % _READ_EVERY[self._device.type] == 0 or last or snapshot or done == self._run.half):
             return
         loss = self._read()
-        if self._told is not None and self._world.leads:
+        if self._report is not None and self._world.leads:
             rate = 1 / max(self._position.seconds_per_step, 1e-9)
-            self._told(Progress(self._position.done, self._run.task.steps, loss, rate))
+            self._report(Progress(self._position.done, self._run.task.steps, loss, rate))
         if self._stopped:
             return
         if self._world.leads and snapshot:
@@ -197,17 +266,16 @@ class Training:
         if not self._stopped:
             self._world.agree(self._state.checksum())
         if self._world.leads:
-            found = self._trained()
-            found.write()
+            self._trained().write()
             Checkpoint.remove(self._folder)
         self._world.wait()
-        left = Trained.find(self._folder, self._key, self._execution.kept)
-        assert left is not None
-        return left
+        trained = Trained.find(self._folder, self._key)
+        assert trained is not None
+        return trained
 
     def _trained(self) -> Trained:
         done, history = self._position.done, self._history.tensors(self._position.done + bool(self._stopped))
-        last = self._snapshots.found(self._execution.kept[0], done)
+        paths = self._snapshots.paths(done)
         return Trained(
             folder=self._folder,
             key=self._key,
@@ -216,7 +284,7 @@ class Training:
             losses=tuple(history["losses"].tolist()),
             gradient_norms=tuple(history["norms"].tolist()),
             watched=tuple(map(tuple, history["watched"].tolist())),
-            checksum=checksum(parameters(last[max(last)])) if self._stopped else self._state.checksum(),
+            checksum=checksum(read_snapshot(paths[max(paths)])[0]) if self._stopped else self._state.checksum(),
             seconds=self._position.seconds,
             seconds_per_step=self._position.seconds_per_step,
             parameters=sum(x.numel() for x in self._state.parameters.values()),

@@ -21,12 +21,10 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.training.deterministic import deterministic
-from numdev.training.execution import Execution, Progress, Told
-from numdev.training.loop import Training
-from numdev.training.run import Run
-from numdev.training.trained import Trained
-from numdev.training.world import World
+from numdev.training.loop import Execution, Progress, Report, Training
+from numdev.training.run import Run, deterministic
+from numdev.training.run_files import Trained
+from numdev.training.step import World
 
 _POLL = 0.2  # seconds between two looks at the processes
 
@@ -52,15 +50,15 @@ class Ranks(World):
         dist.barrier()
 
     def agree(self, checksum: str) -> None:
-        found: list[str | None] = [None] * self.size
-        dist.all_gather_object(found, checksum)
-        if len(set(found)) != 1:
+        checksums: list[str | None] = [None] * self.size
+        dist.all_gather_object(checksums, checksum)
+        if len(set(checksums)) != 1:
             raise RuntimeError(f"the {self.size} ranks ended with different weights")
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What every process is told of a run."""
+    """A run, as every process hears of it."""
 
     run: Run
     folder: Path
@@ -86,7 +84,7 @@ class _Torchrun:
 
     Attributes:
         runs: how many they have shared. Each has keys of its own in the store, which outlives them.
-        leads: whether the others wait for what this one asks for; else all train the same by themselves.
+        leads: whether the others wait for what this one requests; else all train the same by themselves.
     """
 
     def __init__(self) -> None:
@@ -100,21 +98,21 @@ class _Torchrun:
         store = dist.PrefixStore(f"numdev/{self.runs}", self._store)  # type: ignore[attr-defined]
         return _Place(self._rank, local, self._size, hosted == self._size, store)
 
-    def ask(self, request: _Request | None) -> None:
+    def send(self, request: _Request | None) -> None:
         """Have the others train their parts of the next run, or end; they import what this process does."""
-        self._store.set(f"numdev/asked/{self.runs}", pickle.dumps((sys.path, pickle.dumps(request))))
+        self._store.set(f"numdev/request/{self.runs}", pickle.dumps((sys.path, pickle.dumps(request))))
 
-    def asked(self) -> _Request | None:
-        """What rank 0 asks for next; waits as long as it takes, and for nothing where rank 0 has ended."""
+    def receive(self) -> _Request | None:
+        """The next request of rank 0; waits as long as it takes. None where rank 0 has ended."""
         try:
-            while not self._store.check([f"numdev/asked/{self.runs}"]):
+            while not self._store.check([f"numdev/request/{self.runs}"]):
                 time.sleep(_POLL)
         except RuntimeError:  # rank 0 held the store
             return None
-        path, request = pickle.loads(self._store.get(f"numdev/asked/{self.runs}"))
+        path, data = pickle.loads(self._store.get(f"numdev/request/{self.runs}"))
         sys.path += [folder for folder in path if folder not in sys.path]
-        asked: _Request | None = pickle.loads(request)
-        return asked
+        request: _Request | None = pickle.loads(data)
+        return request
 
 
 @lru_cache(maxsize=1)
@@ -123,7 +121,7 @@ def _torchrun() -> _Torchrun:
 
 
 def lead_or_follow(command: Callable[[], int]) -> int:
-    """The exit code of a command that torchrun started several times: rank 0 runs it, and the others only train what it asks for.
+    """The exit code of a command that torchrun started several times: rank 0 runs it, and the others only train what it requests.
 
     So one process alone plans, locks runs, writes and prints.
     """
@@ -133,9 +131,9 @@ def lead_or_follow(command: Callable[[], int]) -> int:
         try:
             return command()
         finally:
-            torchrun.ask(None)
+            torchrun.send(None)
     try:
-        while (request := torchrun.asked()) is not None:
+        while (request := torchrun.receive()) is not None:
             with suppress(Exception):  # rank 0 has the same one, or hears of this one, and reports it
                 _joined(request, torchrun.place(), None)
     except KeyboardInterrupt:
@@ -143,8 +141,8 @@ def lead_or_follow(command: Callable[[], int]) -> int:
     return 0
 
 
-def train(run: Run, folder: Path, device: torch.device, told: Told | None, execution: Execution) -> Trained:
-    """`numdev.training.train.train` with `run.rung.ranks` processes.
+def train(run: Run, folder: Path, device: torch.device, report: Report | None, execution: Execution) -> Trained:
+    """`numdev.training.loop.train` with `run.rung.ranks` processes.
 
     Under torchrun (`RANK` is set) this process is one of them, and all return the same. Else they are started here, each with its
     share of this process's threads, and end with it.
@@ -157,75 +155,72 @@ def train(run: Run, folder: Path, device: torch.device, told: Told | None, execu
     request = _Request(run, folder.resolve(), device.type, execution, run.key(device), threads)
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != size:
-            mend = f"torchrun started {os.environ['WORLD_SIZE']} processes; start as many as there are ranks"
-            raise BadInput("rung.ranks", size, mend)
+            hint = f"torchrun started {os.environ['WORLD_SIZE']} processes; start as many as there are ranks"
+            raise BadInput("rung.ranks", size, hint)
         torchrun = _torchrun()
         if torchrun.leads:
-            torchrun.ask(request)
-        return replace(_joined(request, torchrun.place(), told), folder=folder)
+            torchrun.send(request)
+        return replace(_joined(request, torchrun.place(), report), folder=folder)
     if device.type == "cuda" and torch.cuda.device_count() < size:
-        mend = f"this host has {torch.cuda.device_count()} CUDA devices; give at most that, or use torchrun over several hosts"
-        raise BadInput("rung.ranks", size, mend)
-    _start(request, size, told)
-    found = Trained.find(folder, request.key, execution.kept)
-    if found is None:
+        hint = f"this host has {torch.cuda.device_count()} CUDA devices; give at most that, or use torchrun over several hosts"
+        raise BadInput("rung.ranks", size, hint)
+    _start(request, size, report)
+    trained = Trained.find(folder, request.key)
+    if trained is None:
         raise RuntimeError("the processes ended and left no result")
-    return found
+    return trained
 
 
-def _start(request: _Request, size: int, told: Told | None) -> None:
+def _start(request: _Request, size: int, report: Report | None) -> None:
     """Start the processes, pass on their progress, and raise what one of them raised."""
     context = processes.get_context("spawn")
-    said: Any = context.SimpleQueue()
-    meeting = tempfile.TemporaryDirectory(prefix="numdev-ranks-")
-    told_each = [(rank, size, f"{meeting.name}/store", request, said) for rank in range(size)]
-    started = [context.Process(target=_child, args=each, daemon=True) for each in told_each]
+    messages: Any = context.SimpleQueue()
     if processes.get_start_method(allow_none=True) not in (None, *processes.get_all_start_methods()):
         # A process tells those it starts how it was started itself; a worker of joblib's says what Python does not know.
         processes.set_start_method("spawn", force=True)
-    for process in started:
-        process.start()
-    try:
-        while any(process.is_alive() for process in started):
-            _hear(said, told)
-            if any(process.exitcode for process in started):
-                break
-            time.sleep(_POLL)
-        _hear(said, told)
-        failed = [process.exitcode for process in started if process.exitcode]
-        if failed:
-            raise RuntimeError(f"a rank ended with exit code {failed[0]}")
-    finally:
+    with tempfile.TemporaryDirectory(prefix="numdev-ranks-") as meeting:
+        shared = size, f"{meeting}/store", request, messages
+        started = [context.Process(target=_child, args=(rank, *shared), daemon=True) for rank in range(size)]
         for process in started:
-            process.terminate()
-            process.join()
-        meeting.cleanup()
+            process.start()
+        try:
+            while any(process.is_alive() for process in started) and not any(process.exitcode for process in started):
+                _hear(messages, report)
+                time.sleep(_POLL)
+            _hear(messages, report)
+            failed = [process.exitcode for process in started if process.exitcode]
+            if failed:
+                raise RuntimeError(f"a rank ended with exit code {failed[0]}")
+        finally:
+            for process in started:
+                process.terminate()
+                process.join()
 
 
-def _hear(said: Any, told: Told | None) -> None:
-    while not said.empty():
-        word = pickle.loads(said.get())
-        if isinstance(word, BaseException):
-            raise word
-        if told is not None:
-            told(word)
+def _hear(messages: Any, report: Report | None) -> None:
+    while not messages.empty():
+        message = pickle.loads(messages.get())
+        if isinstance(message, BaseException):
+            raise message
+        if report is not None:
+            report(message)
 
 
-def _child(rank: int, size: int, meeting: str, request: _Request, said: Any) -> None:
+def _child(rank: int, size: int, store: str, request: _Request, messages: Any) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
-    def tell(progress: Progress) -> None:
-        said.put(pickle.dumps(progress))
+    def report(progress: Progress) -> None:
+        messages.put(pickle.dumps(progress))
 
     try:
-        _joined(request, _Place(rank, rank, size, True, dist.FileStore(meeting, size)), tell)  # type: ignore[attr-defined]
+        _joined(request, _Place(rank, rank, size, True, dist.FileStore(store, size)), report)  # type: ignore[attr-defined]
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:
         try:
-            said.put(pickle.dumps(error))
+            messages.put(pickle.dumps(error))
         except (pickle.PicklingError, TypeError, AttributeError):
-            said.put(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))
+            messages.put(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")))
         os._exit(1)
 
 
@@ -235,7 +230,7 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _joined(request: _Request, place: _Place, told: Told | None) -> Trained:
+def _joined(request: _Request, place: _Place, report: Report | None) -> Trained:
     """The part of this process, in a process group that lasts as long.
 
     Raises:
@@ -254,7 +249,7 @@ def _joined(request: _Request, place: _Place, told: Told | None) -> Trained:
             if own:
                 backend, bound = ("nccl", device) if kind == "cuda" else ("gloo", None)
                 dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.size, device_id=bound)
-            return Training(request.run, request.folder, device, told, request.execution, Ranks(), request.key).finish()
+            return Training(request.run, request.folder, device, report, request.execution, Ranks(), request.key).finish()
     except Exception as error:
         for name in [f"failed/{rank}" for rank in range(place.size)] if isinstance(error, RuntimeError) else ():
             if place.store.check([name]):  # another process failed before, and closed what connects them

@@ -1,9 +1,10 @@
-"""One run: a task, how it differs, and a replicate."""
+"""One run: a task, how it differs, and a replicate; and the settings of torch under which it always has the same bits."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,12 @@ from numdev.attention.operation import environment as of_attention
 from numdev.errors import BadInput
 from numdev.results.environment import environment
 from numdev.results.record import describe, key_of
-from numdev.training.data.counter import Purpose, stream
-from numdev.training.deterministic import FIXED
 from numdev.training.rung import APART, Restart, Rung
-from numdev.training.task import Batch, Task
+from numdev.training.task import Batch, Purpose, Task, stream
 
 _MIXED = 16  # batches whose rows another order mixes: they are in memory at once
+_FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "float32_matmul": "highest"}
+"""What `deterministic` sets, by its name in an environment; a variable that is set already stays."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,20 @@ class Run:
     def __post_init__(self) -> None:
         if self.replicate < 0 or self.replicate >= APART:
             raise BadInput("replicate", self.replicate, f"give an integer from 0 to {APART - 1}")
-        if self.task.steps < 1:
-            raise BadInput("task.steps", self.task.steps, "give at least 1")
         if self.task.batch % self.rung.ranks:
-            mend = f"give a number that divides the batch of {self.task.batch}"
-            raise BadInput("rung.ranks", self.rung.ranks, mend)
+            hint = f"give a number that divides the batch of {self.task.batch}"
+            raise BadInput("rung.ranks", self.rung.ranks, hint)
         if self.half is not None and not 0 < self.half < self.task.steps:
             raise BadInput("rung.restart", self.rung.restart.value, "one step has no half; give task.steps of at least 2")
 
     @property
     def init_seed(self) -> int:
         return self.replicate + APART * self.rung.init
+
+    @property
+    def half(self) -> int | None:
+        """The step after which the run restarts, or None."""
+        return None if self.rung.restart is Restart.NONE else self.task.steps // 2
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The batches of the steps from `start` on: those of the task, or their examples in the order of the rung.
@@ -69,21 +73,49 @@ class Run:
             for own in rows.split(task.batch)[max(start - first, 0) :]:
                 yield {name: x[own] for name, x in whole.items()}
 
-    @property
-    def half(self) -> int | None:
-        """The step after which the run restarts, or None."""
-        return None if self.rung.restart is Restart.NONE else self.task.steps // 2
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Everything that states what is computed."""
-        return {"run": describe(self)}
+    def share(self, batch: Batch, rank: int) -> Batch:
+        """The rows of a batch that one of the processes trains on: each makes the whole batch and takes its own slice."""
+        rows = self.task.batch // self.rung.ranks
+        return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
 
     def environment(self, device: torch.device) -> dict[str, str]:
         """What may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
-        found = environment(device) | of_attention(device)
-        return found | {name: os.environ.get(name, value) for name, value in FIXED.items() if name in found}
+        facts = environment(device) | of_attention(device)
+        return facts | {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
 
     def key(self, device: torch.device) -> str:
         """Of configuration, sources and environment: runs of one key have the same bits."""
-        return key_of(self.config, self.environment(device))
+        return key_of({"run": describe(self)}, self.environment(device))
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms alone, no TF32, no search for the fastest convolution; the settings before are restored.
+
+    An operation that has no deterministic algorithm raises RuntimeError.
+    """
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    fill: Any = torch.utils.deterministic  # whose one setting its type does not state
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        fill.fill_uninitialized_memory,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        os.environ.get(name),
+    )
+    os.environ.setdefault(name, _FIXED[name])
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision(_FIXED["float32_matmul"])
+    fill.fill_uninitialized_memory = False  # it would write every new tensor once more
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_float32_matmul_precision(before[2])
+        fill.fill_uninitialized_memory = before[3]
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[4], before[5]
+        if before[6] is None:
+            del os.environ[name]

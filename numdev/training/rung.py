@@ -7,9 +7,22 @@ from enum import Enum
 
 from numdev.attention.base import Differentiable
 from numdev.errors import BadInput
-from numdev.training.numerics import Numerics
 
 APART = 1000  # seeds between one initialisation, or order of the data, and the next
+
+
+class Numerics(Enum):
+    """Formats of weights and of products.
+
+    `fp32`: everything in FP32, no TF32. `autocast_bf16` and `autocast_fp16`: FP32 weights under `torch.autocast`, FP16 with a
+    scaled loss (Micikevicius et al. 2018). `bf16_weights`: weights, gradients and moments of the optimizer in BF16, the rest as
+    under autocast.
+    """
+
+    FP32 = "fp32"
+    BF16 = "autocast_bf16"
+    FP16 = "autocast_fp16"
+    BF16_WEIGHTS = "bf16_weights"
 
 
 class Restart(Enum):
@@ -34,7 +47,7 @@ class Rung:
         numerics: see `Numerics`.
         init: replicate r starts from the weights of seed `r + 1000 init`.
         order: 0 is the order of the task; another number is another order of the same examples (`Run.batches`).
-        ulp: by how many last places of FP32 one weight is moved before training (`numdev.training.start.moved`). A later rounding
+        ulp: by how many last places of FP32 one weight is moved before training (`numdev.training.state.moved`). A later rounding
             may take the move back: of the weight to BF16 under autocast, or of its first updates. Then the weights of the run are
             those of the reference again, which says nothing of chaos; 65,536 is one last place of BF16.
         ranks: processes that share each batch.
@@ -58,9 +71,8 @@ class Rung:
             if getattr(self, name) < least:
                 raise BadInput(f"rung.{name}", getattr(self, name), f"give an integer of at least {least}")
         if self.watch and self.ranks > 1:
-            raise BadInput(
-                "rung.watch", True, f"each of {self.ranks} processes sees its share of a batch alone; give rung.ranks=1"
-            )
-        if self.ulp and self.numerics.weights.itemsize < 4:
-            mend = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
-            raise BadInput("rung.ulp", self.ulp, mend)
+            hint = f"each of {self.ranks} processes sees its share of a batch alone; give rung.ranks=1"
+            raise BadInput("rung.watch", True, hint)
+        if self.ulp and self.numerics is Numerics.BF16_WEIGHTS:
+            hint = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
+            raise BadInput("rung.ulp", self.ulp, hint)

@@ -15,8 +15,7 @@ from numdev.settings import setting
 
 if TYPE_CHECKING:
     from numdev.attention.base import Differentiable
-    from numdev.training.numerics import Numerics
-    from numdev.training.rung import Rung
+    from numdev.training.rung import Numerics, Rung
     from numdev.training.task import Task
 
 _NUMERICS = "fp32, autocast_bf16, autocast_fp16 (with a scaled loss) or bf16_weights"
@@ -62,8 +61,7 @@ def rung(attention: Differentiable, numerics: str | None, restart: str, *, watch
     Raises:
         BadInput: naming the setting.
     """
-    from numdev.training.numerics import Numerics
-    from numdev.training.rung import Restart, Rung
+    from numdev.training.rung import Numerics, Restart, Rung
 
     own = str(attention.format)
     if numerics is None:
@@ -103,8 +101,7 @@ class Reference:
         """
         from numdev.arithmetic.formats import Format
         from numdev.attention.vendor.vanilla import VanillaBackward
-        from numdev.training.numerics import Numerics
-        from numdev.training.rung import Rung
+        from numdev.training.rung import Numerics, Rung
 
         numerics = variant.numerics if self.numerics is None else choice("baseline.numerics", Numerics, self.numerics)
         return Rung(VanillaBackward(Format.parse(format_of(numerics))), numerics, watch=variant.watch)

@@ -5,7 +5,7 @@ Golden et al. 2024, section V: "each time attention is called, compute both".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput
+from numdev.measurement.deviation.metrics import compare
+from numdev.measurement.deviation.sample import Sample
 from numdev.results.files import write_atomically
 from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Variant, trainable
-from numdev.training.call import Asked, Call
-from numdev.training.comparison import Golden, Inputs, Subject, heads, held_in
-from numdev.training.interception import Interception, Onward, Seen
-from numdev.training.masks import MaskReader
-from numdev.training.steps import Running, Steps
+from numdev.training.call import Arguments, Call, MaskReader
+from numdev.training.interception import CallCounts, Interception, Onward, RunningModule, StepCounter
+
+Heads = Mapping[str, list[Sample]]
+Inputs = tuple[Tensor, ...]
 
 REFERENCE = "reference"
-GRADIENTS = ("dq", "dk", "dv")
+_GRADIENTS = ("dq", "dk", "dv")
+_MODEL = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 
 
 def shadow(
@@ -57,7 +62,7 @@ def shadow(
 
 
 class Shadow:
-    """What `shadow` records. Entering it again begins the next step.
+    """The log of `shadow`. Entering it again begins the next step.
 
     Attributes:
         rows: one for each step, call, output, head, subject and reference, with every metric of `Deviation`.
@@ -74,10 +79,12 @@ class Shadow:
         if REFERENCE in variants:
             raise BadInput("variants", REFERENCE, "it is the name of the reference itself; give another")
         self.rows: list[dict[str, Any]] = []
-        self.seen = Seen()
-        self.subjects = {name: trainable(subject) for name, subject in ({REFERENCE: reference} | dict(variants)).items()}
+        self.seen = CallCounts()
+        self.subjects: dict[str, Any] = {
+            name: trainable(each) for name, each in ({REFERENCE: reference} | dict(variants)).items()
+        }
         self._reader = MaskReader(read_masks)
-        self._steps, self._running = Steps(), Running(model)
+        self._steps, self._running = StepCounter(), RunningModule(model)
         self._interception = Interception(self, self.seen)
 
     def __enter__(self) -> Shadow:
@@ -109,9 +116,9 @@ class Shadow:
             raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
         write_atomically(Path(path), pack("shadow", self.rows))
 
-    def answer(self, asked: Asked, onward: Onward) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         """See `numdev.training.interception.Answer`."""
-        call = Call.of(asked, self._reader)
+        call = Call.of(arguments, self._reader)
         place = {"step": self._steps.number, "call": self._steps.call(), "layer": self._running.name}
         records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
         beside = _Beside(self, call, place, records)
@@ -137,14 +144,14 @@ class _Beside:
 
     def backward(self, do: Tensor) -> Inputs:
         """The gradients of the reference, in the dtype of the model."""
-        found = {}
+        results = {}
         for name, out in self._outs.items():
             if out.requires_grad:
                 gradients = torch.autograd.grad(out, self._leaves[name], do.to(out.dtype), retain_graph=True)
-                found[name] = dict(zip(GRADIENTS, gradients, strict=True))
+                results[name] = dict(zip(_GRADIENTS, gradients, strict=True))
         wide = tuple(x.detach().double() for x in (*self._leaves[REFERENCE], do))
-        self._record("backward", found, wide)
-        return tuple(found[REFERENCE].values())
+        self._record("backward", results, wide)
+        return tuple(results[REFERENCE].values())
 
     def _run(self, name: str, inputs: Inputs) -> None:
         subject, call = self._log.subjects[name], self._call
@@ -154,20 +161,47 @@ class _Beside:
             self._outs[name] = subject.attend(q, k, v, call.mask, call.scale)
         self._leaves[name] = leaves
 
-    def _record(self, direction: str, found: dict[str, dict[str, Tensor]], wide: Inputs) -> None:
-        """Every comparison of the results that were found, of the inputs in FP64."""
-        golden = Golden(wide, self._call.mask, self._call.scale)
-        values, place = {name: heads(results) for name, results in found.items()}, self._place | {"pass": direction}
-        for name, results in values.items():
+    def _record(self, direction: str, results: dict[str, dict[str, Tensor]], wide: Inputs) -> None:
+        """Every comparison of the results, of inputs in FP64."""
+        golden, place = self._golden(wide), self._place | {"pass": direction}
+        values = {name: _heads(outputs) for name, outputs in results.items()}
+        for name, outputs in values.items():
             subject = self._log.subjects[name]
-            rounds: Any = subject.primal if len(wide) == 3 else subject
-            formats = {output: rounds.formats[output] for output in results}
-            if name == REFERENCE:
-                formats = held_in(formats, self._leaves[name][0].dtype)
-            against = {"golden": golden.unrounded, "golden_same_inputs": golden.of(rounds.round_inputs(*wide))}
+            rounds = subject.primal if len(wide) == 3 else subject
+            formats = {output: rounds.formats[output] for output in outputs}
+            if name == REFERENCE:  # its results are in the model's dtype: the coarser of the two formats
+                model = _MODEL[self._leaves[name][0].dtype]
+                formats = {output: max(fmt, model, key=lambda one: one.u) for output, fmt in formats.items()}
+            rounded = rounds.round_inputs(*wide)
+            same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))
+            against = {"golden": golden, "golden_same_inputs": golden if same else self._golden(rounded)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
-            self._log.rows.extend(place | row for row in Subject(name, results, formats).rows(against))
+            self._log.rows.extend(place | row for row in _rows(name, outputs, formats, against))
+
+    def _golden(self, inputs: Inputs) -> Heads:
+        """Exact O of q, k and v; with dO as well, the exact gradients."""
+        how = self._call.mask, self._call.scale
+        if len(inputs) == 3:
+            q, k, v = inputs
+            return _heads({"out": Exact()(q, k, v, *how).out})
+        q, k, v, do = inputs
+        gradients = ExactBackward()(q, k, v, do, *how)
+        return _heads({name: getattr(gradients, name) for name in _GRADIENTS})
+
+
+def _heads(results: Mapping[str, Tensor]) -> Heads:
+    """The values of each head of each result, `[batch, heads, tokens, dim]`, over all batch entries."""
+    return {name: [Sample(x[:, head]) for head in range(x.shape[1])] for name, x in results.items()}
+
+
+def _rows(name: str, results: Heads, formats: Mapping[str, Format], against: Mapping[str, Heads]) -> Iterator[dict[str, Any]]:
+    """A row for each reference, output and head of a subject; formats are those in whose ulp and u it is measured."""
+    for reference, expected in against.items():
+        for output, samples in results.items():
+            for head, (sample, other) in enumerate(zip(samples, expected[output], strict=True)):
+                place = {"output": output, "head": head, "subject": name, "reference": reference}
+                yield place | compare(sample, other, formats[output]).metrics()
 
 
 class _Shadowed(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Everything that a step of training reads and changes."""
+"""Everything that a step of training reads and changes: the model as training finds it, the optimizer, the scale of the loss."""
 
 from __future__ import annotations
 
@@ -6,16 +6,100 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from numdev.errors import BadInput
-from numdev.training.numerics import LossScale
+from numdev.errors import BadInput, Unsupported
 from numdev.training.run import Run
-from numdev.training.start import initial
+from numdev.training.rung import Numerics
 
-BETAS = 0.9, 0.99
-EPSILON = 1e-8
+_BETAS = 0.9, 0.99
+_EPSILON = 1e-8
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq", "updates": "step"}  # our names, and those of torch's AdamW
+_FIRST_SCALE = 2.0**16
+_CLEAN_STEPS = 2000  # after which the scale is doubled, as torch.amp.GradScaler does
+_MAGNITUDE, _INFINITY = 0x7FFF_FFFF, 0x7F80_0000  # bits of an FP32 number without its sign, and those of infinity
+
+
+def initial(run: Run, device: torch.device) -> nn.Module:
+    """The model of the run's seed, one weight moved where the rung says so, in the dtype of its weights.
+
+    Raises:
+        Unsupported: for a model with dropout, which draws numbers that a resumed run would not draw again.
+        BadInput: where no weight can be moved.
+    """
+    model = run.task.model(run.init_seed)
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise Unsupported("task.model", f"{name} drops values at random, which no resumed run can repeat; set its p to 0")
+    if run.rung.ulp:
+        _move(model, run.rung.ulp)
+    dtype = torch.bfloat16 if run.rung.numerics is Numerics.BF16_WEIGHTS else torch.float32
+    return model.to(device=device, dtype=dtype).train()
+
+
+def moved(parameters: dict[str, Tensor]) -> tuple[str, int]:
+    """Name and flat index of the weight that `Rung.ulp` moves: the first that is not 0 of the largest matrix.
+
+    The largest is the parameter of at least two dimensions with the most elements, the first of equals, of those that hold
+    anything but 0: a last place of 0 would be a subnormal number.
+
+    Raises:
+        BadInput: where there is none.
+    """
+    matrices = {name: x for name, x in parameters.items() if x.dim() >= 2 and bool(x.count_nonzero())}
+    if not matrices:
+        raise BadInput("rung.ulp", "a model without a matrix that is not 0", "give 0")
+    name = max(matrices, key=lambda each: matrices[each].numel())
+    return name, int(matrices[name].reshape(-1).nonzero()[0])
+
+
+def _move(model: nn.Module, ulp: int) -> None:
+    """Move the weight away from zero by `ulp` last places of FP32, or towards it where `ulp` is negative."""
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+    name, index = moved(parameters)
+    bits = parameters[name].view(-1).view(torch.int32)
+    magnitude = int(bits[index]) & _MAGNITUDE
+    if not 0 <= magnitude + ulp < _INFINITY:
+        weight = float(parameters[name].view(-1)[index])
+        hint = f"the weight {weight:g} would pass 0 or the largest number of FP32; give fewer"
+        raise BadInput("rung.ulp", ulp, hint)
+    bits[index] += ulp  # sign and magnitude: the next number away from zero has the next bit pattern
+
+
+class LossScale:
+    """By how much the loss is multiplied, so that its gradients do not underflow FP16.
+
+    A step whose gradients are not finite is skipped and halves the scale; 2,000 clean steps in a row double it. A power of two
+    rounds nothing above the subnormals. Everything stays on the device: nothing waits for it, and a CUDA graph can hold it.
+
+    Attributes:
+        scale: the factor, 0-dim FP32.
+        clean: steps since the scale last changed, 0-dim FP32.
+        overflow: 1 where the gradients of this step are not finite, else 0; AdamW reads it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.full((), _FIRST_SCALE, device=device)
+        self.clean = torch.zeros((), device=device)
+        self.overflow = torch.zeros((), device=device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "clean": self.clean}
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Divide the gradients by the scale, in place."""
+        torch._foreach_mul_(gradients, self.scale.reciprocal())
+
+    def update(self, norm: Float[Tensor, ""]) -> None:
+        """Take note of the norm of the unscaled gradients, before the optimizer's step."""
+        self.overflow.copy_(norm.isfinite().logical_not())
+        failed, clean = self.overflow > 0, self.clean + 1
+        grown = clean >= _CLEAN_STEPS
+        up = torch.where(grown, 2 * self.scale, self.scale)
+        self.scale.copy_(torch.where(failed, self.scale / 2, up))
+        self.clean.copy_(torch.where(failed | grown, torch.zeros_like(clean), clean))
 
 
 class State:
@@ -36,7 +120,7 @@ class State:
         self.whole = True
         self.model = initial(run, device)
         self.rate = torch.zeros((), device=device)
-        self.scale = LossScale(device) if run.rung.numerics.scales_loss else None
+        self.scale = LossScale(device) if run.rung.numerics is Numerics.FP16 else None
         self.parameters = {name: x for name, x in self.model.named_parameters() if x.requires_grad}
         groups = [
             {"params": [x for x in self.parameters.values() if x.dim() >= 2], "weight_decay": run.task.weight_decay},
@@ -45,8 +129,8 @@ class State:
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self.rate,
-            betas=BETAS,
-            eps=EPSILON,
+            betas=_BETAS,
+            eps=_EPSILON,
             fused=True,
             capturable=device.type == "cuda",
         )
@@ -74,9 +158,9 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by name, as it is and not copied."""
-        found = {f"weight/{name}": x for name, x in self.weights().items()}
-        found |= {f"buffer/{name}": x for name, x in self.buffers().items()} | self.moments()
-        return found | ({f"loss/{name}": x for name, x in self.scale.tensors().items()} if self.scale is not None else {})
+        tensors = {f"weight/{name}": x for name, x in self.weights().items()}
+        tensors |= {f"buffer/{name}": x for name, x in self.buffers().items()} | self.moments()
+        return tensors if self.scale is None else tensors | {f"loss/{name}": x for name, x in self.scale.tensors().items()}
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -93,16 +177,15 @@ class State:
         self.whole = True
 
     def checksum(self) -> str:
-        """SHA-256 over names and FP32 bytes of the weights, in the order of their names."""
         return checksum(self.weights())
 
 
 def checksum(weights: Mapping[str, Tensor]) -> str:
     """SHA-256 over names and FP32 bytes of tensors, in the order of their names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(weights):
-        found.update(f"{name}\0".encode() + weights[name].detach().float().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name}\0".encode() + weights[name].detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def model_of(run: Run, device: torch.device, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -13,18 +13,27 @@ from torch import Tensor, nn
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data.counter import Purpose, generator, stream
-from numdev.training.data.pictures import Captioned, Pictures, Scenes
-from numdev.training.data.text import BYTES, Text
-from numdev.training.data.tokens import NULL
-from numdev.training.models.flow import euler, flow_loss, guided, velocity_of
-from numdev.training.models.language import LanguageModel, next_token_loss
-from numdev.training.models.transformer import DiffusionTransformer
-from numdev.training.task import Batch, Optimised, Samples, at_least_one, check_schedule, seeded
+from numdev.training.data import NULL, Pictures, Text
+from numdev.training.models import (
+    DiffusionTransformer,
+    LanguageModel,
+    euler,
+    flow_loss,
+    guided,
+    next_token_loss,
+    velocity_of,
+)
+from numdev.training.scenes import Scenes
+from numdev.training.task import Batch, Purpose, Samples, Task, normal, seeded, stream
+
+_HELD_OUT = 2**31
+"""Seed of what a held-out batch draws; seeds of runs lie below."""
+_BYTES = 256  # different tokens of a text
+_WINDOWS = 32  # of held-out text
 
 
 @dataclass(frozen=True)
-class TextToImage(Optimised):
+class TextToImage(Task):
     """A small diffusion transformer that makes pictures of captions by rectified flow.
 
     The defaults are the small size, for a CPU: 0.95 million parameters. In 400 steps its held-out loss falls from 0.099 to 0.012,
@@ -53,8 +62,8 @@ class TextToImage(Optimised):
         return replace(large, guidance=1.5, sampled=256, euler_steps=40)
 
     def __post_init__(self) -> None:
-        check_schedule(self)
-        at_least_one(self, "picture", "patch", "width", "depth", "heads", "sampled", "euler_steps")
+        super().__post_init__()
+        self.check_at_least_one("picture", "patch", "width", "depth", "heads", "sampled", "euler_steps")
         if self.picture % self.patch:
             raise BadInput("task.patch", self.patch, f"use a divisor of task.picture, {self.picture}")
         if self.width % self.heads or self.width % 4:
@@ -78,7 +87,7 @@ class TextToImage(Optimised):
         return self._batch(drawn.pictures, tokens, step, seed)
 
     def held_out(self) -> Batch:
-        drawn = self._asked()
+        drawn = self.data.held_out(self.sampled, self.picture)
         return self._batch(drawn.pictures, drawn.tokens, 0, _HELD_OUT)
 
     def loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
@@ -87,28 +96,24 @@ class TextToImage(Optimised):
 
     def samples(self, model: nn.Module, seed: int) -> Samples:
         """Pictures for held-out captions by Euler's method, and what the data says of them."""
-        asked = self._asked()
+        captioned = self.data.held_out(self.sampled, self.picture)
         device = next(model.parameters()).device
-        noise = _normal(Purpose.SAMPLES, seed, 0, asked.pictures.shape).to(device)
-        tokens = asked.tokens.to(device)
+        noise = normal(Purpose.SAMPLES, seed, 0, captioned.pictures.shape).to(device)
+        tokens = captioned.tokens.to(device)
         conditional, free = partial(_predicted, model, tokens), partial(_predicted, model, torch.full_like(tokens, NULL))
         predicted = conditional if self.guidance == 1 else guided(conditional, free, self.guidance)
         with torch.no_grad():
             made = euler(velocity_of(predicted), noise, self.euler_steps).clamp(-1, 1).float().cpu()
-        figures = self.data.score(made, asked.captions)
-        return Samples(figures[0][1] if figures else math.nan, asked.captions, made, details=figures[1:])
-
-    def _asked(self) -> Captioned:
-        return self.data.held_out(self.sampled, self.picture)
+        return Samples(self.data.score(made, captioned.captions), captioned.captions, made)
 
     def _batch(self, pictures: Tensor, tokens: Tensor, step: int, seed: int) -> Batch:
         time = stream(Purpose.TIMES, seed, step).random(len(pictures), dtype="float32")
-        noise = _normal(Purpose.NOISE, seed, step, pictures.shape)
+        noise = normal(Purpose.NOISE, seed, step, pictures.shape)
         return {"pictures": pictures, "tokens": tokens, "noise": noise, "time": torch.from_numpy(time)}
 
 
 @dataclass(frozen=True)
-class Language(Optimised):
+class Language(Task):
     """A small causal language model of the bytes of a text."""
 
     data: Text = field(default_factory=Text)
@@ -122,14 +127,14 @@ class Language(Optimised):
     sampled: int = setting(8, "held-out beginnings that the model continues")
 
     def __post_init__(self) -> None:
-        check_schedule(self)
-        at_least_one(self, "length", "width", "depth", "heads", "sampled")
+        super().__post_init__()
+        self.check_at_least_one("length", "width", "depth", "heads", "sampled")
         if self.width % self.heads:
             raise BadInput("task.width", self.width, f"use a multiple of task.heads, {self.heads}")
         self.data.ready(self.length + 1)
 
     def model(self, seed: int) -> nn.Module:
-        return seeded(lambda: LanguageModel(BYTES, self.length, self.width, self.depth, self.heads, qk_norm=self.qk_norm), seed)
+        return seeded(lambda: LanguageModel(_BYTES, self.length, self.width, self.depth, self.heads, qk_norm=self.qk_norm), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         return {"tokens": self.data.drawn(step, seed, self.batch, self.length + 1)}
@@ -144,34 +149,23 @@ class Language(Optimised):
         """Continuations of held-out beginnings, a half of `length` long; score: share of held-out bytes that are predicted."""
         device = next(model.parameters()).device
         tokens = self.held_out()["tokens"].to(device)
-        given = self.length // 2
-        draws = torch.from_numpy(stream(Purpose.SAMPLES, seed, 0).random((self.length - given, self.sampled)))
+        half = self.length // 2
+        draws = torch.from_numpy(stream(Purpose.SAMPLES, seed, 0).random((self.length - half, self.sampled)))
         with torch.no_grad():
             right = model(tokens[:, :-1]).argmax(dim=-1) == tokens[:, 1:]
             made = self.data.held_out(self.sampled, self.length).to(device)
-            for place, draw in enumerate(draws.to(device), start=given):
+            for place, draw in enumerate(draws.to(device), start=half):
                 made[:, place] = _drawn(model(made)[:, place - 1], draw)
         texts = [bytes(row).decode("utf-8", errors="replace") for row in made.cpu().tolist()]
         return Samples(
-            right.double().mean().item(), tuple(text[:given] for text in texts), text=tuple(text[given:] for text in texts)
+            right.double().mean().item(), tuple(text[:half] for text in texts), text=tuple(text[half:] for text in texts)
         )
-
-
-_WINDOWS = 32  # of held-out text
 
 
 def _drawn(logits: Tensor, draw: Tensor) -> Tensor:
     """One token for each row of logits: where the distribution function passes a number drawn from [0, 1)."""
     passed = logits.double().softmax(dim=-1).cumsum(dim=-1) <= draw[:, None]
     return passed.sum(dim=-1).clamp(max=logits.shape[-1] - 1)
-
-
-_HELD_OUT = 2**31
-"""Seed of what a held-out batch draws; seeds of runs lie below."""
-
-
-def _normal(purpose: Purpose, seed: int, step: int, shape: torch.Size) -> Tensor:
-    return torch.randn(shape, generator=generator(purpose, seed, step))
 
 
 def _predicted(model: nn.Module, tokens: Tensor, x: Tensor, time: Tensor) -> Tensor:

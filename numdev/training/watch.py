@@ -1,4 +1,4 @@
-"""What attention does in each step of a training run: logits, ties, and how far it deviates from exact attention.
+"""Figures of attention in each step of a training run: logits, ties, and how far it deviates from exact attention.
 
 Exact means FP64 of the same q, k, v and dO. FP32 is not enough: its scores err by up to `d 2^-24 max |q| |k|`, some 0.04 at
 head_dim 64 and logits of 10^4, such as come before a loss spikes, more than the `u = 2^-9` of BF16 inside; and the bias of
@@ -9,14 +9,12 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.arithmetic.formats import Format
 from numdev.attention.base import Attention, Differentiable, Gradients, Implementation, group_heads, softmax_scale
 from numdev.attention.differentiable import BackwardPass, differentiable, uncast
 from numdev.attention.mask import Mask
@@ -83,28 +81,6 @@ class Watched:
     attention: Differentiable
     watch: Watch
 
-    @property
-    def formats(self) -> dict[str, Format]:
-        return self.attention.formats
-
-    @property
-    def format(self) -> Format:
-        return self.attention.format
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.attention.input_key
-
-    @property
-    def primal(self) -> Attention:
-        return self.attention.primal
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.attention.round_inputs(q, k, v, do)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        return self.attention(q, k, v, do, mask, scale)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `numdev.attention.base.Differentiable`."""
         if not torch.is_grad_enabled():
@@ -117,7 +93,7 @@ class Watched:
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):
-            exact.scores(q, k, _policy(self.primal))
+            exact.scores(q, k, _policy(self.attention.primal))
             exact.compare(out)
         if out.requires_grad:
             out.register_hook(exact.take)

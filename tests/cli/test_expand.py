@@ -26,8 +26,8 @@ from numdev.measurement.runner import Runner
 from numdev.report.studies.published import FA3_RMSE
 from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
-from numdev.training.measurement import WeightsOverTraining
 from numdev.training.rung import Rung
+from numdev.training.weights import WeightsOverTraining
 from tests.training.toy import Toy
 
 LIBRARY = Library((config_folder(),))

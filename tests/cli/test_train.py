@@ -22,9 +22,8 @@ from numdev.results.record import describe
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
 from numdev.settings import declared
-from numdev.training.numerics import Numerics
 from numdev.training.operation import TRAINING
-from numdev.training.rung import Restart, Rung
+from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.settings import RungSettings
 from numdev.training.tasks import Language, TextToImage
 from tests.cli.test_cli import Command, jobs, numdev

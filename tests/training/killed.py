@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from numdev.training.numerics import Numerics
-from numdev.training.sealed import Sealed
+from numdev.training.run_files import Sealed
+from numdev.training.rung import Numerics
 from tests.training.toy import toy, trained
 
 KILLS = 3

@@ -19,9 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention as kept_by_name
 from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
-from numdev.arithmetic.formats import BF16, FP32, FP64
+from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.differentiable import BackwardPass, differentiable
+from numdev.attention.differentiable import differentiable
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision
@@ -216,22 +216,6 @@ def test_another_softmax_is_no_attention(shape: tuple[int, ...], dim: int) -> No
             torch.randn(shape).softmax(dim)
             functional.log_softmax(torch.randn(2, 3, 5, 5), -1)
     assert not seen.elsewhere
-
-
-def test_a_function_outside_of_any_module_is_named_so() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with nd.attend(EXACT) as seen:
-            torch.randn(1, 1, 4, 4).softmax(-1)
-    assert seen.elsewhere == {"matrix products in a function outside of any module": 1}
-
-
-def test_a_model_without_attention(x: Tensor) -> None:
-    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
-        nn.Linear(16, 4)(x)
-    assert seen.calls == seen.missed == 0
-    with pytest.raises(Unsupported, match="^model: it called torch.nn.functional.scaled_dot_product_attention nowhere"):
-        seen.require()
 
 
 @pytest.mark.parametrize(
@@ -472,13 +456,6 @@ def test_torchs_own_threads_answer_as_their_caller_does(x: Tensor, call: str) ->
     assert torch.equal(given.grad, want)
 
 
-def test_nothing_is_warned_of_where_calls_were_made(x: Tensor) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with nd.attend(EXACT):
-            Projected()(x)
-
-
 _COMPILED = """
 import torch, warnings
 from torch import nn
@@ -526,12 +503,6 @@ def test_backward_after_the_context(x: Tensor) -> None:
         out = model(x)
     out.square().sum().backward()
     assert torch.equal(model.project.weight.grad, want["project.weight"])  # type: ignore[arg-type]
-
-
-def test_implementations_are_differentiable() -> None:
-    assert isinstance(TILED, BackwardPass)
-    with pytest.raises(BadInput, match="^q: 'torch.int64'"), nd.attend(VanillaBackward(FP64)):
-        functional.scaled_dot_product_attention(*(torch.ones(1, 1, 2, 2).long(),) * 3)
 
 
 @pytest.mark.gpu

@@ -1,186 +1,179 @@
-"""Attention exchanged under models of other libraries, with random weights; skipped where a library is not installed."""
+"""The models that are trained: their start, what they depend on, and their losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-import numdev as nd
-from numdev.arithmetic.formats import BF16
-from numdev.attention.exact import ExactBackward
-from numdev.attention.naive import NaiveBackward
-from numdev.errors import BadInput, Unsupported
-from numdev.training.huggingface import register
-
-EXACT, EAGER = ExactBackward(), NaiveBackward.eager(BF16)
-SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8], [9, 10, 11, 0, 0, 0]])
-PADDING = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
-
-
-def transformers() -> Any:
-    return pytest.importorskip("transformers", minversion="4.56")
+from numdev.training.models import (
+    Attention,
+    DiffusionTransformer,
+    LanguageModel,
+    between,
+    euler,
+    flow_loss,
+    guided,
+    next_token_loss,
+    velocity_of,
+)
 
 
-def bert(attention: str = "sdpa") -> Any:
-    config = transformers().BertConfig(vocab_size=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL)
-    torch.manual_seed(0)
-    return transformers().AutoModel.from_config(config, attn_implementation=attention).double()
+def model(*, zero: bool = False, qk_norm: bool = True) -> DiffusionTransformer:
+    made = DiffusionTransformer(8, 2, 32, 2, 2, 10, 4, qk_norm=qk_norm)
+    if not zero:  # as after some training: nothing is 0
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    return made
 
 
-def llama(attention: str = "sdpa") -> Any:
-    config = transformers().LlamaConfig(vocab_size=32, num_key_value_heads=2, **SMALL)
-    torch.manual_seed(0)
-    return transformers().AutoModelForCausalLM.from_config(config, attn_implementation=attention).double()
+def inputs(count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(count, 3, 8, 8), torch.rand(count), torch.randint(0, 10, (count, 4))
 
 
-def trained(model: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
-    """What the model makes of the tokens that there are, and the gradients of its weights."""
-    model.zero_grad()
-    found = model(input_ids=TOKENS, **named)[0][PADDING.bool()]
-    found.square().sum().backward()
-    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+def test_the_picture_starts_at_zero_and_each_block_as_the_identity() -> None:
+    start = model(zero=True)
+    assert not start(*inputs()).any()
+    x = torch.randn(3, 16, 32)
+    for block in start.blocks:
+        assert torch.equal(block(x, torch.randn(3, 4, 64), torch.randn(3, 32)), x)
 
 
-def same(got: tuple[Tensor, list[Tensor]], want: tuple[Tensor, list[Tensor]]) -> None:
-    """In FP64, with numbers near 1 and a few hundred of them in a sum."""
-    assert torch.allclose(got[0], want[0], rtol=1e-11, atol=1e-12)
-    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-11) for a, b in zip(got[1], want[1], strict=True))
+def test_patches_come_back_to_their_places() -> None:
+    made, (picture, _, _) = model(), inputs()
+    patches = made._patches(picture)
+    assert patches.shape == (3, 16, 12)
+    assert torch.equal(made._picture(patches), picture)
+    assert torch.equal(patches[0, 5].sort().values, picture[0, :, 2:4, 2:4].flatten().sort().values)
 
 
-@pytest.mark.parametrize("make", [bert, llama])
-@pytest.mark.parametrize("padded", [False, True])
-def test_transformers(make: Any, padded: bool) -> None:
-    """sdpa, which models take unless told otherwise, and a registered name; with padding and without."""
-    named = {"attention_mask": PADDING} if padded else {}
-    want = trained(make(), **named)
-    with nd.attend(EXACT) as seen:
-        same(trained(make(), **named), want)
-    assert (seen.calls, seen.missed) == (2, 0)
-    if make is not bert or int(transformers().__version__.split(".")[0]) >= 5:  # an earlier Bert takes no registered name
-        counted = register("numdev_exact", EXACT)
-        same(trained(make("numdev_exact"), **named), want)
-        assert counted.calls == 2
-    with nd.attend(EAGER):
-        assert not torch.allclose(trained(make(), **named)[0], want[0], rtol=1e-5, atol=1e-5)
-    if padded and make is bert:  # under a causal limit no token sees the padding behind it
-        assert not torch.allclose(trained(make())[0], want[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_the_picture_depends_on_picture_time_and_caption_of_its_own_row_alone(changed: int) -> None:
+    made, before = model(), inputs()
+    after = [each.clone() for each in before]
+    after[changed][0] = (after[changed][0] + 1) % 10
+    one, other = made(*before), made(*after)
+    assert not torch.allclose(one[0], other[0])
+    torch.testing.assert_close(one[1:], other[1:])
 
 
-def test_an_eager_model_is_told_apart() -> None:
-    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
-        trained(bert("eager"))
-    assert list(seen.elsewhere) == [f"matrix products in encoder.layer.{n}.attention.self" for n in (0, 1)]
-    with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
-        seen.require()
+def test_every_weight_gets_a_gradient_once_it_has_left_its_start() -> None:
+    made = model()
+    made(*inputs()).square().sum().backward()
+    missing = [name for name, parameter in made.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    # With every token of the vocabulary not in the batch, rows of the embedding alone may be 0.
+    assert not missing
 
 
-def test_what_transformers_can_and_we_cannot_is_refused() -> None:
-    transformers()
-    with pytest.raises(BadInput, match="^name: 'sdpa'"):
-        register("sdpa", EXACT)
-    register("numdev_exact", EXACT)
-    from transformers import AttentionInterface
-
-    forward = AttentionInterface()["numdev_exact"]
-    q = torch.randn(1, 2, 4, 4)
-    with pytest.raises(Unsupported, match="^softcap: it caps the scores"):
-        forward(torch.nn.Identity(), q, q, q, None, softcap=30.0)
-    model, left = llama("numdev_exact"), torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
-    with pytest.raises(Unsupported, match="^attn_mask: no Mask states it"):
-        model(input_ids=TOKENS, attention_mask=left)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_under_bf16_the_picture_is_fp32_and_close(qk_norm: bool) -> None:
+    made, given = model(qk_norm=qk_norm), inputs()
+    wanted = made(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = made(*given)
+    narrow = made.to(torch.bfloat16)(*given)
+    for found in (cast, narrow):
+        assert found.dtype == torch.float32
+        # A few dozen roundings of 2^-9 one behind the other, relative to the largest pixel.
+        assert (found - wanted).abs().max() < 32 * 2**-9 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("family", ["Bloom", "CodeGen"])
-def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) -> None:
-    """Each read a mask of sdpa's as one of its own, and was not causal any more."""
-    named = {"vocab_size": 32, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-    library = transformers()
-    torch.manual_seed(0)
-    seen = register("numdev_exact", EXACT)
-    config = getattr(library, f"{family}Config")(**named)
-    model = library.AutoModel.from_config(config, attn_implementation="numdev_exact").double()
-    for _ in range(2):
-        with pytest.raises(Unsupported, match=f"^attn_implementation: 'numdev_exact': transformers does not run {family}Model"):
-            model(input_ids=TOKENS)
-    assert seen.calls == 0
+def test_attention_is_looked_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[torch.Size, torch.Size, torch.dtype]] = []
+    original = nn.functional.scaled_dot_product_attention
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+        assert q.dtype == k.dtype == v.dtype
+        seen.append((q.shape, k.shape, q.dtype))
+        return original(q, k, v, is_causal=is_causal)
+
+    made = model()
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", counted)
+    with torch.autocast("cpu", torch.bfloat16):
+        made(*inputs())
+    across, words = torch.Size((3, 2, 16, 16)), torch.Size((3, 2, 4, 16))
+    assert seen == [(across, across, torch.bfloat16), (across, words, torch.bfloat16)] * 2
 
 
-def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
-    transformers()
-    seen = register("numdev_exact", EXACT)
-    model = llama("numdev_exact").train()
-    assert model.model(input_ids=TOKENS)[0].shape == (2, 6, 16)
-    assert (seen.calls, all(module.training for module in model.modules())) == (2, True)  # none of the probe's
-    model = llama("numdev_exact")
-    for module in model.modules():
-        module.is_causal = False
-    for _ in range(2):
-        with pytest.raises(Unsupported, match="LlamaModel asks for a causal mask, and a later token changes"):
-            model(input_ids=TOKENS)
-    assert seen.calls == 2
+def test_qk_norm_bounds_the_logits() -> None:
+    attention = Attention(32, 2)
+    nn.init.normal_(attention.q.weight, std=100)
+    q = attention.q(torch.randn(1, 5, 32)).unflatten(-1, (2, -1))
+    torch.testing.assert_close(attention.q_norm(q).square().mean(dim=-1), torch.ones(1, 5, 2))
 
 
-def test_a_model_that_cannot_be_probed_says_so() -> None:
-    transformers()
-    register("numdev_exact", EXACT)
-    model = llama("numdev_exact")
-    model.model.embed_tokens.requires_grad_(False)
-    inputs = model.model.embed_tokens(TOKENS)
-    model.model.embed_tokens = torch.nn.Identity()  # takes no tokens
-    with pytest.warns(UserWarning, match="LlamaModel was not probed for causality.* attn_implementation='sdpa'"):
-        model(inputs_embeds=inputs)
+@pytest.fixture
+def language() -> LanguageModel:
+    made = LanguageModel(11, 12, 32, 2, 2)
+    nn.init.normal_(made.out.weight)
+    return made
 
 
-def test_diffusers() -> None:
-    """A transformer block of a diffusion model: self-attention over patches, cross-attention to a caption."""
-    attention = pytest.importorskip("diffusers.models.attention")
-    torch.manual_seed(0)
-    block = attention.BasicTransformerBlock(16, 4, 4, cross_attention_dim=8).double().eval()
-    patches, caption = torch.randn(2, 6, 16).double(), torch.randn(2, 5, 8).double()
-    exchanged(block, lambda: block(patches, encoder_hidden_states=caption))
+def test_a_token_depends_on_none_behind_it(language: LanguageModel) -> None:
+    tokens = torch.randint(0, 11, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 11
+    before, after = language(tokens), language(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
 
 
-@pytest.mark.parametrize("pooling", ["token", "map"])
-def test_timm(pooling: str) -> None:
-    """A vision transformer: self-attention in two blocks; `map` adds a call in which one learned query sees all patches."""
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
-    model = timm.VisionTransformer(**sizes, global_pool=pooling, qk_norm=True).double()
-    pictures = torch.randn(2, 3, 16, 16).double()
-    exchanged(model, lambda: model(pictures), calls=2 if pooling == "token" else 3)
+def test_the_loss_starts_at_that_of_guessing() -> None:
+    loss = next_token_loss(LanguageModel(11, 12, 32, 1, 2), torch.randint(0, 11, (4, 13)))
+    assert loss.item() == pytest.approx(math.log(11), rel=1e-6)
 
 
-def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    model = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=4)
-    for block in model.blocks[1:]:
-        block.attn.fused_attn = False
-    with pytest.warns(UserWarning, match="was not exchanged"), nd.attend(EXACT) as seen:
-        model(torch.randn(2, 3, 16, 16))
-    assert seen.calls == 1
-    assert seen.elsewhere == {f"matrix products in blocks.{n}.attn": 1 for n in (1, 2, 3)}
-    with pytest.raises(Unsupported, match=r"blocks\.3\.attn"):
-        seen.require()
+def test_the_loss_is_the_mean_of_minus_log_p(language: LanguageModel) -> None:
+    tokens = torch.randint(0, 11, (2, 9))
+    p = language(tokens[:, :-1]).softmax(dim=-1)
+    wanted = [-math.log(p[row, place, tokens[row, place + 1]].item()) for row in range(2) for place in range(8)]
+    assert next_token_loss(language, tokens).item() == pytest.approx(sum(wanted) / 16, rel=1e-5)
 
 
-def exchanged(model: torch.nn.Module, run: Callable[[], Tensor], calls: int = 2) -> None:
-    """With exact attention a model has the result and the gradients that it has without, and each call is exchanged."""
+@pytest.fixture
+def pair() -> tuple[Tensor, Tensor]:
+    return torch.randn(5, 3, 4, 4), torch.rand(5, 3, 4, 4)
 
-    def trained() -> tuple[Tensor, list[Tensor]]:
-        model.zero_grad()
-        out = run()
-        out.square().sum().backward()  # type: ignore[no-untyped-call]
-        return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
-    want = trained()
-    with nd.attend(EXACT) as seen:
-        same(trained(), want)
-    assert (seen.calls, seen.missed) == (calls, 0)
-    with nd.attend(EAGER):
-        assert not torch.allclose(trained()[0], want[0], rtol=1e-5, atol=0.0)
+def test_the_true_picture_has_no_loss_and_its_velocity_is_that_of_the_straight_way(pair: tuple[Tensor, Tensor]) -> None:
+    noise, picture = pair
+    time = torch.tensor([0.0, 0.1, 0.5, 0.75, 0.9])
+    assert flow_loss(lambda x, at: picture, noise, picture, time) == 0
+    velocity = velocity_of(lambda x, at: picture)(between(noise, picture, time), time)
+    torch.testing.assert_close(velocity, picture - noise, rtol=0, atol=10 * 8 * 2**-24 * 4)  # / 0.1, of |x| < 8, a few roundings
+
+
+def test_the_loss_is_that_of_the_velocity_with_its_weight(pair: tuple[Tensor, Tensor]) -> None:
+    noise, picture = (each.double() for each in pair)
+    time = torch.rand(5, dtype=torch.float64)
+
+    def predicted(x: Tensor, at: Tensor) -> Tensor:
+        return (0.3 * x).float()
+
+    difference = velocity_of(predicted)(between(noise, picture, time), time) - (picture - noise)
+    wanted = ((1 - time)[:, None, None, None] * difference).square().mean()
+    loss = flow_loss(predicted, noise.float(), picture.float(), time.float())
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)  # FP32, and the prediction of both is in FP32
+
+
+@pytest.mark.parametrize("steps", [1, 4, 32])
+def test_euler_follows_a_straight_flow_exactly(steps: int) -> None:
+    # Multiples of 1/8 below 16 times a power of two: no operation rounds.
+    noise = torch.randint(-64, 64, (3, 2, 2)) / 8
+    picture = torch.randint(-64, 64, (3, 2, 2)) / 8
+    assert torch.equal(euler(lambda x, time: picture - noise, noise, steps), picture)
+
+
+def test_euler_is_of_first_order() -> None:
+    """dx/dt = x has x(1) = e x(0), and n steps give (1 + 1/n)^n."""
+    start = torch.ones(1, 1, dtype=torch.float64)
+    for steps in (10, 100):
+        assert euler(lambda x, time: x, start, steps).item() == pytest.approx((1 + 1 / steps) ** steps, rel=1e-12)
+
+
+@pytest.mark.parametrize(("weight", "wanted"), [(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)])
+def test_guidance_goes_on_from_without_a_caption_to_with_it(weight: float, wanted: float) -> None:
+    predicted = guided(lambda x, time: 3 * x, lambda x, time: x, weight)
+    assert predicted(torch.ones(1, 1), torch.zeros(1)).item() == wanted

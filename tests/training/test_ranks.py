@@ -12,10 +12,9 @@ import torch
 
 from numdev.errors import BadInput
 from numdev.training import ranks
-from numdev.training.execution import Execution, Progress
+from numdev.training.loop import Execution, Progress, train
 from numdev.training.run import Run
 from numdev.training.rung import Rung
-from numdev.training.train import train
 from tests.training.toy import CPU, VANILLA, Toy, toy, trained
 
 

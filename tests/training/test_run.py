@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from numdev.training.data.folder import Folder
-from numdev.training.data.text import Text
+from numdev.training.data import Folder, Text
 from numdev.training.run import Run
 from numdev.training.rung import Rung
 from numdev.training.task import Batch, Task
@@ -84,6 +83,12 @@ def test_orders_and_replicates_differ_and_orders_repeat(task: Task) -> None:
 def test_a_run_goes_on_where_it_was_left(order: int, start: int) -> None:
     whole = run(Toy(37, 4), order)
     assert equal(list(whole.batches(start)), list(whole.batches())[start:])
+
+
+def test_ranks_share_a_batch_without_gap_or_overlap() -> None:
+    ours = Run(Toy(), Rung(VANILLA, ranks=4))
+    batch = next(ours.batches())
+    assert equal([{"x": torch.cat([ours.share(batch, rank)["x"] for rank in range(4)])}], [batch])
 
 
 def test_one_step_has_one_batch() -> None:

@@ -21,11 +21,9 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput
-from numdev.training.execution import Execution, Graphs
-from numdev.training.numerics import Numerics
+from numdev.training.loop import Execution, train
 from numdev.training.run import Run
-from numdev.training.rung import Restart, Rung
-from numdev.training.train import train
+from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.watch import FIGURES, Watch, Watched
 from tests.training.toy import CPU, Toy, interrupted_at, trained
 
@@ -103,9 +101,7 @@ class TestBits:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     def test_a_captured_run_has_the_rows_of_an_eager_one(self, tmp_path: Path) -> None:
         run, cuda = Run(Toy(4), Rung(EVERY["vanilla"], Numerics.BF16, watch=True)), torch.device("cuda")
-        eager, captured = (
-            train(run, tmp_path / graphs.value, cuda, None, Execution(graphs)) for graphs in (Graphs.OFF, Graphs.ON)
-        )
+        eager, captured = (train(run, tmp_path / str(graphs), cuda, None, Execution(graphs)) for graphs in (False, True))
         assert captured.captured
         assert captured.checksum == eager.checksum
         assert repr(captured.watched) == repr(eager.watched)  # NaN is no number, and equal to none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from torch.nn import functional
 
 from numdev.arithmetic.formats import FP32
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.execution import Execution
-from numdev.training.numerics import Numerics
+from numdev.training.loop import Execution, train
 from numdev.training.run import Run
-from numdev.training.rung import Rung
-from numdev.training.task import Batch, Samples
-from numdev.training.train import train
-from numdev.training.trained import Trained
+from numdev.training.run_files import Trained
+from numdev.training.rung import Numerics, Rung
+from numdev.training.task import Batch, Samples, Task
 
 CPU = torch.device("cpu")
 VANILLA = VanillaBackward(FP32)
@@ -45,8 +43,8 @@ class Model(nn.Module):
 
 
 @dataclass(frozen=True)
-class Toy:
-    """Follows the protocol `Task`.
+class Toy(Task):
+    """A task of random numbers.
 
     Attributes:
         poison: the step whose batch holds Inf.
@@ -55,8 +53,9 @@ class Toy:
 
     steps: int = 12
     batch: int = 8
+    _: KW_ONLY
     learning_rate: float = 1e-2
-    warmup: int = 2
+    warmup: int = 1
     weight_decay: float = 0.1
     clip: float = 0.1
     width: int = 8
@@ -99,8 +98,8 @@ def trained(run: Run, folder: Path, **execution: Any) -> Trained:
 def interrupted_at(step: int) -> Iterator[Any]:
     """A function that hears of progress and presses Ctrl-C after a step."""
 
-    def told(at: Any) -> None:
+    def report(at: Any) -> None:
         if at.step == step:
             raise KeyboardInterrupt
 
-    yield told
+    yield report

@@ -1,26 +1,28 @@
-"""Kill and resume: the same bits, whatever happens to a process or a file."""
+"""Kill and resume end with the same bits, whatever happens to a process or a file; when there are snapshots, and of what."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
-from numdev.errors import BadInput
-from numdev.training import numerics
-from numdev.training.checkpoint import Checkpoint, Position, rounded, without_moments
-from numdev.training.execution import Execution
-from numdev.training.numerics import Numerics
+from numdev.errors import BadInput, StoreError
+from numdev.training import run_files, state
+from numdev.training.loop import Execution, train
 from numdev.training.run import Run
-from numdev.training.rung import Restart
-from numdev.training.sealed import Damaged, Sealed
-from numdev.training.train import train
-from numdev.training.trained import Trained
+from numdev.training.run_files import Checkpoint, Damaged, Position, Sealed, Trained, rounded, steps_of, without_moments
+from numdev.training.rung import Numerics, Restart
 from tests.training.toy import CPU, interrupted_at, toy, trained
 
 
@@ -58,7 +60,7 @@ class TestResume:
 
     def test_so_it_does_while_steps_overflow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The scale of the loss that steps have halved is part of a checkpoint."""
-        monkeypatch.setattr(numerics, "_FIRST_SCALE", 2.0**22)
+        monkeypatch.setattr(state, "_FIRST_SCALE", 2.0**22)
         run = toy(numerics=Numerics.FP16)
         stopped(run, tmp_path / "parts", 7)
         found, unbroken = trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole")
@@ -79,10 +81,6 @@ class TestResume:
         assert list(found.snapshots) == list(whole.snapshots)
         assert not found.notes
 
-    def test_the_last_two_are_kept(self, tmp_path: Path) -> None:
-        stopped(toy(), tmp_path, 9)
-        assert [found.step for found in checkpoints(tmp_path)] == [8, 9]
-
 
 class TestDamage:
     @pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
@@ -96,14 +94,6 @@ class TestDamage:
         assert same(found, whole)
         assert len(found.notes) == 1
         assert f"{path} is damaged" in found.notes[0]
-
-    def test_so_is_the_other_one(self, tmp_path: Path, whole: Trained) -> None:
-        stopped(toy(), tmp_path, 9)
-        for each in checkpoints(tmp_path):
-            each.path.write_bytes(b"")
-        found = trained(toy(), tmp_path)
-        assert same(found, whole)
-        assert len(found.notes) == 2
 
     def test_a_lost_snapshot_starts_the_run_anew(self, tmp_path: Path, whole: Trained) -> None:
         stopped(toy(), tmp_path, 9)
@@ -178,3 +168,49 @@ def test_sigkill_at_any_moment_and_resume_end_with_the_same_bits(tmp_path: Path)
     found = trained(run, folder)
     assert found.done == 40
     assert same(found, trained(run, tmp_path / "whole"))
+
+
+Usage = namedtuple("Usage", ["total", "used", "free"])
+
+
+@given(st.integers(1, 100_000))
+def test_steps_double_from_1_and_end_with_the_last(steps: int) -> None:
+    found = steps_of(steps)
+    assert found[0] == 0
+    assert found[-1] == steps
+    assert found[1] == 1
+    assert all(b == 2 * a for a, b in itertools.pairwise(found[1:-1]))
+    assert found[-2] * 2 >= steps or steps == 1
+
+
+def test_they_are_ordinary_safetensors_in_fp32_with_buffers_apart(tmp_path: Path) -> None:
+    found = trained(toy(5, Numerics.BF16_WEIGHTS), tmp_path)
+    assert list(found.snapshots) == [0, 1, 2, 4, 5]
+    held = load_file(found.snapshots[4])
+    assert set(held) == {"qkv.weight", "qkv.bias", "out.weight", "out.bias", "shift"}
+    assert {x.dtype for x in held.values()} == {torch.float32}
+    assert set(found.weights(4)) == set(held) - {"shift"}
+    assert torch.equal(found.tensors(4)["shift"], torch.full((8,), 0.5))
+
+
+class TestDisk:
+    def test_it_is_measured_before_anything_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
+        with pytest.raises(BadInput, match=r"MB are needed for snapshots and checkpoints and 0 MB are free"):
+            trained(toy(), tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_run_that_ends_for_want_of_it_goes_on_later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        written = []
+
+        def full(path: Path, data: bytes) -> None:
+            written.append(path)
+            if len(written) > 4:
+                raise StoreError(f"results: {path} could not be written (No space left on device)")
+            path.write_bytes(data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_files, "write_atomically", full)
+            with pytest.raises(StoreError, match="No space left"):
+                trained(toy(), tmp_path / "a", checkpoint_seconds=0.0)
+        assert trained(toy(), tmp_path / "a").checksum == trained(toy(), tmp_path / "b").checksum

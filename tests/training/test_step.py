@@ -13,26 +13,24 @@ from numdev.attention.base import Differentiable
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.execution import Execution, Graphs
-from numdev.training.numerics import Numerics
+from numdev.training.loop import Execution, train
 from numdev.training.run import Run
-from numdev.training.rung import Restart, Rung
-from numdev.training.train import train
-from numdev.training.trained import Trained
+from numdev.training.run_files import Trained
+from numdev.training.rung import Numerics, Restart, Rung
 from tests.training.toy import VANILLA, Toy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
 
 
-def on_gpu(run: Run, folder: Path, graphs: Graphs) -> Trained:
+def on_gpu(run: Run, folder: Path, graphs: bool) -> Trained:
     return train(run, folder, CUDA, None, Execution(graphs=graphs))
 
 
 @pytest.mark.parametrize("numerics", Numerics)
 def test_every_numerics(tmp_path: Path, numerics: Numerics) -> None:
     run = Run(Toy(60, width=128), Rung(VANILLA, numerics))
-    eager, graph = on_gpu(run, tmp_path / "eager", Graphs.OFF), on_gpu(run, tmp_path / "graph", Graphs.ON)
+    eager, graph = on_gpu(run, tmp_path / "eager", False), on_gpu(run, tmp_path / "graph", True)
     assert graph.captured
     assert not eager.captured
     assert (graph.calls, graph.missed) == (eager.calls, eager.missed) == (1, 0)
@@ -48,23 +46,21 @@ def test_every_numerics(tmp_path: Path, numerics: Numerics) -> None:
 )
 def test_every_attention(tmp_path: Path, attention: Differentiable) -> None:
     run = Run(Toy(40, width=128), Rung(attention, Numerics.BF16))
-    eager, graph = on_gpu(run, tmp_path / "eager", Graphs.OFF), on_gpu(run, tmp_path / "graph", Graphs.ON)
+    eager, graph = on_gpu(run, tmp_path / "eager", False), on_gpu(run, tmp_path / "graph", True)
     assert graph.captured
     assert graph.losses == eager.losses
     assert graph.checksum == eager.checksum
 
 
 def test_attention_without_a_deterministic_algorithm_is_trained_and_noted(tmp_path: Path) -> None:
-    graph = on_gpu(Run(Toy(40, width=128), Rung(SdpaBackward(Backend.CUDNN), Numerics.BF16)), tmp_path, Graphs.ON)
+    graph = on_gpu(Run(Toy(40, width=128), Rung(SdpaBackward(Backend.CUDNN), Numerics.BF16)), tmp_path, True)
     assert graph.captured
     assert any("may have other bits" in note for note in graph.notes)
 
 
 def test_a_run_resumed_half_way_has_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     whole, exact = (
-        on_gpu(
-            Run(Toy(40, width=128), Rung(VanillaBackward(FP16), Numerics.FP16, restart=each)), tmp_path / each.value, Graphs.ON
-        )
+        on_gpu(Run(Toy(40, width=128), Rung(VanillaBackward(FP16), Numerics.FP16, restart=each)), tmp_path / each.value, True)
         for each in (Restart.NONE, Restart.EXACT)
     )
     assert exact.checksum == whole.checksum
@@ -74,7 +70,7 @@ def test_a_run_resumed_half_way_has_the_bits_of_one_that_was_not(tmp_path: Path)
 @pytest.mark.parametrize(("step", "restart"), [(1, Restart.NONE), (18, Restart.EXACT), (30, Restart.NONE), (39, Restart.NONE)])
 def test_a_loss_that_is_not_finite_is_told_to_the_step(tmp_path: Path, step: int, restart: Restart) -> None:
     """Losses are read every 25 steps; the report does not depend on it."""
-    found = on_gpu(Run(Toy(40, poison=step), Rung(VANILLA, Numerics.FP32, restart=restart)), tmp_path, Graphs.ON)
+    found = on_gpu(Run(Toy(40, poison=step), Rung(VANILLA, Numerics.FP32, restart=restart)), tmp_path, True)
     assert found.stopped == f"the loss is not finite at step {step}"
     assert found.done == step
     assert max(found.snapshots) <= step

@@ -9,7 +9,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, Unsupported
-from numdev.training.masks import MaskReader
+from numdev.training.call import MaskReader
 
 SHAPE = (2, 3, 5, 7)
 STATED = [

@@ -1,4 +1,4 @@
-"""A user's captioned pictures, and each way in which a folder can be wrong."""
+"""A folder of captioned pictures, text and captions as numbers, and each way in which they can be wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from numdev.errors import BadInput
 from numdev.results.record import describe
-from numdev.training.data.folder import Folder
+from numdev.training.data import NULL, UNKNOWN, Folder, Text, Vocabulary
 from numdev.training.tasks import TextToImage
 
 
@@ -126,7 +126,7 @@ def captioned_twice(folder: Path) -> None:
         (no_image, "03.png.*cannot be decoded"),
         (broken_line, "line 25 of metadata.jsonl is no JSON object"),
         (empty_caption, "line 25 of metadata.jsonl has no caption"),
-        (captioned_twice, "names 03.png 2 times"),
+        (captioned_twice, "line 25 of metadata.jsonl names 03.png again"),
         (long_caption, "it has 40 words and a caption may have 32"),
     ],
 )
@@ -143,15 +143,59 @@ def test_no_folder_is_refused(path: str) -> None:
         Folder(path)
 
 
-def test_the_folder_where_one_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "inner").mkdir()
-    for here, path in ((folder, "."), (folder / "inner", "..")):
-        monkeypatch.chdir(here)
-        assert Folder(path).digest == Folder(str(folder)).digest
-
-
 def test_one_picture_is_too_few(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "one"}')
     with pytest.raises(BadInput, match="at least 2"):
         Folder(str(tmp_path))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "counted.txt"
+    path.write_bytes(bytes(range(200)))
+    return path
+
+
+def test_windows_are_successive_bytes_of_the_part_that_is_trained_on(text: Path) -> None:
+    windows = torch.cat([Text(str(text)).drawn(step, 0, 64, 16) for step in range(20)])
+    assert torch.equal(windows.diff(dim=1), torch.ones_like(windows[:, 1:]))
+    assert windows.min() == 0
+    assert windows.max() == 179
+
+
+def test_the_last_tenth_is_held_out(text: Path) -> None:
+    held_out = Text(str(text)).held_out(3, 10)
+    assert held_out[:, 0].tolist() == [180, 185, 190]
+    assert held_out[-1, -1] == 199
+
+
+def test_a_short_text_is_refused(text: Path) -> None:
+    with pytest.raises(BadInput, match="it has 200 bytes; a tenth of it is held out and must hold 21"):
+        Text(str(text)).ready(21)
+    Text(str(text)).ready(20)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(BadInput, match=r"^task\.data\.path: '.*empty\.txt' cannot be used; the file is empty; name a"):
+        Text(str(tmp_path / "empty.txt"))
+
+
+def test_a_file_that_changes_is_told_apart(text: Path) -> None:
+    before = Text(str(text))
+    text.write_bytes(bytes(range(1, 201)))
+    assert before != Text(str(text))
+    with pytest.raises(BadInput, match="has changed"):
+        before.held_out(1, 5)
+
+
+def test_frequent_words_come_first_and_ties_by_the_alphabet() -> None:
+    words = Vocabulary.of(["A red fox, a dog.", "a red cat"], 8)
+    assert words.words == ("a", "red", "cat", "dog", "fox")
+    assert words.encode(["a cat barks"]).tolist() == [[2, 4, UNKNOWN, NULL, NULL, NULL, NULL, NULL]]
+
+
+def test_a_caption_is_never_cut_off() -> None:
+    with pytest.raises(BadInput, match="it has 3 words and a caption may have 2"):
+        Vocabulary(("a",), 2).encode(["a a a"])

@@ -11,18 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from numdev.arithmetic.formats import BF16
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
 from numdev.training import loop
-from numdev.training.execution import Execution, Graphs, Progress
-from numdev.training.numerics import Numerics
+from numdev.training.loop import Progress, train
 from numdev.training.run import Run
-from numdev.training.rung import Restart, Rung
-from numdev.training.start import initial, moved
+from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.state import checksum, model_of
-from numdev.training.task import rate_at
-from numdev.training.train import train
 from tests.training.toy import CPU, VANILLA, Toy, toy, trained
 
 
@@ -44,10 +39,6 @@ class TestBits:
         other = trained(Run(Toy(), Rung(VANILLA, **({"numerics": Numerics.FP32} | rung))), tmp_path / "other")  # type: ignore[arg-type]
         assert other.checksum != reference.checksum
         assert (checksum(other.weights(0)) == checksum(reference.weights(0))) == (not {"init", "ulp"} & set(rung))
-
-    def test_so_has_another_attention(self, tmp_path: Path) -> None:
-        other = Run(Toy(), Rung(VanillaBackward(BF16), Numerics.FP32))
-        assert trained(other, tmp_path / "other").checksum != trained(toy(), tmp_path / "reference").checksum
 
     def test_another_replicate_has_other_seeds(self) -> None:
         run = replace(toy(init=2, order=3), replicate=4)
@@ -75,7 +66,7 @@ def test_weights_are_those_of_adamw_and_clipping_written_out(tmp_path: Path) -> 
         # The run computes in FP32, here is FP64: u of relative error for each of the few hundred additions behind a loss
         assert found.losses[step] == pytest.approx(loss.item(), rel=1e-5)
         assert found.gradient_norms[step] == pytest.approx(float(norm), rel=1e-4)
-        rate, factor = rate_at(task, step), min(1.0, task.clip / float(norm))
+        rate, factor = task.rate_at(step), min(1.0, task.clip / float(norm))
         with torch.no_grad():
             for x, g, a, b in zip(w, gradients, m, v, strict=True):
                 a.mul_(0.9).add_(0.1 * factor * g)
@@ -170,10 +161,6 @@ class TestTheEndBeforeTheEnd:
         with pytest.raises(BadInput, match=r"task.model: .* never calls .*give a model with attention"):
             trained(Run(Toy(attends=False), Rung(VANILLA)), tmp_path)
 
-    def test_graphs_that_are_asked_for_are_refused_on_a_cpu(self, tmp_path: Path) -> None:
-        with pytest.raises(Unsupported, match="graphs: CUDA graphs need a CUDA device"):
-            trained(toy(), tmp_path, graphs=Graphs.ON)
-
     @pytest.mark.parametrize(
         ("make", "field"),
         [
@@ -184,39 +171,12 @@ class TestTheEndBeforeTheEnd:
             (lambda: toy(0), "task.steps"),
             (lambda: toy(1, restart=Restart.EXACT), "rung.restart"),
             (lambda: replace(toy(), replicate=1000), "replicate"),
-            (lambda: Execution(kept=()), "kept"),
         ],
     )
     def test_what_cannot_be_run_is_refused_by_name(self, make: object, field: str) -> None:
         with pytest.raises(BadInput) as refused:
             make()  # type: ignore[operator]
         assert refused.value.field == field
-
-
-class TestUlp:
-    @pytest.mark.parametrize("ulp", [1, -1, 5])
-    def test_one_weight_is_moved_by_that_many_last_places(self, ulp: int) -> None:
-        plain, other = (dict(initial(toy(ulp=n), CPU).named_parameters()) for n in (0, ulp))
-        name, index = moved({key: x.detach() for key, x in plain.items()})
-        assert name == "qkv.weight"
-        assert index == 0
-        expected, towards = plain[name].detach().flatten()[0].clone(), torch.tensor(math.inf if ulp > 0 else 0.0)
-        for _ in range(abs(ulp)):
-            expected = torch.nextafter(expected.abs(), towards).copysign(expected)
-        assert other[name].flatten()[0] == expected
-        for key, x in plain.items():
-            assert int((x != other[key]).sum()) == (key == name)
-
-    @pytest.mark.parametrize("ulp", [2**31, -(2**31), -(2**30)])
-    def test_a_move_beyond_the_numbers_of_fp32_or_past_0_is_refused(self, ulp: int) -> None:
-        with pytest.raises(BadInput, match=r"^rung\.ulp: -?\d+ cannot be used; the weight .* would pass 0 or the largest number"):
-            initial(toy(ulp=ulp), CPU)
-
-    def test_a_matrix_of_zeros_is_passed_over(self) -> None:
-        found = moved({"zero": torch.zeros(9, 9), "bias": torch.ones(99), "small": torch.tensor([[0.0, 3.0]])})
-        assert found == ("small", 1)
-        with pytest.raises(BadInput, match=r"rung\.ulp"):
-            moved({"zero": torch.zeros(9, 9)})
 
 
 class TestRestart:

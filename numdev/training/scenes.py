@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -21,9 +22,18 @@ import torch
 from jaxtyping import Float32, Int
 from torch import Tensor
 
-from numdev.training.data.counter import Purpose, stream
-from numdev.training.data.drawing import Shape, render
-from numdev.training.data.tokens import Vocabulary, words_of
+from numdev.errors import BadInput
+from numdev.settings import setting
+from numdev.training.data import Captioned, Vocabulary, words_of
+from numdev.training.task import Purpose, stream
+
+
+class Shape(Enum):
+    """What a thing is; each fits into 1.04 radii around its centre."""
+
+    CIRCLE = "circle"
+    SQUARE = "square"
+    TRIANGLE = "triangle"
 
 
 class Size(Enum):
@@ -63,10 +73,6 @@ class Relation(Enum):
         return Relation((-right, -down))
 
 
-def _word(member: Enum) -> str:
-    return member.name.lower()
-
-
 @dataclass(frozen=True)
 class Thing:
     """One shape of a scene."""
@@ -77,7 +83,7 @@ class Thing:
 
     @property
     def words(self) -> str:
-        return f"a {_word(self.size)} {_word(self.colour)} {_word(self.shape)}"
+        return f"a {self.size.name} {self.colour.name} {self.shape.name}".lower()
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Scene:
 
     @property
     def canonical(self) -> Scene:
-        """The same scene, with the thing first that stands left or above."""
+        """Equal for both wordings of what is shown: the thing first that stands left or above."""
         if self.relation is None or self.second is None or self.relation in (Relation.LEFT_OF, Relation.ABOVE):
             return self
         return Scene(self.second, self.relation.converse, self.first)
@@ -112,22 +118,59 @@ class Scene:
 
 
 THINGS = tuple(Thing(*choice) for choice in itertools.product(Size, Colour, Shape))
-_RELATIONS = tuple(Relation)
 
 
 @lru_cache(maxsize=1)
 def scenes() -> tuple[Scene, ...]:
     """Every scene of the grammar: those of one thing first."""
-    alone = [Scene(thing) for thing in THINGS]
-    pairs = itertools.product(THINGS, _RELATIONS, THINGS)
-    return (*alone, *(Scene(*pair) for pair in pairs))
+    return (*map(Scene, THINGS), *(Scene(*pair) for pair in itertools.product(THINGS, Relation, THINGS)))
 
 
+@lru_cache(maxsize=1)
 def vocabulary() -> Vocabulary:
     """All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
-    things = [word for kind in (Size, Colour, Shape) for word in map(_word, kind)]
+    things = [member.name.lower() for kind in (Size, Colour, Shape) for member in kind]
     relations = dict.fromkeys(word for relation in Relation for word in words_of(relation.words))
     return Vocabulary(("a", *things, *relations), 16)
+
+
+@lru_cache(maxsize=1)
+def tokens() -> Int[Tensor, "scenes length"]:
+    """Tokens of every scene's caption, by number."""
+    return vocabulary().encode(scene.caption for scene in scenes())
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Rendered scenes without end.
+
+    Raises:
+        BadInput: `spread` is no share.
+    """
+
+    spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spread <= 1:
+            raise BadInput("task.data.spread", self.spread, "use a share from 0 to 1")
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return vocabulary()
+
+    def ready(self, picture: int) -> None:
+        tokens()
+
+    def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
+        return draw(seed, step, count, picture, spread=self.spread).captioned()
+
+    def held_out(self, count: int, picture: int) -> Captioned:
+        return draw(0, 0, count, picture, spread=self.spread, held_out=True).captioned()
+
+    def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
+        from numdev.training.score import shares  # late: it loads a classifier, which nothing but samples needs
+
+        return shares(pictures, captions)["score"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +184,9 @@ class Drawn:
     def scenes(self) -> tuple[Scene, ...]:
         return tuple(scenes()[number] for number in self.numbers)
 
+    def captioned(self) -> Captioned:
+        return Captioned(self.pictures, tokens()[torch.from_numpy(self.numbers)], tuple(scene.caption for scene in self.scenes))
+
 
 def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0, held_out: bool = False) -> Drawn:
     """`count` scenes and their pictures [count, 3, picture, picture] in [-1, 1]; a quarter shows one thing.
@@ -153,6 +199,14 @@ def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0,
     one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
     numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
     return Drawn(numbers, picture_of(numbers, 0.5 + spread * (random[:, 2:] - 0.5), picture))
+
+
+@lru_cache(maxsize=1)
+def _parts() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Numbers of the scenes of one thing and of two: those of training, and those held out of it."""
+    out = np.array([scene.is_held_out for scene in scenes()])
+    two = np.array([scene.second is not None for scene in scenes()])
+    return [(np.flatnonzero(~two & (out == part)), np.flatnonzero(two & (out == part))) for part in (False, True)]
 
 
 def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
@@ -169,13 +223,12 @@ def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: 
     centres = (16 + 8 * away + spread * moved[:, :, :2]) * scale
     low, high = np.moveaxis(table.radii[rows], -1, 0)
     radii = (low + (high - low) * jitter.reshape(-1, 2, 3)[:, :, 2]) * scale
-    covered = render(
-        table.shapes[rows], centres.astype(np.float32), np.where(rows >= 0, radii, np.nan).astype(np.float32), picture
-    )
+    radii = np.where(rows >= 0, radii, np.nan).astype(np.float32)
+    covered = render(table.shapes[rows], centres.astype(np.float32), radii, picture)
     colours = table.colours[rows].transpose(0, 2, 1)  # [count, 3, 2]
     # No pixel is covered by both things, so a sum has one term that is not 0: exact in any order.
-    found = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
-    return found.unflatten(2, (picture, picture))
+    pictures = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
+    return pictures.unflatten(2, (picture, picture))
 
 
 @dataclass(frozen=True)
@@ -193,26 +246,61 @@ class _Table:
 def _table() -> _Table:
     place = {thing: number for number, thing in enumerate(THINGS)}
     pairs = [[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in scenes()]
-    away = [scene.relation.value if scene.relation else (0, 0) for scene in scenes()]
+    away = np.array([scene.relation.value if scene.relation else (0, 0) for scene in scenes()])
     shapes = tuple(Shape)
     return _Table(
         things=np.array(pairs),
-        away=np.stack([np.array(away), -np.array(away)], axis=1).astype(np.float32),
+        away=np.stack([away, -away], axis=1).astype(np.float32),
         shapes=np.array([shapes.index(thing.shape) for thing in THINGS]),
         colours=np.array([thing.colour.value for thing in THINGS], dtype=np.float32),
         radii=np.array([thing.size.value for thing in THINGS], dtype=np.float32),
     )
 
 
-@lru_cache(maxsize=1)
-def _parts() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Numbers of the scenes of one thing and of two: those of training, and those held out of it."""
-    out = np.array([scene.is_held_out for scene in scenes()])
-    two = np.array([scene.second is not None for scene in scenes()])
-    return tuple((np.flatnonzero(~two & (out == part)), np.flatnonzero(two & (out == part))) for part in (False, True))  # type: ignore[return-value]
+_HALF_SIDE = 0.88  # of a square, in radii
+_INRADIUS = 0.6  # of an equilateral triangle, in radii; its bounding box is 1.8 high and stands around the centre
+_HALF = np.float32(0.5)
+_SLOPE = np.float32(math.sqrt(3) / 2)
 
 
-@lru_cache(maxsize=1)
-def tokens() -> Int[Tensor, "scenes length"]:
-    """Tokens of every scene's caption, by number."""
-    return vocabulary().encode(scene.caption for scene in scenes())
+def render(
+    shapes: Int[np.ndarray, "count things"],
+    centres: Float32[np.ndarray, "count things 2"],
+    radii: Float32[np.ndarray, "count things"],
+    picture: int,
+) -> Float32[np.ndarray, "count things height width"]:
+    """The share of each pixel that each thing covers; nothing where the radius is NaN.
+
+    With s the signed distance of a pixel's centre to the outline (negative inside, in pixels), the share is 1/2 - s, cut off at 0
+    and 1. That is exact for a straight outline along the pixels, and for others up to the angle at which the outline crosses a
+    pixel. Shapes are places in `Shape`; centres are (right, down).
+    """
+    count, things = shapes.shape
+    shares = np.zeros((count * things, picture, picture), dtype=np.float32)
+    shapes, centres, radii = shapes.reshape(-1), centres.reshape(-1, 2), radii.reshape(-1)
+    pixels = np.arange(picture, dtype=np.float32) + _HALF
+    for place, shape in enumerate(Shape):
+        rows = np.flatnonzero((shapes == place) & ~np.isnan(radii))
+        right = pixels - centres[rows, 0, None]
+        down = pixels - centres[rows, 1, None]
+        shares[rows] = _covered(shape, right[:, None, :], down[:, :, None], radii[rows, None, None])
+    return shares.reshape(count, things, picture, picture)
+
+
+def _covered(shape: Shape, right: np.ndarray, down: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """1/2 - s between 0 and 1 for a shape around the origin; `right` has one row, `down` one column.
+
+    The s of squares and triangles is the largest signed distance to one of their sides: exact inside, and outside but beyond a
+    corner, where it is smaller than the distance.
+    """
+    if shape is Shape.CIRCLE:
+        return np.clip(radius + _HALF - np.sqrt(right * right + down * down), 0, 1)
+    right = np.abs(right)
+    if shape is Shape.SQUARE:
+        edge = radius * np.float32(_HALF_SIDE) + _HALF
+        return np.minimum(np.clip(edge - right, 0, 1), np.clip(edge - np.abs(down), 0, 1))
+    inradius = radius * np.float32(_INRADIUS)
+    below = down - inradius / 2  # the middle of the inscribed circle stands half an inradius below that of the bounding box
+    edge = inradius + _HALF
+    sides = (edge + below / 2) - right * _SLOPE
+    return np.maximum(np.minimum(sides, np.minimum(edge - below, 1)), 0)

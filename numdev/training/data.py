@@ -1,0 +1,308 @@
+"""What a user's models are trained on: captioned pictures of a folder, and text. Rendered scenes are in `scenes`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from numdev.errors import BadInput
+from numdev.settings import setting
+from numdev.training.task import Purpose, stream
+
+_PATH = "task.data.path"
+
+NULL, UNKNOWN = 0, 1
+"""Tokens that are no word: what pads a caption (and is all of a dropped one), and a word outside of the vocabulary."""
+
+_WORD = re.compile(r"[\w'-]+")
+
+
+def words_of(caption: str) -> list[str]:
+    """The words of a caption in lower case, without punctuation."""
+    return _WORD.findall(caption.lower())
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words in order; the token of a word is its place, behind NULL and UNKNOWN.
+
+    Attributes:
+        words: each once.
+        length: tokens of a caption. A shorter one is padded with NULL, whose embedding is learned like that of a word: a model
+            attends to all tokens, so that no call of attention needs a mask.
+    """
+
+    words: tuple[str, ...]
+    length: int
+
+    @classmethod
+    def of(cls, captions: Iterable[str], length: int, most: int = 1022) -> Vocabulary:
+        """The `most` most frequent words of captions, equally frequent ones in the order of the alphabet."""
+        counted = Counter(word for caption in captions for word in words_of(caption))
+        return cls(tuple(sorted(counted, key=lambda word: (-counted[word], word))[:most]), length)
+
+    @property
+    def size(self) -> int:
+        """Number of different tokens."""
+        return len(self.words) + 2
+
+    def encode(self, captions: Iterable[str]) -> Int[Tensor, "captions length"]:
+        """Tokens of captions.
+
+        Raises:
+            BadInput: a caption has more words than `length`; nothing is cut off.
+        """
+        places = {word: place for place, word in enumerate(self.words, start=2)}
+        rows = []
+        for caption in captions:
+            tokens = [places.get(word, UNKNOWN) for word in words_of(caption)]
+            if len(tokens) > self.length:
+                hint = f"it has {len(tokens)} words and a caption may have {self.length}; shorten it or raise `words` of the data"
+                raise BadInput("caption", caption, hint)
+            rows.append(tokens + [NULL] * (self.length - len(tokens)))
+        return torch.tensor(rows, dtype=torch.int64).reshape(-1, self.length)
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """Pictures [count, 3, height, width] in [-1, 1], FP32; the tokens [count, length] of their captions; and the captions."""
+
+    pictures: Tensor
+    tokens: Tensor
+    captions: tuple[str, ...]
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """Captioned pictures, as a frozen dataclass."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def ready(self, picture: int) -> None:
+        """Reads and checks all data, so that an error is raised before training."""
+
+    def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
+        """Pictures of a training step, a function of the arguments."""
+
+    def held_out(self, count: int, picture: int) -> Captioned:
+        """Up to `count` pictures that no training step sees, the same in every call."""
+
+    def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
+        """Share of pictures that show what their captions say; NaN where there is no measure."""
+
+
+_METADATA = "metadata.jsonl"
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Captioned images of a folder, cut to a square around the middle and scaled; one in ten is held out of training.
+
+    The folder follows the convention `imagefolder`: images, and `metadata.jsonl` with `file_name` and `text`. Each image is shown
+    once in every pass, in an order of its own by seed. Images are decoded once and kept in memory, 8 bits for each colour of a
+    pixel. There is no measure of what a made picture shows, so samples have no score.
+
+    Attributes:
+        digest: SHA-256 of the metadata and of all images, so that results of other pictures in the same folder are told apart.
+
+    Raises:
+        BadInput: there is no such folder, no image or no metadata in it, an image without a caption or too long a one, an entry
+            without an image, or an image that cannot be decoded.
+    """
+
+    path: str = setting("", "folder of images with metadata.jsonl, whose lines have file_name and text")
+    words: int = setting(32, "tokens of a caption")
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.words < 1:
+            raise BadInput("task.data.words", self.words, "use at least 1")
+        if not self.path:
+            raise BadInput(_PATH, self.path, "name a folder of images with metadata.jsonl")
+        digest = hashlib.sha256()
+        for name, text in _entries(Path(self.path)):
+            image = hashlib.sha256((Path(self.path) / name).read_bytes()).hexdigest()
+            digest.update(json.dumps([name, text, image]).encode())
+        object.__setattr__(self, "digest", digest.hexdigest())
+
+    def ready(self, picture: int) -> None:
+        _load(self, picture)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The most frequent words of the captions that are trained on."""
+        entries = _entries(Path(self.path))
+        return Vocabulary.of([entries[row][1] for row in _parts(entries)[1]], self.words)
+
+    def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
+        loaded = _load(self, picture)
+        places, size = np.arange(step * count, (step + 1) * count), len(loaded.training)
+        passes = places // size
+        orders = {number: stream(Purpose.ORDER, seed, number).permutation(size) for number in np.unique(passes).tolist()}
+        rows = np.concatenate([order[places[passes == number] % size] for number, order in orders.items()])
+        return loaded.of(loaded.training[torch.from_numpy(rows)])
+
+    def held_out(self, count: int, picture: int) -> Captioned:
+        loaded = _load(self, picture)
+        return loaded.of(loaded.held_out[:count])
+
+    def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """Decoded images, captions and their tokens; the rows that are trained on, and those held out."""
+
+    images: UInt8[Tensor, "count 3 height width"]
+    tokens: Tensor
+    captions: tuple[str, ...]
+    training: Tensor
+    held_out: Tensor
+
+    def of(self, rows: Tensor) -> Captioned:
+        captions = tuple(self.captions[row] for row in rows.tolist())
+        return Captioned(self.images[rows].float() / 127.5 - 1, self.tokens[rows], captions)
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Folder, picture: int) -> _Loaded:
+    entries = _entries(Path(folder.path))
+    images = torch.stack([_decoded(Path(folder.path) / name, picture) for name, _ in entries])
+    captions = tuple(text for _, text in entries)
+    held_out, training = _parts(entries)
+    return _Loaded(images, folder.vocabulary.encode(captions), captions, torch.tensor(training), torch.tensor(held_out))
+
+
+def _parts(entries: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
+    """Rows that are held out, a tenth and at least one, by a hash of the name; and the others."""
+    ranked = sorted(range(len(entries)), key=lambda row: hashlib.sha256(entries[row][0].encode()).hexdigest())
+    count = max(1, len(entries) // 10)
+    return sorted(ranked[:count]), sorted(ranked[count:])
+
+
+def _entries(folder: Path) -> list[tuple[str, str]]:
+    """File name and caption of each image, in the order of the names."""
+
+    def refused(why: str) -> BadInput:
+        return BadInput(_PATH, str(folder), why)
+
+    if not folder.is_dir():
+        raise refused("name a folder of images with metadata.jsonl")
+    images = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.suffix.lower() in _IMAGES}
+    if not images:
+        raise refused(f"it holds no image ({', '.join(_IMAGES)})")
+    if not (folder / _METADATA).is_file():
+        raise refused(f'it has no {_METADATA}; write a line {{"file_name": ..., "text": ...}} for each image')
+    try:
+        lines = (folder / _METADATA).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise refused(f"{_METADATA} is not UTF-8") from error
+    captions: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            name, text = entry["file_name"], entry["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise refused(f"line {number} of {_METADATA} is no JSON object with file_name and text") from error
+        if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
+            raise refused(f"line {number} of {_METADATA} has no caption; text must be words")
+        if (name := Path(name).as_posix()) in captions:
+            raise refused(f"line {number} of {_METADATA} names {name} again; keep one line for each image")
+        captions[name] = text
+    if missing := sorted(set(captions) - images):
+        raise refused(f"{_METADATA} names {missing[0]}, and there is no such image")
+    if bare := sorted(images - set(captions)):
+        raise refused(f"{bare[0]} has no caption ({len(bare)} of {len(images)}); add it to {_METADATA}")
+    if len(images) < 2:
+        raise refused("it holds one image; use at least 2, since one is held out of training")
+    return sorted(captions.items())
+
+
+def _decoded(path: Path, picture: int) -> UInt8[Tensor, "3 height width"]:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            fitted = ImageOps.fit(image.convert("RGB"), (picture, picture), Image.Resampling.BOX)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadInput(_PATH, str(path), f"the image cannot be decoded ({error}); replace or remove it") from error
+    return torch.from_numpy(np.asarray(fitted).transpose(2, 0, 1).copy())
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, whose last tenth is held out of training; a byte is a token.
+
+    Attributes:
+        digest: SHA-256 of the file.
+
+    Raises:
+        BadInput: there is no such file, or nothing in it.
+    """
+
+    path: str = setting("numdev", "file of text; `numdev` is prose of its own documentation")
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (content := _read(self.path)):
+            raise BadInput(_PATH, self.path, "the file is empty; name a file of text, or `numdev`")
+        object.__setattr__(self, "digest", hashlib.sha256(content).hexdigest())
+
+    def ready(self, length: int) -> None:
+        """Raise BadInput unless both parts hold a window of `length` tokens."""
+        if (count := len(_tokens(self.path, self.digest))) // 10 < length:
+            raise BadInput(_PATH, self.path, f"it has {count} bytes; a tenth of it is held out and must hold {length}")
+
+    def drawn(self, step: int, seed: int, count: int, length: int) -> Int[Tensor, "count length"]:
+        """Windows of the text at places that are a function of (seed, step, row)."""
+        tokens, held_out = self._parts()
+        starts = stream(Purpose.ORDER, seed, step).integers(0, len(tokens) - len(held_out) - length + 1, count)
+        return _windows(tokens, starts, length)
+
+    def held_out(self, count: int, length: int) -> Int[Tensor, "count length"]:
+        """Windows at equal distances in the part that is held out."""
+        held_out = self._parts()[1]
+        return _windows(held_out, np.linspace(0, len(held_out) - length, count).astype(np.int64), length)
+
+    def _parts(self) -> tuple[UInt8[Tensor, " bytes"], UInt8[Tensor, " tenth"]]:
+        tokens = _tokens(self.path, self.digest)
+        return tokens, tokens[-(len(tokens) // 10) :]
+
+
+def _windows(tokens: Tensor, starts: np.ndarray, length: int) -> Tensor:
+    return tokens[torch.from_numpy(starts)[:, None] + torch.arange(length)].long()
+
+
+@lru_cache(maxsize=4)
+def _tokens(path: str, digest: str) -> UInt8[Tensor, " bytes"]:
+    content = _read(path)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise BadInput(_PATH, path, "the file has changed since it was named; start again")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _read(path: str) -> bytes:
+    try:
+        if path == "numdev":
+            return (files("numdev") / "data" / "prose.txt").read_bytes()
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(_PATH, path, f"name a file of text, or `numdev` ({error.strerror})") from error

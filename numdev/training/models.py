@@ -1,0 +1,294 @@
+"""The models that are trained: a diffusion transformer under rectified flow, and a causal language model.
+
+Attention is `torch.nn.functional.scaled_dot_product_attention` alone, looked up at each call so that it can be exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Float32, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class RootMeanSquare(nn.Module):
+    """x / sqrt(mean(x^2) + eps) times a learned weight (Zhang and Sennrich 2019), in the dtype of x."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), 1e-6).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of tokens to themselves, or to `context`.
+
+    Args:
+        width: of the tokens; heads * head_dim.
+        heads: number of heads.
+        context: width of what is attended to; 0 where tokens attend to themselves.
+        qk_norm: normalise q and k of each head by their root mean square (Henry et al. 2020, arXiv 2010.04245; Dehghani et al.
+            2023, arXiv 2302.05442), which bounds the logits and with them the growth that makes losses spike.
+        causal: a token sees itself and what stands before it.
+    """
+
+    def __init__(self, width: int, heads: int, *, context: int = 0, qk_norm: bool = True, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.q = nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(context or width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.q_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
+        self.k_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens width"], context: Float[Tensor, "batch keys other"] | None = None
+    ) -> Float[Tensor, "batch tokens width"]:
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(x if context is None else context).unflatten(-1, (2, self.heads, -1)).transpose(1, 3).unbind(2)
+        out = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=self.causal)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+def _mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+
+class LanguageModel(nn.Module):
+    """Pre-norm blocks of causal self-attention and an MLP, with learned positions (Radford et al. 2019).
+
+    Args:
+        vocabulary: number of different tokens.
+        length: most tokens of a sequence.
+        width: of a token.
+        depth: number of blocks.
+        heads: of attention.
+        qk_norm: see `Attention`.
+    """
+
+    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads, qk_norm=qk_norm) for _ in range(depth))
+        self.norm = RootMeanSquare(width)
+        self.out = nn.Linear(width, vocabulary, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, "batch tokens vocabulary"]:
+        """Logits of the token behind each; before training all are 0."""
+        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x)).float()
+
+
+class _CausalBlock(nn.Module):
+    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = RootMeanSquare(width), RootMeanSquare(width)
+        self.attention = Attention(width, heads, qk_norm=qk_norm, causal=True)
+        self.mlp = _mlp(width)
+
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def next_token_loss(model: nn.Module, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, ""]:
+    """Mean of -log p(token | those before it) over all tokens but the first of each sequence, in nats; FP32."""
+    logits = model(tokens[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+_WORD = 64  # width of a word's embedding
+_WAVES = 128  # width of the embedding of time
+
+
+class DiffusionTransformer(nn.Module):
+    """The picture that a noisy one becomes, at a time and under a caption.
+
+    The blocks are adaLN-zero (Peebles and Xie 2022, arXiv 2212.09748, section 3.2): time and caption make shift, scale and gate
+    of self-attention and of the MLP. Between the two, patches attend to the caption's tokens. All gates, the projection behind
+    cross-attention and the output start at zero: each block starts as the identity, and the picture as 0. Captions are padded
+    with a learned token that is attended to like any other, so no call of attention has a mask.
+
+    There is no host synchronisation and no shape that depends on data, so a CUDA graph can capture a step. Under autocast and
+    with weights of a narrower dtype the picture is returned in FP32.
+
+    Args:
+        picture: height and width, in pixels.
+        patch: height and width of the squares that become tokens.
+        width: of the tokens.
+        depth: number of blocks.
+        heads: of attention; width / heads is head_dim.
+        vocabulary: number of different tokens of captions.
+        length: tokens of a caption.
+        qk_norm: see `Attention`.
+    """
+
+    def __init__(
+        self, picture: int, patch: int, width: int, depth: int, heads: int, vocabulary: int, length: int, *, qk_norm: bool = True
+    ) -> None:
+        super().__init__()
+        self.patch, self.across = patch, picture // patch
+        pixels = 3 * patch * patch
+        self.into = nn.Linear(pixels, width)
+        self.places = nn.Parameter(_waves_of_places(self.across, width))
+        self.words = nn.Embedding(vocabulary, _WORD)
+        self.order = nn.Parameter(torch.randn(length, _WORD) * 0.5)
+        self.caption = nn.Linear(length * _WORD, width)
+        self.time = nn.Sequential(nn.Linear(_WAVES, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(Block(width, heads, qk_norm=qk_norm) for _ in range(depth))
+        self.modulation = _zero(nn.Linear(width, 2 * width))
+        self.out = _zero(nn.Linear(width, pixels))
+
+    def forward(
+        self,
+        noisy: Float[Tensor, "batch 3 height width"],
+        time: Float[Tensor, " batch"],
+        tokens: Int[Tensor, "batch length"],
+    ) -> Float[Tensor, "batch 3 height width"]:
+        dtype = self.into.weight.dtype
+        x = self.into(self._patches(noisy).to(dtype)) + self.places
+        words = self.words(tokens) + self.order
+        state = functional.silu(self.time(waves(time).to(dtype)) + self.caption(words.flatten(1)))
+        for block in self.blocks:
+            x = block(x, words, state)
+        shift, scale = self.modulation(state)[:, None].chunk(2, dim=-1)
+        return self._picture(self.out(_normal(x) * (1 + scale) + shift).float())
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[batch, 3, height, width] -> [batch, tokens, 3 patch^2]."""
+        n, p = self.across, self.patch
+        return x.reshape(-1, 3, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, n * n, 3 * p * p)
+
+    def _picture(self, x: Tensor) -> Tensor:
+        """The inverse of `_patches`."""
+        n, p = self.across, self.patch
+        return x.reshape(-1, n, n, 3, p, p).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the caption, and an MLP, each added to what comes in; starts as the identity."""
+
+    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+        super().__init__()
+        self.modulation = _zero(nn.Linear(width, 6 * width))
+        self.attention = Attention(width, heads, qk_norm=qk_norm)
+        self.cross = Attention(width, heads, context=_WORD, qk_norm=qk_norm)
+        _zero(self.cross.out)
+        self.mlp = _mlp(width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        words: Float[Tensor, "batch length word"],
+        state: Float[Tensor, "batch width"],
+    ) -> Float[Tensor, "batch tokens width"]:
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(state)[:, None].chunk(6, dim=-1)
+        x = x + gate * self.attention(_normal(x) * (1 + scale) + shift)
+        x = x + self.cross(_normal(x), words)
+        return x + mlp_gate * self.mlp(_normal(x) * (1 + mlp_scale) + mlp_shift)
+
+
+def waves(time: Float[Tensor, " batch"]) -> Float[Tensor, "batch waves"]:
+    """cos and sin of 1000 t at frequencies from 1 to 1 / 10,000, as the positions of Vaswani et al. 2017, section 3.5; FP32."""
+    half = _WAVES // 2
+    steps = torch.arange(half, device=time.device, dtype=torch.float32)
+    angles = 1000 * time.float()[:, None] * torch.exp(-math.log(10_000) / half * steps)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def _waves_of_places(across: int, width: int) -> Float[Tensor, "tokens width"]:
+    """Initial embedding of patches: a half of the width waves over rows, the other half over columns.
+
+    Their frequencies rise evenly to a half wave per patch, so that neighbours differ and any smooth kernel of the distance is an
+    inner product of embeddings.
+    """
+    quarter = width // 4
+    frequencies = torch.exp(-math.log(100) / quarter * torch.arange(quarter))
+    angles = torch.arange(across)[:, None] * frequencies
+    along = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    rows, columns = along[:, None].expand(-1, across, -1), along[None].expand(across, -1, -1)
+    return torch.cat([rows, columns], dim=-1).reshape(across * across, -1).clone()
+
+
+def _normal(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def _zero(linear: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+Prediction = Callable[[Tensor, Tensor], Tensor]
+"""f(x, t): the pictures [batch, ...] that noisy ones [batch, ...] at times [batch] become."""
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""v(x, t): a velocity [batch, ...] at points [batch, ...] and times [batch]."""
+
+
+def between(noise: Float[Tensor, "batch ..."], picture: Float[Tensor, "batch ..."], time: Float[Tensor, " batch"]) -> Tensor:
+    """The point x_t = (1 - t) noise + t picture of the straight way from noise (t = 0) to the picture (t = 1)."""
+    t = time.reshape(-1, *[1] * (noise.dim() - 1))
+    return torch.lerp(noise, picture, t.expand_as(noise))
+
+
+def flow_loss(
+    picture_of: Prediction,
+    noise: Float32[Tensor, "batch ..."],
+    picture: Float32[Tensor, "batch ..."],
+    time: Float32[Tensor, " batch"],
+) -> Float32[Tensor, ""]:
+    """Mean of (1 - t)^2 || (X_1 - X_0) - v(X_t, t) ||^2, which is that of || X_1 - f(X_t, t) ||^2; FP32.
+
+    Rectified flow minimises E || (X_1 - X_0) - v(X_t, t) ||^2 with X_t = (1 - t) X_0 + t X_1 (Liu, Gong and Liu 2022,
+    arXiv 2209.03003, equation 1; Lipman et al. 2022, arXiv 2210.02747, equation 23 with sigma_min = 0). Here the model predicts
+    the picture, f = X_t + (1 - t) v, which lies in far fewer dimensions than the velocity (Li and He 2025, arXiv 2511.13720),
+    and the weight (1 - t)^2 keeps the last details, where noise is nearly gone, from outweighing the rest. The minimum is the
+    same at every weight: the mean of X_1 over all that pass X_t at t. Mean over the batch and the pixels.
+    """
+    predicted = picture_of(between(noise, picture, time), time)
+    return (predicted.float() - picture).square().mean()
+
+
+def velocity_of(picture_of: Prediction) -> Velocity:
+    """v(x, t) = (f(x, t) - x) / (1 - t) for t < 1: straight to the picture that is predicted."""
+
+    def velocity(x: Tensor, time: Tensor) -> Tensor:
+        return (picture_of(x, time) - x) / (1 - time).reshape(-1, *[1] * (x.dim() - 1))
+
+    return velocity
+
+
+def euler(velocity: Velocity, noise: Float[Tensor, "batch ..."], steps: int) -> Float[Tensor, "batch ..."]:
+    """Follows dx/dt = v(x, t) from noise at t = 0 to t = 1 in equal steps x <- x + v(x, t) / steps.
+
+    Exact, but for rounding, where the flow is straight: v is then the same along the way.
+    """
+    x = noise
+    for step in range(steps):
+        x = x + velocity(x, x.new_full((len(x),), step / steps)) / steps
+    return x
+
+
+def guided(conditional: Prediction, free: Prediction, weight: float) -> Prediction:
+    """Classifier-free guidance: f = f_free + weight (f_conditional - f_free) (Ho and Salimans 2022, arXiv 2207.12598).
+
+    It is the same for f as for v, which is linear in f.
+    """
+
+    def prediction(x: Tensor, time: Tensor) -> Tensor:
+        without = free(x, time)
+        return without + weight * (conditional(x, time) - without)
+
+    return prediction

@@ -1,0 +1,186 @@
+"""Attention exchanged under models of other libraries, with random weights; skipped where a library is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import numdev as nd
+from numdev.arithmetic.formats import BF16
+from numdev.attention.exact import ExactBackward
+from numdev.attention.naive import NaiveBackward
+from numdev.errors import BadInput, Unsupported
+from numdev.training.huggingface import register
+
+EXACT, EAGER = ExactBackward(), NaiveBackward.eager(BF16)
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8], [9, 10, 11, 0, 0, 0]])
+PADDING = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+
+
+def transformers() -> Any:
+    return pytest.importorskip("transformers", minversion="4.56")
+
+
+def bert(attention: str = "sdpa") -> Any:
+    config = transformers().BertConfig(vocab_size=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL)
+    torch.manual_seed(0)
+    return transformers().AutoModel.from_config(config, attn_implementation=attention).double()
+
+
+def llama(attention: str = "sdpa") -> Any:
+    config = transformers().LlamaConfig(vocab_size=32, num_key_value_heads=2, **SMALL)
+    torch.manual_seed(0)
+    return transformers().AutoModelForCausalLM.from_config(config, attn_implementation=attention).double()
+
+
+def trained(model: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
+    """What the model makes of the tokens that there are, and the gradients of its weights."""
+    model.zero_grad()
+    found = model(input_ids=TOKENS, **named)[0][PADDING.bool()]
+    found.square().sum().backward()
+    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def same(got: tuple[Tensor, list[Tensor]], want: tuple[Tensor, list[Tensor]]) -> None:
+    """In FP64, with numbers near 1 and a few hundred of them in a sum."""
+    assert torch.allclose(got[0], want[0], rtol=1e-11, atol=1e-12)
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-11) for a, b in zip(got[1], want[1], strict=True))
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformers(make: Any, padded: bool) -> None:
+    """sdpa, which models take unless told otherwise, and a registered name; with padding and without."""
+    named = {"attention_mask": PADDING} if padded else {}
+    want = trained(make(), **named)
+    with nd.attend(EXACT) as seen:
+        same(trained(make(), **named), want)
+    assert (seen.calls, seen.missed) == (2, 0)
+    if make is not bert or int(transformers().__version__.split(".")[0]) >= 5:  # an earlier Bert takes no registered name
+        counted = register("numdev_exact", EXACT)
+        same(trained(make("numdev_exact"), **named), want)
+        assert counted.calls == 2
+    with nd.attend(EAGER):
+        assert not torch.allclose(trained(make(), **named)[0], want[0], rtol=1e-5, atol=1e-5)
+    if padded and make is bert:  # under a causal limit no token sees the padding behind it
+        assert not torch.allclose(trained(make())[0], want[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
+
+
+def test_an_eager_model_is_told_apart() -> None:
+    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
+        trained(bert("eager"))
+    assert list(seen.elsewhere) == [f"matrix products in encoder.layer.{n}.attention.self" for n in (0, 1)]
+    with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
+        seen.require()
+
+
+def test_what_transformers_can_and_we_cannot_is_refused() -> None:
+    transformers()
+    with pytest.raises(BadInput, match="^name: 'sdpa'"):
+        register("sdpa", EXACT)
+    register("numdev_exact", EXACT)
+    from transformers import AttentionInterface
+
+    forward = AttentionInterface()["numdev_exact"]
+    q = torch.randn(1, 2, 4, 4)
+    with pytest.raises(Unsupported, match="^softcap: it caps the scores"):
+        forward(torch.nn.Identity(), q, q, q, None, softcap=30.0)
+    model, left = llama("numdev_exact"), torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+    with pytest.raises(Unsupported, match="^attn_mask: no Mask states it"):
+        model(input_ids=TOKENS, attention_mask=left)
+
+
+@pytest.mark.parametrize("family", ["Bloom", "CodeGen"])
+def test_a_model_that_transformers_does_not_run_by_sdpa_is_refused(family: str) -> None:
+    """Each read a mask of sdpa's as one of its own, and was not causal any more."""
+    named = {"vocab_size": 32, "hidden_size": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    library = transformers()
+    torch.manual_seed(0)
+    seen = register("numdev_exact", EXACT)
+    config = getattr(library, f"{family}Config")(**named)
+    model = library.AutoModel.from_config(config, attn_implementation="numdev_exact").double()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=f"^attn_implementation: 'numdev_exact': transformers does not run {family}Model"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 0
+
+
+def test_a_causal_model_whose_attention_is_not_is_refused() -> None:
+    transformers()
+    seen = register("numdev_exact", EXACT)
+    model = llama("numdev_exact").train()
+    assert model.model(input_ids=TOKENS)[0].shape == (2, 6, 16)
+    assert (seen.calls, all(module.training for module in model.modules())) == (2, True)  # none of the probe's
+    model = llama("numdev_exact")
+    for module in model.modules():
+        module.is_causal = False
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="LlamaModel asks for a causal mask, and a later token changes"):
+            model(input_ids=TOKENS)
+    assert seen.calls == 2
+
+
+def test_a_model_that_cannot_be_probed_says_so() -> None:
+    transformers()
+    register("numdev_exact", EXACT)
+    model = llama("numdev_exact")
+    model.model.embed_tokens.requires_grad_(False)
+    inputs = model.model.embed_tokens(TOKENS)
+    model.model.embed_tokens = torch.nn.Identity()  # takes no tokens
+    with pytest.warns(UserWarning, match="LlamaModel was not probed for causality.* attn_implementation='sdpa'"):
+        model(inputs_embeds=inputs)
+
+
+def test_diffusers() -> None:
+    """A transformer block of a diffusion model: self-attention over patches, cross-attention to a caption."""
+    attention = pytest.importorskip("diffusers.models.attention")
+    torch.manual_seed(0)
+    block = attention.BasicTransformerBlock(16, 4, 4, cross_attention_dim=8).double().eval()
+    patches, caption = torch.randn(2, 6, 16).double(), torch.randn(2, 5, 8).double()
+    exchanged(block, lambda: block(patches, encoder_hidden_states=caption))
+
+
+@pytest.mark.parametrize("pooling", ["token", "map"])
+def test_timm(pooling: str) -> None:
+    """A vision transformer: self-attention in two blocks; `map` adds a call in which one learned query sees all patches."""
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
+    model = timm.VisionTransformer(**sizes, global_pool=pooling, qk_norm=True).double()
+    pictures = torch.randn(2, 3, 16, 16).double()
+    exchanged(model, lambda: model(pictures), calls=2 if pooling == "token" else 3)
+
+
+def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    model = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=4)
+    for block in model.blocks[1:]:
+        block.attn.fused_attn = False
+    with pytest.warns(UserWarning, match="was not exchanged"), nd.attend(EXACT) as seen:
+        model(torch.randn(2, 3, 16, 16))
+    assert seen.calls == 1
+    assert seen.elsewhere == {f"matrix products in blocks.{n}.attn": 1 for n in (1, 2, 3)}
+    with pytest.raises(Unsupported, match=r"blocks\.3\.attn"):
+        seen.require()
+
+
+def exchanged(model: torch.nn.Module, run: Callable[[], Tensor], calls: int = 2) -> None:
+    """With exact attention a model has the result and the gradients that it has without, and each call is exchanged."""
+
+    def trained() -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        out = run()
+        out.square().sum().backward()  # type: ignore[no-untyped-call]
+        return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    want = trained()
+    with nd.attend(EXACT) as seen:
+        same(trained(), want)
+    assert (seen.calls, seen.missed) == (calls, 0)
+    with nd.attend(EAGER):
+        assert not torch.allclose(trained()[0], want[0], rtol=1e-5, atol=0.0)

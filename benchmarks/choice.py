@@ -1,4 +1,4 @@
-"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.path`.
+"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.gpurule`.
 
     python -m benchmarks.choice
 

@@ -204,7 +204,6 @@ def columns() -> Iterator[str]:
     from numdev.measurement.deviation.metrics import METRICS
     from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
-    from numdev.report.reading import configuration
     from numdev.training import weights as training
     from numdev.training.operation import TRAINING
 
@@ -219,7 +218,7 @@ def columns() -> Iterator[str]:
         "Of a row, a point, a claim or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
         "Settings: problem": [name for name in settings if name.startswith("problem.")],
         "Settings: what is measured": [name for name in settings if name.startswith("variant.")],
-        "Settings: how speed is timed": [*configuration.TIMING],
+        "Settings: how speed is timed": [*known.TIMING],
     }
     text = known.dictionary(tables, known.SHIPPED | counters | settings)
     first, others = text[text.index("\n## ") :].split("\n## Of a row", 1)

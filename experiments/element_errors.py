@@ -18,7 +18,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.measurement.deviation.head import Compared, Place
 from numdev.report.document.export import to_csv
 from numdev.report.document.map import write_figures
-from numdev.report.reading.elements import element_errors
+from numdev.report.figures.elements import element_errors
 from numdev.results.store import write_atomically
 
 POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}

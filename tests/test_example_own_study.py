@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from numdev.report.claims.verdicts import judge
-from numdev.report.document.part import Part
-from numdev.report.document.pdf import contents
-from numdev.report.document.typeset import typeset
+from numdev.report.document.context import Part, context
+from numdev.report.document.pdf import TYPST, typeset
 from numdev.report.reading.frames import load
 from numdev.report.studies.registry import claims_of
 from numdev.results.store import Store
@@ -71,7 +70,7 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
     assert f"{metric} over " in drawn.read_text()
 
     results = load(Store(Path("results")))
-    (section,) = contents([Part(results, judge(claims_of(results), results), drawn.parent)])["sections"]
+    (section,) = context([Part(results, judge(claims_of(results), results), drawn.parent)], TYPST)["sections"]
     assert (section["title"], section["question"]) == (typeset(study["title"]), typeset(study["question"]))
     assert [figure["file"] for figure in section["figures"]] == [f"{name}.svg"]
     assert section["measured"].startswith(f"{len(results.points)} points: {typeset('sequence length N')} (16, 64), ")

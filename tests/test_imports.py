@@ -45,6 +45,7 @@ SHARED = (
     "cost",
     "counters",
     "differentiable",
+    "gpurule",
     "honours",
     "kernel_arithmetic",
     "kernel_launch",
@@ -292,9 +293,9 @@ def test_hydra_is_extended_by_public_means(monkeypatch: pytest.MonkeyPatch, fold
 
 
 def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "import numdev.report.document.paper\ndef late():\n    from numdev.cli import main\n    import torch\n"
+    text = "import numdev.report.document.report\ndef late():\n    from numdev.cli import main\n    import torch\n"
     monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
-    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.paper"]
+    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.report"]
     assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
     assert len(beyond(["numdev.fake"], "report", within="numdev")) == 2
     assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.image import imsave
 
-from numdev.report.reading.typed import flatten
+from numdev.report.reading.frames import flatten
 from numdev.results.manifest import Role, Scenario, manifest_of, plain, stored_point
 from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store

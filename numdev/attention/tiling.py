@@ -25,7 +25,7 @@ class Order(Enum):
 
 
 class TileShape(Enum):
-    """How the two sides are exchanged or squared."""
+    """What becomes of the two sides."""
 
     AS_IS = "as_is"
     SWAPPED = "swapped"

@@ -45,7 +45,7 @@ def speed(cfg: DictConfig) -> Ended:
     _refuse_folders(cfg, None)
     ended = _measure_study(cfg, "speed")
     if not cfg.dry_run:
-        from numdev.report.document.speed import make_speed_report
+        from numdev.report.document.report import make_speed_report
 
         with _report_of(cfg, None) as (results, folder, console):
             make_speed_report(results, folder, console)
@@ -247,7 +247,7 @@ def _make_report(
     **head: str,
 ) -> bool:
     """The report on some studies, and whether all outputs are sound; `about` are those asked for, where not all are measured."""
-    from numdev.report.document.paper import make_report
+    from numdev.report.document.report import make_report
 
     with _report_of(cfg, about or studies) as (results, folder, console):
         return make_report(results, folder, studies, console, formats=(fmt,), plot=plot, **head)

@@ -92,13 +92,12 @@ def tolerance(text: str) -> float:
 
 def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     """One side's `Results`; what is wrong with them is said of A or B."""
-    from numdev.report.reading.frames import load
-    from numdev.report.reading.training import KIND
+    from numdev.report.reading.frames import TRAINING, load
     from numdev.results.store import Store
 
     try:
         found = load(Store(Path(folder)), studies)
-        trained = [name for name, manifest in found.manifests.items() if manifest["kind"] == KIND]
+        trained = [name for name, manifest in found.manifests.items() if manifest["kind"] == TRAINING]
         if trained:
             mend = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
             raise BadInput(side, folder, mend)

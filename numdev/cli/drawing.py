@@ -110,18 +110,19 @@ def draw(wanted: Iterable[Drawing]) -> None:
 
 def _draw(wanted: Drawing) -> None:
     from numdev.cli.console import output
-    from numdev.report.document.asked import asked_of as figure_of  # late: a report's libraries
+    from numdev.report.document.figures import figure_of
     from numdev.report.reading.frames import load
     from numdev.results.store import Store
 
     try:
-        found = figure_of(load(Store(wanted.results), [wanted.study]), wanted.plot)
+        results = load(Store(wanted.results), [wanted.study])
+        picture = figure_of(results, wanted.plot)
     except BadInput as error:
         mend = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
         raise BadInput(error.field, error.value, mend) from None
     path = wanted.out / wanted.study
-    found.write(path)
+    picture.write(path)
     console = output()
-    for note in found.notes:
+    for note in results.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
         BadInput: naming the setting that cannot be used.
     """
     from numdev.report.document import map as document  # late: pandas and matplotlib
-    from numdev.report.reading.elements import element_errors
+    from numdev.report.figures.elements import element_errors
 
     _refuse(cfg, overrides)
     place = _place(cfg)

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    from jaxtyping import Float
     from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from numdev.arithmetic.formats import Format
 
 
 def load(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
@@ -67,8 +71,22 @@ def plot(
 
     if not isinstance(frame, pd.DataFrame):
         frame = of_shadow(frame)
-    given = {"x": x, "y": y, "colour": colour, "facet": facet, "reference": reference}
-    return plot_of(frame, given)(frame)
+    view = {"x": x, "y": y, "colour": colour, "facet": facet, "reference": reference}
+    return plot_of(frame, view)(frame)
+
+
+def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "rows columns"], fmt: Format) -> pd.DataFrame:
+    """One row per element of an output, in the order of its rows and columns.
+
+    Columns: `row`, `column`, `reference` r, `error` D = x - r, `error_u` D / (u max |r|) and `error_ulp`
+    D / ulp(r), the last two in the format `fmt`, whose name is `format`. NaN and Inf stay what they are.
+
+    Raises:
+        BadInput: if the shapes differ or are empty.
+    """
+    from numdev.report.figures import elements
+
+    return elements.element_errors(x, reference, fmt)
 
 
 def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
@@ -77,7 +95,7 @@ def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden"
     The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
     policy in words, is written above; `reference` is what r is called.
     """
-    from numdev.report.figures.explore import map_of
+    from numdev.report.figures.elements import map_of
 
     return map_of(elements, title, reference)
 
@@ -88,6 +106,6 @@ def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     A grey band marks +- 1/2 ulp, within which golden rounded once to nearest lies. The axis ends at the 98th percentile.
     `title`, such as the policy in words, is written above.
     """
-    from numdev.report.figures.explore import histogram_of
+    from numdev.report.figures.elements import histogram_of
 
     return histogram_of(elements, title)

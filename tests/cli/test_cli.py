@@ -582,7 +582,7 @@ class TestStudy:
 class TestPaper:
     def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[object, ...]] = []
-        report = "numdev.report.document.paper.make_report"
+        report = "numdev.report.document.report.make_report"
 
         def kept(*arguments: object, formats: object, **_: object) -> bool:
             asked.append((*arguments, formats))

@@ -12,8 +12,8 @@ import pytest
 import numdev as nd
 from numdev.cli import plotted
 from numdev.errors import BadInput
-from numdev.report.document.part import Part
-from numdev.report.document.pdf import contents, write_root
+from numdev.report.document.context import Part, context
+from numdev.report.document.pdf import TYPST, write_root
 from numdev.report.document.tables import place
 from numdev.report.figures.points import _series
 from numdev.report.reading.frames import load
@@ -152,7 +152,7 @@ def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numd
     assert (refused.code, "it stands in a document; give format=pdf" in refused.err) == (2, True)
     results = load(Store(Path("results")))
     part = Part(results, [], Path("h/figures"))
-    assert "$" not in contents([part])["sections"][0]["title"]
+    assert "$" not in context([part], TYPST)["sections"][0]["title"]
     write_root([part], Path("h"), "Tiles", "A. Author")
     assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()
 

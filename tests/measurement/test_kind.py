@@ -21,7 +21,7 @@ from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings, Measurement, MeasurementKind
 from numdev.measurement.runner import Runner
 from numdev.report.document.export import environments, to_csv
-from numdev.report.document.paper import make_report
+from numdev.report.document.report import make_report
 from numdev.report.reading.columns import dictionary, meaning
 from numdev.report.reading.frames import load
 from numdev.results.record import Column, Status, Use, describe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from numdev.report.document.pdf import WIDEST
+from numdev.report.document.context import WIDEST
 from numdev.report.figures.style import SMALL
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from numdev.report.claims.finding import Evidence, Finding, NotMeasured, Undecidable, judged
-from numdev.report.reading.words import PLAIN, Words, generality
+from numdev.report.reading.wording import PLAIN, Words, generality
 
 OURS = "Our question"
 """The source of a claim that no paper makes."""

@@ -28,8 +28,7 @@ import pandas as pd
 
 from numdev.errors import NumdevError
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.primary import compared
-from numdev.report.reading.scenarios import FORMATS, formats
+from numdev.report.reading.scenarios import FORMATS, compared, formats
 from numdev.report.statistics.estimates import Interval, largest_share
 from numdev.report.statistics.significance import holm
 

@@ -32,11 +32,9 @@ from numdev.report.claims.finding import (
     left_out,
     select,
 )
-from numdev.report.reading.frames import LABEL, PRIMARY
-from numdev.report.reading.scenarios import formats
-from numdev.report.reading.training import at_the_end
-from numdev.report.reading.wording import Wording
-from numdev.report.reading.words import PLAIN, Words
+from numdev.report.reading.frames import at_the_end
+from numdev.report.reading.scenarios import LABEL, PRIMARY, formats
+from numdev.report.reading.wording import PLAIN, Wording, Words
 from numdev.report.statistics.estimates import Interval, ratio, slope
 from numdev.results.manifest import BASELINE, ClaimKind, Labels, Reference, StatedClaim
 

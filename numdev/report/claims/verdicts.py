@@ -12,7 +12,7 @@ from numdev.report.claims.claim import Claim
 from numdev.report.claims.finding import Finding, Verdict, count, judged
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import by_role, is_sources, of, shown_first
-from numdev.report.reading.words import generality
+from numdev.report.reading.wording import generality
 from numdev.results.manifest import Role, Scenario
 
 _REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone

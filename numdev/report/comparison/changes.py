@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from numdev.errors import BadInput
-from numdev.report.reading.frames import LABEL, METRIC_NAMES, Results
-from numdev.report.reading.scenarios import SCENARIO, TITLE
+from numdev.report.reading.frames import METRIC_NAMES, Results
+from numdev.report.reading.scenarios import LABEL, SCENARIO, TITLE
 from numdev.report.statistics.estimates import typical
 from numdev.report.statistics.significance import holm, paired, unpaired
 
@@ -108,21 +108,22 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
     """
     before, after = _measured(a, criterion), _measured(b, criterion)
     if not before.keys() & after.keys():
-        held = f"no point of it is one of A, which holds {', '.join(a.manifests)}"
-        mend = f"{held}; measure the same points in both, a function of one's own under one name"
-        raise BadInput("B", ", ".join(b.manifests), mend)
+        hint = f"no point of it is one of A, which holds {', '.join(a.manifests)}"
+        raise BadInput(
+            "B", ", ".join(b.manifests), f"{hint}; measure the same points in both, a function of one's own under one name"
+        )
     places = dict.fromkeys([*before, *after])
-    found = [row for place in places for row in _compared(place, before.get(place), after.get(place), criterion)]
-    tests = [row["p"] for row in found if "p" in row]
+    rows = [row for place in places for row in _compared(place, before.get(place), after.get(place), criterion)]
+    tests = [row["p"] for row in rows if "p" in row]
     adjusted = iter(holm(tests))
-    judged = [row | _judged(row, next(adjusted), len(tests)) if "p" in row else row for row in found]
+    judged = [row | _judged(row, next(adjusted), len(tests)) if "p" in row else row for row in rows]
     table = pd.DataFrame([dict.fromkeys(_TEXTS, "") | row for row in judged], columns=COLUMNS)
     return table.astype({"replicates": "Int64", "paired": "boolean"})
 
 
 def _measured(results: Results, criterion: Criterion) -> dict[Place, _Point]:
     """The points of one side."""
-    rows = results.stored.frame(results.stored.where(own=(results.stored.own["subject"] == "variant").to_numpy(dtype=bool)))
+    rows = results.primary.frame(results.primary.where(subject="variant"))
     chosen = rows[rows["reference"] == criterion.reference]
     if chosen.empty and not rows.empty:
         raise BadInput("reference", criterion.reference, f"both must have it; one has {', '.join(rows['reference'].unique())}")

@@ -1,4 +1,4 @@
-"""What a comparison of two result sets looks like in a file and on a terminal."""
+"""A comparison of two result sets as a file and on a terminal."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def show(changes: pd.DataFrame, a: Results, b: Results, console: Console) -> Non
 def _environments(a: Results, b: Results) -> Table | None:
     table = Table("fact", "A", "B", title="Environments differ", title_justify="left")
     for name in dict.fromkeys(name for facts in (*a.environments, *b.environments) for name in facts):
-        said = [", ".join(dict.fromkeys(facts.get(name, "none") for facts in side.environments)) for side in (a, b)]
-        if said[0] != said[1]:
-            table.add_row(name, *map(Text, said))
+        facts = [", ".join(dict.fromkeys(own.get(name, "none") for own in side.environments)) for side in (a, b)]
+        if facts[0] != facts[1]:
+            table.add_row(name, *map(Text, facts))
     return table if table.row_count else None
 
 
@@ -50,10 +50,9 @@ def _counts(changes: pd.DataFrame) -> Table:
 
 def _worse(changes: pd.DataFrame) -> Table | None:
     """What is broken first, then what B lacks, then what is worse, by ratio."""
-    found = changes[changes["change"].isin(REGRESSIONS)]
-    order = found["change"].map(REGRESSIONS.index)
-    found = found.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False], kind="stable")
-    return _table("Changes for the worse", found)
+    worse = changes[changes["change"].isin(REGRESSIONS)]
+    worse = worse.assign(order=worse["change"].map(REGRESSIONS.index))
+    return _table("Changes for the worse", worse.sort_values(["order", "ratio"], ascending=[True, False], kind="stable"))
 
 
 def _open(changes: pd.DataFrame) -> Table | None:
@@ -61,8 +60,8 @@ def _open(changes: pd.DataFrame) -> Table | None:
     is_open = changes["change"] == Change.UNKNOWN.value
     if not changes["change"].isin(REGRESSIONS).any():
         is_open |= changes["change"] == Change.SAME.value
-    found = changes[is_open & (changes["ratio"] > 1)].sort_values("ratio", ascending=False, kind="stable")
-    return _table("Largest ratios B / A, none of them judged worse", found)
+    largest = changes[is_open & (changes["ratio"] > 1)].sort_values("ratio", ascending=False, kind="stable")
+    return _table("Largest ratios B / A, none of them judged worse", largest)
 
 
 def _new(changes: pd.DataFrame) -> Table | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,70 +14,124 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.document.parquet import parquet_of
-from numdev.report.reading.columns import dictionary
-from numdev.report.reading.configuration import settings
-from numdev.report.reading.frames import LABEL, PLACE, Results, is_broken
-from numdev.report.reading.once import is_repeated
-from numdev.report.reading.primary import is_compared
-from numdev.report.reading.rows import Rows
-from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
-from numdev.report.reading.words import Words
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
+from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.reading.columns import OF_OUTPUTS, dictionary, settings
+from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
+from numdev.report.reading.view import numbered
+from numdev.report.reading.wording import Words
+from numdev.report.studies.latency import crossovers, frame, of_attention
 from numdev.report.studies.registry import words_of
-from numdev.results.record import summary
+from numdev.results.record import Column, summary
 from numdev.results.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
+_COMPARED = ["subject", "output", "reference"]
+_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
+_VARYING = ("kernel", "problem.", "variant.", "baseline.")  # a summary has these where points of one class differ in them
 _PART = 1 << 14  # rows that are text at a time
-_GROUP = [*PLACE, "subject", "output", "reference"]
-_VARYING = ("kernel", "problem.", "variant.", "baseline.")  # what it tells where points of one class differ in it
+_GROUP = 1 << 16  # rows of a row group of Parquet; a row of deviations has about 70 columns, so a group takes some 40 MB
+_FILES = {LOSS: "loss.csv", RUN: "runs.csv"}
+_ABOUT = {
+    DEVIATION: OF_OUTPUTS,
+    SPEED: OF_OUTPUTS,
+    TRAINING: "A figure of weights compares those of a run with those of its reference (columns `baseline.`) after the same "
+    "step.\nAn empty cell does not apply.",
+}
+_OF_OWN = "A figure is what the kind of measurement says that it is. An empty cell does not apply."
 
 
-def write_tables(results: Results, claims: list[ClaimResult], out: Path, csv: bool = False) -> None:
-    """Write results.parquet, deviations.csv, summary.csv, points.csv, timings.csv, claims.csv, columns.md and environment.json.
+def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv: bool = False) -> None:
+    """Write the rows in Parquet, or as CSV with `csv`, and summary.csv, points.csv, timings.csv, claims.csv and others beside.
 
-    Times differ from run to run and stand in timings.csv alone. With `csv`, results.csv in place of results.parquet.
+    Of every kind columns.md, the data dictionary, and environment.json. Times differ from run to run and stand in timings.csv
+    alone. Speed has speed.csv, crossover.csv and unsupported.csv in their place.
 
     Raises:
         StoreError: if a file cannot be written.
     """
-    rows, once = results.stored, ~is_repeated(results.stored)
-    tables: dict[str, Callable[[], pd.DataFrame]] = {  # made one by one: of a large study each takes memory
-        "deviations.csv": lambda: _deviations(rows, results.points),
-        "summary.csv": lambda: summarise(rows, results.points, once),
+    columns: dict[str, list[str]] = {}
+    if results.kind != SPEED:
+        rows = _narrow(results.primary) if results.kind == TRAINING else results.primary
+        chosen = ~rows.is_repeated() if results.kind == DEVIATION else None
+        file = f"{'weights' if results.kind == TRAINING else 'results'}.{'csv' if csv else 'parquet'}"
+        write_atomically(out / file, csv_of(rows, chosen) if csv else parquet_of(rows, chosen))
+        columns[file] = rows.columns
+    for name, make in _tables(results, claims).items():  # made one by one: of a large study each takes memory
+        table = make()
+        write_atomically(out / name, csv_of(table))
+        columns[name] = list(table.columns)
+    known = results.columns | settings(results.manifests.values())
+    if results.kind == TRAINING:
+        known = {name: _of_weights(column) for name, column in known.items()}
+    write_atomically(out / "columns.md", dictionary(columns, known, _ABOUT.get(results.kind, _OF_OWN)).encode())
+    write_atomically(out / "environment.json", environments(results))
+
+
+def _of_weights(column: Column) -> Column:
+    return replace(column, unit="absolute, in the units of the weights") if column.unit == "absolute" else column
+
+
+def _tables(results: Results, claims: Sequence[ClaimResult]) -> dict[str, Callable[[], pd.DataFrame | Rows]]:
+    """The tables beside the rows, by the names of their files."""
+    if results.kind == SPEED:
+        rows = frame(results)
+        tables: dict[str, Callable[[], pd.DataFrame | Rows]] = {
+            "speed.csv": lambda: rows,
+            "crossover.csv": lambda: crossovers(of_attention(rows)),
+            "unsupported.csv": lambda: _unsupported(results),
+        }
+        return tables | ({"claims.csv": lambda: claim_table(claims)} if claims else {})
+    tables = {"deviations.csv": lambda: _deviations(results)} if results.kind == DEVIATION else {}
+    tables["summary.csv"] = lambda: summarise(results)
+    beside: dict[str, Callable[[], pd.DataFrame | Rows]] = {
         "points.csv": lambda: results.points.drop(columns="seconds", errors="ignore"),
         "timings.csv": lambda: results.points.reindex(columns=[*PLACE, "seconds"]),
         "claims.csv": lambda: claim_table(claims),
     }
-    columns = {write_rows(out, "results", rows, once, csv=csv): rows.columns}
-    for name, make in tables.items():
-        table = make()
-        write_atomically(out / name, csv_of(table))
-        columns[name] = list(table.columns)
-    said = dictionary(columns, results.columns | settings(results.manifests.values()))
-    write_atomically(out / "columns.md", said.encode())
-    write_atomically(out / "environment.json", environments(results))
+    for name, rows_of_table in results.further.items():
+        file = _FILES.get(name, f"{name}.csv")
+        own = _narrow(rows_of_table) if results.kind == TRAINING else rows_of_table
+        if len(own) or results.kind != TRAINING or name in _FILES:  # few runs of training are watched
+            tables[f"table_{file}" if file in tables or file in beside else file] = lambda own=own: own  # type: ignore[misc]
+    return tables | beside
 
 
-def write_rows(
-    out: Path, name: str, rows: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None, *, csv: bool = False
-) -> str:
-    """Write a table with a row per replicate as Parquet, a tenth as large as it is as CSV; returns the name of the file."""
-    file = f"{name}.csv" if csv else f"{name}.parquet"
-    write_atomically(out / file, csv_of(rows, chosen) if csv else parquet_of(rows, chosen))
-    return file
+def _unsupported(results: Results) -> pd.DataFrame:
+    failed = results.points[results.points["status"] != "ok"]
+    labels = [name for name in failed.columns if name.startswith(LABEL)]
+    columns = ("study", "scenario", "key", "attention", *labels, "status", "reason")
+    return failed[[name for name in columns if name in failed]]
 
 
-def _deviations(rows: Rows, points: pd.DataFrame) -> pd.DataFrame:
-    """What a person reads: of each point how far its primary output is from golden and from the baseline."""
-    wanted = is_compared(rows.own) & rows.own["reference"].isin(("golden", "baseline")).to_numpy(dtype=bool)
-    found = summarise(rows, points, wanted[rows.places(np.arange(len(rows)))])
-    found = found.merge(points[["study", SCENARIO, TITLE]].drop_duplicates(), how="left")
-    labels = [name for name in found if str(name).startswith(LABEL)]
-    shown = [f"{metric}.{statistic}" for metric in ("max_difference", "rmse") for statistic in ("mean", "low", "high")]
-    names = ["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *shown, "key"]
-    return found[[name for name in names if name in found]]  # another operation may have no policies
+def _narrow(rows: Rows) -> Rows:
+    """Rows without the settings of their points, which points.csv has."""
+    settings_of = ("problem.", "variant.", "baseline.", "scenario.")
+    points, own = (
+        table[[name for name in map(str, table) if not name.startswith(settings_of)]] for table in (rows.points, rows.own)
+    )
+    return replace(rows, points=points, own=own)
+
+
+def parquet_of(rows: Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
+    """Rows, or those that are chosen, as a Parquet file in parts; numbers in full, texts with a dictionary, the index left out.
+
+    Row groups are made one by one, since the table as a whole takes gigabytes. Types are those of the whole table, so a column
+    whose values are all missing in one group has the type that it has in the others.
+    """
+    import pyarrow as pa  # imported late: only who asks for Parquet needs it
+    from pyarrow import parquet
+
+    places = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    schema = pa.Schema.from_pandas(rows.frame(places[:1]), preserve_index=False)
+    with tempfile.TemporaryFile() as file:
+        with parquet.ParquetWriter(file, schema) as writer:
+            for start in range(0, len(places), _GROUP):
+                own = rows.frame(places[start : start + _GROUP])
+                writer.write_table(pa.Table.from_pandas(own, schema=schema, preserve_index=False))
+        file.seek(0)
+        yield from iter(partial(file.read, 1 << 24), b"")
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
@@ -83,75 +140,73 @@ def to_csv(table: pd.DataFrame) -> bytes:
 
 
 def csv_of(table: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
-    """What `to_csv` writes of a table, or of its rows that are chosen, in parts: the text of all takes more than the table."""
-    rows = Rows.of(table)
-    count = len(rows) if chosen is None else int(chosen.sum())
-    places = np.arange(count) if chosen is None else np.flatnonzero(chosen)
-    for start in range(0, max(1, count), _PART):
-        own = rows.frame(places[start : start + _PART])
-        own = pd.DataFrame({name: _digits(column) for name, column in own.items()}, own.index, own.columns, copy=False)
-        yield own.to_csv(index=False, header=start == 0, lineterminator="\n").encode()
+    """A table, or those of its rows that are chosen, as CSV in parts: the text of all takes more memory than the table."""
+    rows = table if isinstance(table, Rows) else Rows.of(table)
+    places = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    for start in range(0, max(1, len(places)), _PART):
+        own = {name: _digits(column) for name, column in rows.frame(places[start : start + _PART]).items()}
+        yield pd.DataFrame(own, columns=rows.columns).to_csv(index=False, header=start == 0, lineterminator="\n").encode()
 
 
 def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Numbers as the texts of `to_csv`: pandas' `float_format` asks of each number by itself whether it is missing."""
+    """Numbers as nine digits: pandas' `float_format` takes three times as long, a third of a report of 20,000 points."""
     if column.dtype != np.float64:
         return column
     texts = np.array(list(map("%.9g".__mod__, column.tolist())), dtype=object)
-    texts[column.isna().to_numpy()] = ""
-    return pd.Series(texts, column.index, dtype=object, copy=False)
+    return pd.Series(texts, column.index, dtype=object).mask(column.isna(), "")
 
 
-def summarise(table: pd.DataFrame | Rows, points: pd.DataFrame, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
-    """One row per point, subject, output and reference: mean, its 95 % interval and the range of the chief metrics.
+def summarise(results: Results) -> pd.DataFrame:
+    """One row per point and place in its record: replicates, and of each figure the mean, its 95 % interval and the range.
 
-    Beside each stand the point's labels, the operation's chief settings (`Words.told`), and every other setting in which `points`
-    of one class differ. Of the table's rows, those that are `chosen`, which are all unless given.
+    The place of a deviation is subject, output and reference; beside it stand the point's chief settings (`Words.told`) and every
+    other setting in which points of one class differ. Of other kinds it is what the kind declares.
     """
-    rows = Rows.of(table)
-    by = [*_GROUP, *(name for name in rows.columns if name.startswith(LABEL))]  # one key may stand under several labels
-    own = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
-    group = rows.numbered(by, own)
-    sizes = np.bincount(group)
-    broken = np.bincount(group, is_broken(rows.own).to_numpy()[rows.places(own)]).astype(np.int64)
-    own = own[np.argsort(group, kind="stable")]  # stable: the replicates of a group stay in their order
+    if results.kind in (DEVIATION, SPEED):
+        rows = results.primary
+        summaries = _summaries(rows, _COMPARED, SUMMARISED, ~rows.is_repeated())
+        first = [*PLACE, *_COMPARED]
+        names = [*first, *(name for name in summaries if name not in first and not str(name).startswith(ENTRY_ROLE))]
+        return _with_settings(summaries[names], results.points)
+    if results.kind == TRAINING:
+        rows = _narrow(results.primary)
+        places = [name for name in ("step", "tensor") if name in rows.own]
+        metrics = [str(name) for name in rows.own if name not in (*places, "seed")]
+    else:
+        rows = results.primary
+        places = places_of(results.columns, rows.own)
+        metrics = [column.name for column in figures_of(results.columns, rows.own)]
+    return _summaries(rows, places, metrics)
+
+
+def _summaries(rows: Rows, places: list[str], metrics: Sequence[str], chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
+    """The labels of each point, some places in its record, and the statistics of metrics over the replicates there."""
+    at = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    number = numbered(rows.own[places].iloc[at].assign(point=rows.point[at]), ["point", *places])
+    sizes, broken = np.bincount(number), is_broken(rows.own).to_numpy()[at]
+    counts = {"replicates": sizes} | ({"nonfinite": np.bincount(number, broken).astype(np.int64)} if places == _COMPARED else {})
+    at = at[np.argsort(number, kind="stable")]  # stable: the replicates of a place stay in their order
     ends = np.cumsum(sizes)
-    places = _with_settings(rows.frame(own[ends - sizes], by).reset_index(drop=True), points)
-    found: dict[str, Any] = {"replicates": sizes, "nonfinite": broken}
-    for metric in SUMMARISED:
-        values = rows.column(metric, own).to_numpy()
-        statistics = np.empty((len(_STATISTICS), len(sizes)))
-        for i, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-            own_summary = summary(values[end - size : end].tolist())
-            statistics[:, i] = [getattr(own_summary, field) for field in _STATISTICS.values()]
-        found |= {f"{metric}.{name}": column for name, column in zip(_STATISTICS, statistics, strict=True)}
-    return pd.concat([places, pd.DataFrame(found, copy=False)], axis=1)
+    heads = [name for name in rows.columns if name in PLACE or name.startswith((LABEL, ENTRY_ROLE))]
+    table = rows.frame(at[ends - sizes], [*heads, *places]).reset_index(drop=True).assign(**counts)
+    figures: dict[str, NDArray[np.float64]] = {}
+    for metric in metrics:
+        values, statistics = rows.own[metric].astype(float).to_numpy()[at], np.empty((len(sizes), len(_STATISTICS)))
+        for i, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
+            own = summary(values[end - size : end].tolist())
+            statistics[i] = [getattr(own, field) for field in _STATISTICS.values()]
+        figures |= {f"{metric}.{name}": column for name, column in zip(_STATISTICS, statistics.T, strict=True)}
+    return pd.concat([table, pd.DataFrame(figures, index=table.index, dtype=float)], axis=1)
 
 
-def summarise_by(rows: pd.DataFrame, by: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """One row for each value of some columns: mean over replicates, its 95 % interval and the range of some figures."""
-    if rows.empty:
-        return rows.iloc[:0]
-    found = []
-    for place, group in rows.groupby(list(by), sort=False, dropna=False):
-        row = dict(zip(by, place, strict=True)) | {"replicates": len(group)}
-        for metric in metrics:
-            own = summary(group[metric].astype(float).tolist())
-            row |= {f"{metric}.{name}": getattr(own, field) for name, field in _STATISTICS.items()}
-        found.append(row)
-    return pd.DataFrame(found)
-
-
-_STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
-
-
-def _with_settings(places: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Places with settings of their points, which a key stands for."""
+def _with_settings(summaries: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Summaries with settings of their points, which a key stands for, behind the labels."""
     words = words_of(points)
-    told = ("format", "seeds", *words.told)
-    names = [name for name in points.columns if name in told or (name.startswith(_VARYING) and _varies(name, points, words))]
-    found = points.drop_duplicates("key").set_index("key")[names].loc[places["key"]].reset_index(drop=True)
-    return pd.concat([places, found], axis=1)
+    chief = ("format", "seeds", *words.told)
+    names = [name for name in points.columns if name in chief or (name.startswith(_VARYING) and _varies(name, points, words))]
+    own = points.drop_duplicates("key").set_index("key")[names].loc[summaries["key"]].reset_index(drop=True)
+    at = list(summaries).index("replicates")
+    return pd.concat([summaries.iloc[:, :at], own, summaries.iloc[:, at:]], axis=1)
 
 
 def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
@@ -162,40 +217,70 @@ def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
     return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())
 
 
+def _deviations(results: Results) -> pd.DataFrame:
+    """What a person reads: of each point how far its primary output is from golden and from the baseline."""
+    rows = results.primary
+    chosen = rows.where(primary=True, subject="variant") & (rows.where(reference="golden") | rows.where(reference="baseline"))
+    table = _with_settings(_summaries(rows, _COMPARED, ("max_difference", "rmse"), chosen), results.points)
+    table = table.merge(results.points[["study", SCENARIO, TITLE]].drop_duplicates(), how="left")
+    labels = [name for name in table if str(name).startswith(LABEL)]
+    figures = [f"{metric}.{statistic}" for metric in ("max_difference", "rmse") for statistic in ("mean", "low", "high")]
+    names = ["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *figures, "key"]
+    return table[[name for name in names if name in table]]  # another operation may have no policies
+
+
 _CLAIM_COLUMNS = [
     *("claim", "text", "source", "study", SCENARIO, TITLE, ROLE, "verdict", "p_verdict", "questions", "figure"),
     *("verdict_rmse", "p_verdict_rmse", "figure_rmse", "over", "sentence", "overall"),
 ]
 
 
-def claim_table(claims: list[ClaimResult]) -> pd.DataFrame:
+def claim_table(claims: Sequence[ClaimResult]) -> pd.DataFrame:
     """One row per claim, study and scenario."""
-    return pd.DataFrame(list(_claim_rows(claims)), columns=_CLAIM_COLUMNS)
-
-
-def _claim_rows(claims: list[ClaimResult]) -> Iterator[dict[str, Any]]:
+    rows = []
     for result in claims:
-        head = {
+        claim: dict[str, Any] = {
             "claim": result.claim.name,
             "text": result.claim.text,
             "source": result.claim.source,
             "study": result.study,
         }
-        for scenario, found in result.findings.items():
-            place = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
-            judged = {"verdict": found.verdict.value, "p_verdict": found.p, "figure": found.figure, "over": found.over}
-            if found.beside is not None:
-                beside = found.beside
-                judged |= {"verdict_rmse": beside.verdict.value, "p_verdict_rmse": beside.p, "figure_rmse": beside.figure}
-            told = {"questions": result.questions, "sentence": found.sentence, "overall": result.overall}
-            yield head | place | judged | told
+        claim |= {"questions": result.questions, "overall": result.overall}
+        for scenario, finding in result.findings.items():
+            row: dict[str, Any] = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
+            row |= {"verdict": finding.verdict.value, "p_verdict": finding.p, "figure": finding.figure, "over": finding.over}
+            if (beside := finding.beside) is not None:
+                row |= {"verdict_rmse": beside.verdict.value, "p_verdict_rmse": beside.p, "figure_rmse": beside.figure}
+            rows.append(claim | row | {"sentence": finding.sentence})
+    return pd.DataFrame(rows, columns=_CLAIM_COLUMNS)
+
+
+def claims_markdown(claims: Sequence[ClaimResult]) -> str:
+    """The claims as Markdown: a table of all, then each with its scenarios."""
+    lines = ["# Claims", "", note(claims), "", "| claim | source | measured | verdict |", "|---|---|---|---|"]
+    for result in claims:
+        figure = f"{result.main.title}: {result.findings[result.main].figure}"
+        lines.append(_row(result.claim.text, result.claim.source, figure, result.brief))
+    for result in claims:
+        overall = f"{result.overall[0].upper()}{result.overall[1:]}"
+        lines += ["", f"## {result.claim.text}", "", f"{result.claim.source}. Study `{result.study}`. **{overall}.**"]
+        lines += ["", "| scenario | verdict | found | generalises |", "|---|---|---|---|"]
+        for scenario, finding in result.findings.items():
+            role = ROLES[scenario.role]
+            title = f"{scenario.title} ({role})" if role else scenario.title
+            lines.append(_row(title, finding.told, finding.sentence, finding.over))
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def environments(results: Results) -> bytes:
     """Every environment of the results, and how many points of which study were measured in it."""
-    found = []
+    counted = []
     for number, facts in enumerate(results.environments):
         here = results.points[results.points["environment"] == number]
         counts = {str(study): int(count) for study, count in here.groupby("study", sort=False).size().items()}
-        found.append({"environment": number, "points": counts, "facts": facts})
-    return (json.dumps(found, indent=1) + "\n").encode()
+        counted.append({"environment": number, "points": counts, "facts": facts})
+    return (json.dumps(counted, indent=1) + "\n").encode()

@@ -88,12 +88,12 @@ def _put(out: Path, about: dict[str, Any], files: dict[str, str]) -> None:
 def _read(out: Path) -> dict[str, Any] | None:
     """What the folder's manifest says; None where there is none."""
     try:
-        found: dict[str, Any] = json.loads((out / MANIFEST).read_bytes())
+        manifest: dict[str, Any] = json.loads((out / MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         raise BadInput("out", str(out), f"its {MANIFEST} cannot be read; give another folder, or remove this one") from None
-    return found
+    return manifest
 
 
 def _where(results: Path, out: Path) -> str:

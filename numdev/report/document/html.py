@@ -6,8 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from html import unescape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,104 +14,45 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from numdev.report.claims.verdicts import ClaimResult, note
-from numdev.report.document import overview
+from numdev.report.document import context
+from numdev.report.document.context import Part
 from numdev.report.document.export import summarise
-from numdev.report.document.kinds import summary_of
-from numdev.report.document.part import Part, all_claims, wholes
-from numdev.report.document.training import summarise_weights
-from numdev.report.reading.frames import DEFAULTS, LABEL, Results
-from numdev.report.reading.kinds import is_own, places_of
-from numdev.report.reading.once import is_repeated
-from numdev.report.reading.scenarios import ROLES, SCENARIO
-from numdev.report.studies.registry import CHAPTERS
+from numdev.report.reading.frames import DEFAULTS, Results, places_of
+from numdev.report.reading.scenarios import LABEL, SCENARIO
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-_MOST_CHIEF = 3  # scenarios of a claim that stand above the list of all
 MOST_ROWS = 20_000
 """Rows of the table; a browser takes some seconds to sort and to search as many."""
 _DIGITS = 4  # of a number in the table; summary.csv has nine
-_MEAN, _LOW, _HIGH = ".mean", ".low", ".high"
 _ORDER = ("study", "scenario", "point", "attention", "format", "policy", "subject", "output", "reference", "step", "tensor")
-_WORDS = {"reference": "compared with", "replicates": "replicates"}
+_WORDS = {"reference": "compared with"}
 
 
 def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = "", author: str = "") -> bytes:
     """The document on some parts; its table of rows is that of the first, and so is its title unless one is given."""
-    every, claims, main = wholes(parts), all_claims(parts), parts[0].results
-    titles = {name: str(own["title"]) for whole in every for name, own in whole.manifests.items()}
-    rows, whole = table(parts[0])
-    template = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    shown = template.get_template("report.html").render(
-        title=title or overview.words_for(main).title,
-        author=author,
-        subtitle=overview.subtitle(every),
-        counts=list(_counts(every, claims)),
-        reading=note(claims) if claims else "",
-        compares=not parts[0].is_own,
-        claims=[_claim(result) for result in claims],
-        sections=[_section(part, study) for part in parts for study in part.results.manifests],
-        table=_json(rows),
-        whole=whole if whole > rows["rows"] else 0,
-        most=MOST_ROWS,
-        environments=list(overview.environments(every)),
-        failures=list(overview.failures(every, titles)),
-        notes=list(notes),
-        style=_part("report.css"),
-        script=_part("report.js"),
-    )
-    return shown.encode()
-
-
-def _part(name: str) -> Markup:
-    return Markup((_TEMPLATES / name).read_text())
-
-
-def _counts(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> Iterator[tuple[int, str]]:
-    """How many points were measured, and how many claims have which verdict."""
-    yield sum(whole.points["key"].nunique() for whole in wholes), "points measured"
-    for word, count in Counter(result.word for result in claims).most_common():
-        yield count, f"claim{'s' * (count > 1)} {word}"
-
-
-def _claim(result: ClaimResult) -> dict[str, Any]:
-    findings = [
-        {
-            "title": scenario.title,
-            "role": ROLES[scenario.role],
-            "verdict": finding.verdict.value,
-            "figure": mathematical(finding.figure),
-            "told": mathematical(finding.told),
-            "sentence": mathematical(finding.sentence),
-            "chief": scenario in result.chief[:_MOST_CHIEF],
+    data = context.context(parts, HTML)
+    rows, count = table(parts[0])
+    figures = {name: path for part in parts for name, path in part.drawn().items()}
+    words = Counter(claim["word"] for claim in data["judged"])
+    counts = [(context.points_of([part.results for part in parts]), "points measured")]
+    counts += [(count, f"claim{'s' * (count > 1)} {word}") for word, count in words.most_common()]
+    templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = templates.get_template("report.html").render(
+        data
+        | {
+            "title": title or data["title"],
+            "author": author,
+            "counts": counts,
+            "notes": notes,
+            "svg": {name: Markup(inline(path.read_text(), path.stem)) for name, path in figures.items()},
+            "table": _json(rows),
+            "whole": count if count > rows["rows"] else 0,
+            "most": MOST_ROWS,
+            "style": Markup((_TEMPLATES / "report.css").read_text()),
+            "script": Markup((_TEMPLATES / "report.js").read_text()),
         }
-        for scenario, finding in result.findings.items()
-    ]
-    head = {"text": result.claim.text, "source": result.claim.source, "study": result.study}
-    return head | {"word": result.word, "brief": result.brief, "tone": _tone(result.word), "findings": findings}
-
-
-def _tone(word: str) -> str:
-    """The class of a verdict's badge: its colour, beside the word."""
-    return (
-        "partly" if word.startswith("partly") else "no" if word.startswith("not ") else "open" if word == "undecided" else "yes"
     )
-
-
-def _section(part: Part, study: str) -> dict[str, Any]:
-    results, claims, figures = part.results, part.claims, part.figures
-    manifest = results.manifests[study]
-    chapter = next((chapter for chapter in CHAPTERS if chapter.study == study), None)
-    others = [name for name in results.manifests if name != study and name.startswith(study)]
-    paths = [path for path in sorted(figures.glob(f"{study}*.svg")) if re.fullmatch(rf"{re.escape(study)}(_\w+)?", path.stem)]
-    return {
-        "study": study,
-        "title": str(manifest["title"]),
-        "question": formatted(chapter.question) if chapter is not None else str(manifest.get("question", "")),
-        "command": manifest.get("command") or ("" if is_own([manifest]) else f"numdev measure study={study}"),
-        "claims": [{"text": own.claim.text, "brief": own.brief, "tone": _tone(own.word)} for own in claims if own.study == study],
-        "figures": [figure(path) for path in paths if not any(path.stem.startswith(other) for other in others)],
-    }
+    return page.encode()
 
 
 def mathematical(text: str) -> Markup:
@@ -124,23 +64,14 @@ def mathematical(text: str) -> Markup:
 def formatted(text: str) -> Markup:
     """Words of a chapter, whose symbols stand between dollar signs, as HTML."""
     plain = re.sub(r"\\(.)", r"\1", str(escape(text)))
-    return Markup(re.sub(r"\$([^$]+)\$", lambda found: f"<var>{_lowered(found[1])}</var>", plain))
+    return Markup(re.sub(r"\$([^$]+)\$", lambda match: f"<var>{_lowered(match[1])}</var>", plain))
 
 
 def _lowered(symbol: str) -> str:
     return re.sub(r"_(\w+)", r"<sub>\1</sub>", symbol)
 
 
-def figure(path: Path) -> dict[str, Any]:
-    """A figure in SVG as a part of a page, its title and its description."""
-    text = path.read_text()
-    title, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
-    return {
-        "name": path.stem,
-        "title": unescape(title[1]) if title else path.stem,
-        "alt": unescape(alt[1]) if alt else "",
-        "svg": Markup(inline(text, path.stem)),
-    }
+HTML = context.Markup(mathematical, str, formatted)
 
 
 def inline(svg: str, name: str) -> str:
@@ -155,7 +86,7 @@ def inline(svg: str, name: str) -> str:
     svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg[start:]).replace("xlink:href", "href")
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
-    svg = re.sub(r'\s(?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+    svg = re.sub(r'\s(?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     svg = re.sub(r'^<svg\s+width="[^"]*"\s+height="[^"]*"', '<svg aria-hidden="true" focusable="false"', svg)
     return re.sub(r"\n\s*", "\n", svg).strip()
 
@@ -165,44 +96,30 @@ def table(part: Part) -> tuple[dict[str, Any], int]:
 
     Beside it stands the number of rows of the whole summary.
     """
-    results = part.results
-    every = _summary(part)
-    found = every[:MOST_ROWS]
-    found = found.assign(scenario=_titles(found, results), point=_labels(found))
-    places = places_of(results.columns, found) if part.is_own else []
-    names = [name for name in dict.fromkeys([*_ORDER, *places]) if name in found and (found[name].astype(str) != "").any()]
-    figures = [str(name).removesuffix(_MEAN) for name in found if str(name).endswith(_MEAN)]
-    data = {
-        "texts": [_text(name, found[name]) for name in names],
-        "replicates": found["replicates"].tolist(),
-        "metrics": [_metric(name, found, results) for name in figures],
-        "rows": len(found),
-    }
-    return data, len(every)
-
-
-def _summary(part: Part) -> pd.DataFrame:
-    results = part.results
-    if part.is_own:
-        return summary_of(results)
-    if part.is_of_training:
-        return summarise_weights(results.rows)
-    return summarise(results.stored, results.points, ~is_repeated(results.stored))
-
-
-def _titles(found: pd.DataFrame, results: Results) -> list[str]:
+    results, whole = part.results, summarise(part.results)
+    rows = whole[:MOST_ROWS]
     titles = {study: results.scenarios(study) for study in results.manifests}
-    return [titles[study][name].title for study, name in zip(found["study"], found[SCENARIO], strict=True)]
+    scenarios = [titles[study][name].title for study, name in zip(rows["study"], rows[SCENARIO], strict=True)]
+    rows = rows.assign(scenario=scenarios, point=_labels(rows))
+    places = places_of(results.columns, rows) if part.is_own else []
+    names = [name for name in dict.fromkeys([*_ORDER, *places]) if name in rows and (rows[name].astype(str) != "").any()]
+    data = {
+        "texts": [_text(name, rows[name]) for name in names],
+        "replicates": rows["replicates"].tolist(),
+        "metrics": [_metric(str(name).removesuffix(".mean"), rows, results) for name in rows if str(name).endswith(".mean")],
+        "rows": len(rows),
+    }
+    return data, len(whole)
 
 
-def _labels(found: pd.DataFrame) -> list[str]:
+def _labels(rows: pd.DataFrame) -> list[str]:
     """The labels of each row in one line."""
-    names = [str(name) for name in found if str(name).startswith(LABEL)]
-    rows = zip(*(found[name] for name in names), strict=True) if names else [()] * len(found)
+    names = [str(name) for name in rows if str(name).startswith(LABEL)]
+    cells = zip(*(rows[name] for name in names), strict=True) if names else [()] * len(rows)
     return [
         " ".join(f"{name.removeprefix(LABEL)}={value}" for name, value in zip(names, row, strict=True) if not pd.isna(value))
         or (DEFAULTS if names else "")
-        for row in rows
+        for row in cells
     ]
 
 
@@ -211,10 +128,10 @@ def _text(name: str, values: pd.Series[Any]) -> dict[str, Any]:
     return {"name": _WORDS.get(name, name), "words": [str(word) for word in words], "codes": codes.tolist()}
 
 
-def _metric(name: str, found: pd.DataFrame, results: Results) -> dict[str, Any]:
+def _metric(name: str, rows: pd.DataFrame, results: Results) -> dict[str, Any]:
     column = results.columns.get(name)
-    said = {"name": name, "unit": column.unit if column else "", "meaning": column.meaning if column else ""}
-    return said | {part: [_number(value) for value in found[f"{name}.{part}"]] for part in ("mean", "low", "high")}
+    head = {"name": name, "unit": column.unit if column else "", "meaning": column.meaning if column else ""}
+    return head | {part: [_number(value) for value in rows[f"{name}.{part}"]] for part in ("mean", "low", "high")}
 
 
 def _number(value: float) -> float | None:

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.document.export import to_csv
-from numdev.report.figures.explore import histogram_of, map_of
+from numdev.report.figures.elements import COLUMN, ROW, histogram_of, map_of
 from numdev.report.figures.style import to_png, to_svg
-from numdev.report.reading.elements import COLUMN, ROW
 from numdev.report.statistics.estimates import significant
 from numdev.results.store import write_atomically
 
@@ -77,9 +76,9 @@ def summary(elements: pd.DataFrame, reference: str = "golden") -> Iterator[str]:
         return
     worst = finite.loc[finite["error"].abs().idxmax()]
     fmt, expected = elements["format"].iloc[0], float(worst["reference"])
-    found = expected + float(worst["error"])
+    value = expected + float(worst["error"])
     yield (
-        f"largest |D|: {_short(abs(worst['error']))} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {_short(found)} "
+        f"largest |D|: {_short(abs(worst['error']))} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {_short(value)} "
         f"and {reference} is {_short(expected)}"
     )
     yield f"that is {_short(abs(worst['error_ulp']))} ulp of {fmt} there, and {_short(abs(worst['error_u']))} u max |{reference}|"

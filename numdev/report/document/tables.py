@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from itertools import islice
 
+import numpy as np
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
 from numdev.report.claims.finding import Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
-from numdev.report.reading.frames import DEFAULTS, LABEL, Results, is_broken
-from numdev.report.reading.kinds import figures_of, places_of
-from numdev.report.reading.primary import is_compared
-from numdev.report.reading.scenarios import TITLE
+from numdev.report.reading.frames import DEFAULTS, Results, figures_of, is_broken, places_of
+from numdev.report.reading.scenarios import LABEL, TITLE
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.results.record import BAD_OUTPUT, Column, Use
 
@@ -23,6 +22,14 @@ MOST_FAILURES = 40
 _FIRST = 3  # points whose outputs are wrong that a sentence names
 _SHOWN = (("golden", "max_difference"), ("golden", "rmse"), ("baseline", "max_difference"))
 _COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNDECIDED: "yellow", Verdict.NOT_MEASURED: "bright_black"}
+
+
+def printed(rows: pd.DataFrame, title: str) -> Table | None:
+    """A table of text for the terminal; None where it is empty."""
+    table = Table(*rows.columns, title=title, title_justify="left")
+    for row in rows.itertuples(index=False):
+        table.add_row(*map(Text, row))
+    return table if len(rows) else None
 
 
 def claims_table(claims: list[ClaimResult]) -> Table:
@@ -71,12 +78,12 @@ def bad_outputs(results: Results) -> str:
 
 def worst_table(results: Results, count: int = 5) -> Table | None:
     """The points furthest from golden, in unit roundoffs of their own format; None where nothing was measured."""
-    rows = results.stored
-    sound = is_compared(rows.own, reference="golden") & ~is_broken(rows.own)
-    found = rows.frame(rows.where(sound), ["key", "max_u", "max_difference"])
-    if found.empty:
+    rows = results.primary
+    sound = rows.where(primary=True, subject="variant", reference="golden") & ~is_broken(rows.own).to_numpy()
+    figures = rows.frame(sound, ["key", "max_u", "max_difference"])
+    if figures.empty:
         return None
-    means = found.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
+    means = figures.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
     shown = results.points[results.points["key"].isin(means.index)].drop_duplicates("key")
     points = {point["key"]: point for _, point in shown.iterrows()}
     title = (
@@ -91,22 +98,22 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
 
 def deviations(results: Results, study: str, most: int = 60) -> pd.DataFrame:
     """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
-    found: list[tuple[str, ...]] = []
-    rows = results.stored
-    at = results.of_study(study, own=is_compared(rows.own))
-    key = rows.column("key", at)
-    keys = key.unique()
-    own = rows.frame(at[key.isin(keys[:most]).to_numpy(dtype=bool)])
+    rows = results.primary
+    chosen = rows.where(study=study, primary=True, subject="variant")
+    keys = rows.column("key", chosen)
+    every = keys.unique()
+    own = rows.frame(np.flatnonzero(chosen)[keys.isin(every[:most]).to_numpy(dtype=bool)])
+    lines: list[tuple[str, ...]] = []
     for _, point in own.groupby("key", sort=False):
         cells = [place(point.iloc[0])]
         for reference, metric in _SHOWN:
             against = point[point["reference"] == reference]
             broken = bool(is_broken(against).any())
             cells.append("" if against.empty else "NaN or Inf" if broken else typical(against[metric].tolist()).text())
-        found.append(tuple(cells))
-    if len(keys) > most:
-        found.append((f"and {len(keys) - most} more in summary.csv", *[""] * len(_SHOWN)))
-    return pd.DataFrame(found, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
+        lines.append(tuple(cells))
+    if len(every) > most:
+        lines.append((f"and {len(every) - most} more in summary.csv", *[""] * len(_SHOWN)))
+    return pd.DataFrame(lines, columns=["point", "max |D| from golden", "RMSE from golden", "max |D| from the baseline"])
 
 
 def figures_table(results: Results, study: str, most: int = 60) -> pd.DataFrame:
@@ -114,16 +121,16 @@ def figures_table(results: Results, study: str, most: int = 60) -> pd.DataFrame:
     rows = results.study(study)
     places, own = places_of(results.columns, rows), figures_of(results.columns, rows)
     chief = [column for column in own if column.use is Use.CHIEF] or own[:1]
-    found = []
+    lines = []
     groups = rows.groupby(["key", *places], sort=False, dropna=False)
     for _, group in islice(groups, most):
         first = group.iloc[0]
         values = [group[column.name].astype(float).tolist() for column in chief]
         cells = ["NaN or Inf" if not all(map(math.isfinite, each)) else mean(each).text() for each in values]
-        found.append((place(first), *(str(first[name]) for name in places), *cells))
+        lines.append((place(first), *(str(first[name]) for name in places), *cells))
     if len(groups) > most:
-        found.append((f"and {len(groups) - most} more in summary.csv", *[""] * (len(places) + len(chief))))
-    return pd.DataFrame(found, columns=["point", *places, *(_headed(column) for column in chief)])
+        lines.append((f"and {len(groups) - most} more in summary.csv", *[""] * (len(places) + len(chief))))
+    return pd.DataFrame(lines, columns=["point", *places, *(_headed(column) for column in chief)])
 
 
 def _headed(column: Column) -> str:

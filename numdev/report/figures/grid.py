@@ -1,17 +1,17 @@
-"""Small multiples: one panel per scenario, those that stand for the source first and largest."""
+"""Small multiples: one panel per scenario, those that stand for the source first and largest; and log axes with names."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.arithmetic.formats import Format
@@ -19,8 +19,7 @@ from numdev.report.claims.comparisons import per_replicate
 from numdev.report.figures.labels import room_above
 from numdev.report.figures.style import GREY, HALF_PAGE, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.primary import compared
-from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, is_sources, of, ordered
+from numdev.report.reading.scenarios import ROLES, SCENARIO, compared, formats, is_sources, of, ordered
 from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.results.manifest import Scenario
 
@@ -35,6 +34,7 @@ class Panel:
     large: bool
 
 
+_TOP, _ROW = 2.25, 1.36  # inches of a large panel, and of a row of small ones below it
 _CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
 
 Draw = Callable[[Axes, Panel], None]
@@ -43,11 +43,11 @@ Limits = Callable[[pd.DataFrame], tuple[float, float]]
 
 def by_scenario(rows: pd.DataFrame) -> list[list[Panel]]:
     """Rows of panels: the scenarios that stand for the source, then the others by threes or fours."""
-    found = ordered(rows)
-    first = [scenario for scenario in found if is_sources(scenario)] or found[:1]
+    scenarios = ordered(rows)
+    first = [scenario for scenario in scenarios if is_sources(scenario)] or scenarios[:1]
     return [
         [panel_of(rows, scenario, large=True) for scenario in first],
-        *wrapped(panel_of(rows, scenario, large=False) for scenario in found if scenario not in first),
+        *wrapped(panel_of(rows, scenario, large=False) for scenario in scenarios if scenario not in first),
     ]
 
 
@@ -57,9 +57,9 @@ def panel_of(rows: pd.DataFrame, scenario: Scenario, *, large: bool) -> Panel:
 
 def wrapped(panels: Iterable[Panel]) -> list[list[Panel]]:
     """Rows of three, or of four where that leaves fewer gaps."""
-    found = list(panels)
-    across = 3 if len(found) in (1, 2, 3, 5, 6, 9) else 4
-    return [found[i : i + across] for i in range(0, len(found), across)]
+    every = list(panels)
+    across = 3 if len(every) in (1, 2, 3, 5, 6, 9) else 4
+    return [every[i : i + across] for i in range(0, len(every), across)]
 
 
 def draw_grid(
@@ -70,18 +70,32 @@ def draw_grid(
     axes_text: tuple[str, str],
     heights: tuple[float, float] = (2.4, 1.6),
 ) -> Figure:
-    """A figure of panels; the large ones share a vertical log axis, and so do the small ones.
+    """A figure of rows of panels; see `fill`. `heights` are those of a row of large panels and of small ones, inches."""
+    single = len(panels) == 1 and len(panels[0]) == 1
+    tall = [heights[0] if row[0].large else heights[1] for row in panels]
+    figure = Figure(figsize=(HALF_PAGE if single else PAGE, sum(tall) + 0.35), layout="constrained")
+    fill(figure, panels, draw, limits, axes_text, tall)
+    return figure
+
+
+def fill(
+    figure: Figure | SubFigure,
+    panels: list[list[Panel]],
+    draw: Draw,
+    limits: Limits,
+    axes_text: tuple[str, str],
+    tall: Sequence[float] | None = None,
+) -> None:
+    """Fill a figure, or a part of one, with rows of panels; the large ones share a vertical log axis, and so do the small ones.
 
     Args:
+        figure: is filled.
         panels: rows of them.
         draw: fills one.
         limits: of the vertical axis, from the rows of all panels that share it.
         axes_text: what the horizontal and the vertical axis show, with units.
-        heights: of a row of large panels and of small ones, inches.
+        tall: the heights of the rows; all alike unless given.
     """
-    single = len(panels) == 1 and len(panels[0]) == 1
-    tall = [heights[0] if row[0].large else heights[1] for row in panels]
-    figure = Figure(figsize=(HALF_PAGE if single else PAGE, sum(tall) + 0.35), layout="constrained")
     groups = {large: [row for row in panels if row[0].large == large] for large in (True, False)}
     across = {large: max(map(len, rows), default=1) for large, rows in groups.items()}
     spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=tall)
@@ -94,12 +108,45 @@ def draw_grid(
             if large not in shared:
                 shared[large] = axes
                 log_y(axes, *limits(pd.concat([p.rows for own in groups[large] for p in own])))
-            head(axes, panel, len(row))
+            head(axes, panel, across[large])
             draw(axes, panel)
             axes.tick_params(labelleft=j == 0)
     figure.supxlabel(axes_text[0], fontsize=8)
     figure.supylabel(axes_text[1], fontsize=8)
+
+
+@dataclass(frozen=True)
+class Lower:
+    """What stands below the large panel of a figure that is made again: what draws it, and how high it is, inches."""
+
+    draw: Callable[[SubFigure], None]
+    height: float
+
+
+def draw_reproduced(rows: pd.DataFrame, top: Callable[[Axes, Axes, Panel], None], lower: Lower | None) -> Figure:
+    """A figure of a source, made again: its scenario in a large panel and in a narrow one beside it, then what stands below.
+
+    Args:
+        rows: of every scenario; the first by its role stands for the source.
+        top: fills the large panel and the narrow one; the titles are set before.
+        lower: None where there is nothing more.
+    """
+    heights = [_TOP, *([lower.height] if lower else [])]
+    figure = Figure(figsize=(PAGE, sum(heights)), layout="constrained")
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    large, narrow = parts[0][0].subplots(1, 2, width_ratios=[2, 1])
+    panel = panel_of(rows, ordered(rows)[0], large=True)
+    head(large, panel, 1)
+    top(large, narrow, panel)
+    if lower is not None:
+        lower.draw(parts[1][0])
     return figure
+
+
+def multiples(rows: pd.DataFrame, draw: Draw, limits: Limits, axes_text: tuple[str, str]) -> Lower | None:
+    """Small panels of every scenario but the source's, with one log axis; None where there is no other."""
+    panels = wrapped(panel_of(rows, scenario, large=False) for scenario in ordered(rows)[1:])
+    return Lower(lambda part: fill(part, panels, draw, limits, axes_text), _ROW * len(panels) + 0.25) if panels else None
 
 
 def head(axes: Axes, panel: Panel, beside: int) -> None:
@@ -120,20 +167,16 @@ def head(axes: Axes, panel: Panel, beside: int) -> None:
 
 def means(rows: pd.DataFrame, x: str, metric: str) -> list[tuple[float, Interval]]:
     """`replicates` at each x in ascending order, without those that hold NaN or Inf and those that are zero."""
-    found = []
-    for place, group in rows.groupby(x, sort=True):
-        interval = replicates(group, metric)
-        if interval is not None and interval.estimate > 0:
-            found.append((float(str(place)), interval))
-    return found
+    points = ((float(str(place)), replicates(group, metric)) for place, group in rows.groupby(x, sort=True))
+    return [(place, interval) for place, interval in points if interval is not None and interval.estimate > 0]
 
 
 def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
     """The geometric mean over replicates, or None where nothing was measured or a replicate holds NaN or Inf."""
     if rows.empty or bool(is_broken(rows).any()):
         return None
-    found = per_replicate(rows, metric)
-    return typical(found["value"].tolist(), found["cluster"].tolist())
+    values = per_replicate(rows, metric)
+    return typical(values["value"].tolist(), values["cluster"].tolist())
 
 
 def chosen(rows: pd.DataFrame, subject: str = "variant", reference: str = "baseline") -> pd.DataFrame:
@@ -233,8 +276,8 @@ def in_u(rows: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
 def limits(rows: pd.DataFrame, metrics: tuple[str, ...], *across: str, room: float = 0.0) -> tuple[float, float]:
     """Below and above every interval at values of `across`; the upper share `room` of the axis stays free for words."""
     groups = [group for _, group in rows.groupby(["subject", SCENARIO, "format", *across])]
-    found = [replicates(group, metric) for group in groups for metric in metrics]
-    intervals = [interval for interval in found if interval is not None and interval.estimate > 0]
+    every = (replicates(group, metric) for group in groups for metric in metrics)
+    intervals = [interval for interval in every if interval is not None and interval.estimate > 0]
     if not intervals:
         return 0.1, 10.0
     low = min(lowest(interval) for interval in intervals) / 1.4

@@ -29,9 +29,9 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BASELINE, GREY, PAGE, SERIES, TILED
-from numdev.report.reading.frames import COMPARISON, DEFAULTS, LABEL, PRIMARY
-from numdev.report.reading.lean import numbered, part
-from numdev.report.reading.scenarios import ROLE, SCENARIO, TITLE
+from numdev.report.reading.frames import COMPARISON, DEFAULTS
+from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, SCENARIO, TITLE
+from numdev.report.reading.view import numbered
 
 METRIC, TEXT = "rmse", "RMSE from golden, absolute"
 NEEDED = (SCENARIO, TITLE, ROLE, *COMPARISON, PRIMARY, "cluster", "format", METRIC, *NONFINITE)
@@ -78,8 +78,8 @@ def _series(rows: pd.DataFrame, names: list[str]) -> Iterator[tuple[str, pd.Data
         yield DEFAULTS, rows
         return
     for values, own in rows.groupby(names, sort=False, dropna=False):
-        told: Any = zip(names, values, strict=True)
-        name = ", ".join(f"{name.removeprefix(LABEL)} = {value}" for name, value in told if not pd.isna(value))
+        pairs: Any = zip(names, values, strict=True)
+        name = ", ".join(f"{name.removeprefix(LABEL)} = {value}" for name, value in pairs if not pd.isna(value))
         yield name or DEFAULTS, own
 
 
@@ -112,7 +112,7 @@ def _over(rows: pd.DataFrame, axis: str) -> Figure:
 def _listed(rows: pd.DataFrame) -> Figure:
     """A panel per scenario, a line for each point; a bar is its baseline's."""
     names = labels(rows)
-    point = numbered((rows[name] for name in names), len(rows))
+    point = numbered(rows, names)
     rows = rows.assign(**{_POINT: point})
     every = chosen(rows, reference="golden")[_POINT].unique()
     rows = rows.assign(**{_POINT: np.isin(point, every[:_MOST])})  # of the others no line is made
@@ -148,7 +148,7 @@ def _listed(rows: pd.DataFrame) -> Figure:
 
 def _kept(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the points that have a line."""
-    return part(rows, rows[_POINT])
+    return rows[rows[_POINT]]
 
 
 POINTS = Plot(

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
-from numdev.report.figures.explore import BINS, REFERENCES, SHADES, SUBJECTS, axis_of, dot, end_of, words_of
+from numdev.report.figures.elements import BINS, COLUMN, ROW, SHADES, element_errors, end_of, words_of
+from numdev.report.figures.explore import REFERENCES, SUBJECTS, axis_of, dot
 from numdev.report.figures.grid import chosen, highest, lowest, name_steps, replicates
 from numdev.report.figures.style import GREY, PAGE, PALE, styled, to_png
-from numdev.report.reading.elements import COLUMN, ROW, element_errors
 from numdev.report.statistics.estimates import Interval
 
 _NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
@@ -105,9 +105,9 @@ class Axis:
 
 def axes_for(sides: Sequence[Side], metric: str, fmt: Format) -> Axis:
     """The axes that show what all sides have to show."""
-    found = [side.errors(fmt) for side in sides]
-    u, ulp = (max(end_of(errors[name].to_numpy()) for errors in found) for name in ("error_u", "error_ulp"))
-    smallest = 0.5 / max(map(len, found))
+    tables = [side.errors(fmt) for side in sides]
+    u, ulp = (max(end_of(errors[name].to_numpy()) for errors in tables) for name in ("error_u", "error_ulp"))
+    smallest = 0.5 / max(map(len, tables))
     intervals = [interval for side in sides for *_, interval in side.intervals(metric) if interval is not None]
     return Axis(u, max(1.0, ulp), smallest, metric, *_span(intervals))
 
@@ -179,17 +179,17 @@ def _map(axes: Axes, errors: pd.DataFrame, ends: Axis) -> None:
 
 
 def _histogram(axes: Axes, errors: pd.DataFrame, ends: Axis) -> None:
-    found: NDArray[np.float64] = errors["error_ulp"].to_numpy()
-    finite, end = found[np.isfinite(found)], ends.error_ulp
+    error: NDArray[np.float64] = errors["error_ulp"].to_numpy()
+    finite, end = error[np.isfinite(error)], ends.error_ulp
     counts, edges = np.histogram(finite, BINS, (-end, end))
     axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
-    axes.stairs(np.maximum(counts / len(found), ends.smallest), edges, baseline=ends.smallest, fill=True)
+    axes.stairs(np.maximum(counts / len(error), ends.smallest), edges, baseline=ends.smallest, fill=True)
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlim(-end, end)
     axes.set_ylim(ends.smallest, 1.0)
-    axes.set_title("\n".join(words_of(found, end)), loc="left", fontsize=7, color=GREY, **_TITLE)
+    axes.set_title("\n".join(words_of(error, end)), loc="left", fontsize=7, color=GREY, **_TITLE)
 
 
 def _metric(axes: Axes, sides: Sequence[Side], metric: str, ends: Axis) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 from numdev.report.figures.values import with_values
 
+_P = ParamSpec("_P")
 Canvas = TypeVar("Canvas", FigureCanvasAgg, FigureCanvasSVG)
 
 # Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
@@ -102,6 +104,17 @@ def freeze(figure: Figure) -> Figure:
         figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
+
+
+def laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """A drawing function in the style, its figure laid out."""
+
+    @wraps(draw)
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with styled():
+            return freeze(draw(*args, **kwargs))
+
+    return drawn
 
 
 def to_png(figure: Figure) -> bytes:

@@ -47,7 +47,7 @@ class _Point:
 
 def values(figure: Figure) -> list[Value]:
     """Of every point of every axes that lies inside. The figure must be laid out."""
-    found = []
+    points = []
     for axes in figure.axes:
         title = " ".join((axes.get_title("left") or axes.get_title()).split())
         sides = (
@@ -57,10 +57,10 @@ def values(figure: Figure) -> list[Value]:
         names = _names(figure, axes)
         for point, place in _seen(axes):
             x, y = (float(one) * 72 / figure.dpi for one in place)
-            found.append(
+            points.append(
                 Value(x, float(figure.get_figheight()) * 72 - y, _text(point, [title, names.get(point.colour, "")], sides))
             )
-    return found
+    return points
 
 
 def with_values(svg: str, figure: Figure) -> str:
@@ -78,13 +78,13 @@ def with_values(svg: str, figure: Figure) -> str:
 
 def _seen(axes: Axes) -> Iterator[tuple[_Point, Any]]:
     """Points inside the axes, and where; of several in one place one, with the interval that any of them has."""
-    found: dict[tuple[int, int], tuple[_Point, Any]] = {}
+    by_pixel: dict[tuple[int, int], tuple[_Point, Any]] = {}
     for point in _points(axes):
         place = axes.transData.transform((point.x, point.y))
         if np.isfinite(place).all() and axes.bbox.padded(1).contains(*place):
-            first, at = found.setdefault((round(place[0]), round(place[1])), (point, place))
-            found[round(place[0]), round(place[1])] = replace(first, ends=first.ends or point.ends), at
-    yield from found.values()
+            first, at = by_pixel.setdefault((round(place[0]), round(place[1])), (point, place))
+            by_pixel[round(place[0]), round(place[1])] = replace(first, ends=first.ends or point.ends), at
+    yield from by_pixel.values()
 
 
 def _points(axes: Axes) -> Iterator[_Point]:
@@ -129,17 +129,17 @@ def _ends(segment: Any, upright: bool) -> _Ends:
 def _names(figure: Figure, axes: Axes) -> Mapping[str, str]:
     """The words of legends, and of labels beside lines, by their colours; without colours that have more than one."""
     own = axes.get_legend()
-    found: dict[str, list[str]] = {}
+    words_of: dict[str, list[str]] = {}
     for legend in (*figure.legends, *([own] if own is not None else [])):
         for handle, words in zip(legend.legend_handles, _texts(legend), strict=True):
             shade = _shade(handle)
-            if shade is not None and words not in found.setdefault(shade, []):
-                found[shade].append(words)
+            if shade is not None and words not in words_of.setdefault(shade, []):
+                words_of[shade].append(words)
     for text in (text for each in figure.axes for text in each.texts if len(text.get_text()) <= _LABEL):
         shade, words = to_hex(text.get_color()), " ".join(text.get_text().split())
-        if words and len({shade[1:3], shade[3:5], shade[5:]}) > 1 and words not in found.setdefault(shade, []):  # no grey
-            found[shade].append(words)
-    return {shade: words[0] for shade, words in found.items() if len(words) == 1}
+        if words and len({shade[1:3], shade[3:5], shade[5:]}) > 1 and words not in words_of.setdefault(shade, []):  # no grey
+            words_of[shade].append(words)
+    return {shade: words[0] for shade, words in words_of.items() if len(words) == 1}
 
 
 def _texts(legend: Legend) -> list[str]:
@@ -158,7 +158,7 @@ def _shade(handle: Any) -> str | None:
 
 def _text(point: _Point, head: list[str], sides: tuple[_Side, _Side]) -> str:
     interval = "" if point.ends is None else f" ({significant(point.ends[0], 3)} to {significant(point.ends[1], 3)})"
-    return "; ".join([*filter(None, head), sides[0].told(point.x), sides[1].told(point.y)]) + interval
+    return "; ".join([*filter(None, head), sides[0].words(point.x), sides[1].words(point.y)]) + interval
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class _Side:
         of_names = len(names) == len(texts) and list(names) == list(range(len(names)))  # such an axis counts its entries
         return cls(" ".join(label.replace("$", "").split()), names, of_names)
 
-    def told(self, value: float) -> str:
+    def words(self, value: float) -> str:
         """The label with the value, or with the name of the tick that stands there."""
         near = min(self.names, key=lambda place: abs(place - value), default=math.inf)
         named = abs(near - value) <= (0.5 if self.of_names else 1e-9 * abs(value))
-        told = self.names[near] if named else significant(value, 3)
-        return f"{self.label}: {told}" if self.label else told
+        words = self.names[near] if named else significant(value, 3)
+        return f"{self.label}: {words}" if self.label else words
 
 
 def _is_number(text: str) -> bool:

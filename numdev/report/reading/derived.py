@@ -87,10 +87,10 @@ def configured(name: str, points: pd.DataFrame) -> pd.Series[Any] | None:
     places = [f"problem.{part}{own}" for part in ("", "shape.", "mask.", "source.")] if group == "problem" else []
     group = group.replace("forward_precision", "forward.precision")
     known = _GROUPS.get(name, (f"variant.{group}.{own}", *places))
-    found = [points[column] for column in known if column in points]
-    if not found:
+    columns = [points[column] for column in known if column in points]
+    if not columns:
         return None
-    return found[0] if own else found[0].fillna(found[-1]).astype("string").str.lower()
+    return columns[0] if own else columns[0].fillna(columns[-1]).astype("string").str.lower()
 
 
 _KEYS, _QUERIES = "problem.shape.keys", "problem.shape.queries"

@@ -1,4 +1,4 @@
-"""Stored results as tidy tables: one row per replicate and comparison, one row per point."""
+"""Stored results as tables: one row per point, and one row per replicate and comparison."""
 
 from __future__ import annotations
 
@@ -7,49 +7,118 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.types import union_categoricals
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
+from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION_COLUMNS
 from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.report.reading import loose
 from numdev.report.reading.derived import absent, derived
-from numdev.report.reading.rows import Reading, Rows
-from numdev.report.reading.scenarios import ENTRY_ROLE, ROLE, SCENARIO, STANDS_FOR, TITLE
-from numdev.report.reading.typed import Growing, flatten
-from numdev.results.manifest import Scenario, is_old, scenarios_of
-from numdev.results.record import Column, Record
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
+from numdev.results.manifest import Scenario, is_old, manifest_of, scenarios_of, stored_point
+from numdev.results.record import Column, Record, Use
 from numdev.results.store import Store
 
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 METRIC_NAMES = list(METRICS)
-LABEL, COUNTER = "label.", "counter."
+COUNTER = "counter."
 DEFAULTS = "defaults"  # the name of a point that states nothing
-PRIMARY = "primary"  # whether a row is of the primary output
+
+SPEED, TRAINING = "speed", "training"
+SHIPPED = (DEVIATION, SPEED, TRAINING)
+"""The kinds of measurement that ship with numdev; of any other only the columns of its records tell."""
+LOSS, RUN, WATCH = "loss", "run", "watch"  # tables of training beside that of weights; the last of runs that are watched
+
+TEXT = pd.StringDtype("python", na_value=np.nan)
+"""Text that rows share: a row is a pointer of eight bytes, where pandas' own `str` has the text once more."""
+
+EVERY = ("",)
+"""Every column of a point stands in its rows."""
+_AXES = (
+    *(LABEL, ENTRY_ROLE, "attention", "kernel", "format", "policy", "pairing"),
+    *("problem.shape.", "problem.source.", "problem.mask."),
+    *("variant.type", "variant.precision.name", "variant.precision.output", "variant.tiling."),
+    *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
+    *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name", "tiling.area"),
+)
+_AXES_OF: dict[str | None, tuple[str, ...]] = {
+    TRAINING: (LABEL, ENTRY_ROLE, "problem.", "variant.", "baseline.")
+}  # by them a run differs from its reference
 _ALWAYS = [
-    TITLE,
-    ROLE,
-    "kind",
-    "operation",
-    "status",
-    "reason",
-    "environment",
-    "attention",
-    "kernel",
-    "format",
-    "policy",
-    "tiling.area",
-    "pairing",
-    "problem.shape.keys",
-    "seconds",
+    *(TITLE, ROLE, "kind", "operation", "status", "reason", "environment"),
+    *("attention", "kernel", "format", "policy", "tiling.area", "pairing", "problem.shape.keys", "seconds"),
 ]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one table of some records; the columns of their points are joined to the part of them that is read.
+
+    Attributes:
+        points: the columns of the points that stand in front of their rows.
+        own: what the records say, texts as categories.
+        point: for each row, the place of its point in `points`.
+    """
+
+    points: pd.DataFrame
+    own: pd.DataFrame
+    point: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Rows:
+        """The rows of a table that has all columns."""
+        return cls(pd.DataFrame(index=[0]), table, np.zeros(len(table), dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.points
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, those of the points first."""
+        return list(dict.fromkeys(map(str, [*self.points.columns, *self.own.columns])))
+
+    def column(self, name: str, chosen: NDArray[Any] | None = None) -> pd.Series[Any]:
+        """One column of the rows that are chosen, as `frame`; of a name that both have, what the record says."""
+        rows = slice(None) if chosen is None else chosen
+        if name not in self.own:
+            return self.points[name].take(self.point[rows]).set_axis(self.own.index[rows])  # type: ignore[arg-type]
+        values = self.own[name].iloc[rows]
+        return values.astype(TEXT) if isinstance(values.dtype, pd.CategoricalDtype) else values
+
+    def frame(self, chosen: NDArray[Any] | None = None, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table of rows, those of a mask or at some places, and columns, which are all unless given."""
+        index = self.own.index if chosen is None else self.own.index[chosen]
+        made = {name: self.column(name, chosen) for name in (self.columns if names is None else names)}
+        return pd.DataFrame(made, index=index, columns=list(made), copy=False)
+
+    def where(self, **values: Any) -> NDArray[np.bool_]:
+        """Which rows have these values in these columns."""
+        chosen = np.ones(len(self), dtype=np.bool_)
+        for name, value in values.items():
+            table = self.own if name in self.own else self.points
+            equal = (table[name] == value).to_numpy(dtype=bool, na_value=False)
+            chosen &= equal if table is self.own else equal[self.point]
+        return chosen
+
+    def is_repeated(self) -> NDArray[np.bool_]:
+        """Which rows say again, under another point, what stands there: in a scenario a baseline counts once per problem."""
+        baseline = self.where(subject="baseline")
+        problem = self.points.groupby(["study", SCENARIO, "pairing"], sort=False, dropna=False).ngroup().to_numpy()
+        own = self.own.loc[baseline, [name for name in COMPARISON if name in self.own]]
+        repeated = np.zeros(len(self), dtype=np.bool_)
+        repeated[baseline] = own.assign(problem=problem[self.point[baseline]]).duplicated()
+        return repeated
 
 
 @dataclass(frozen=True)
@@ -57,9 +126,8 @@ class Results:
     """What a report is made from.
 
     Attributes:
-        stored: every row of the primary table of each point's record, and the columns of the point that stand for it. Of
-            deviations one per (study, scenario, point, seed, subject, output, reference), with every metric; rows of a baseline
-            repeat under every point of its problem; see `distinct`. `rows` is the same as a table.
+        primary: the rows of the primary table of each point's record. Of deviations one per (study, scenario, point, seed,
+            subject, output, reference), with every metric; rows of a baseline repeat under every point of its problem.
         points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
             counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
@@ -67,10 +135,10 @@ class Results:
         missing: how many points of a study have no record yet.
         notes: what the reader should know: points missing, damaged files.
         columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
-        further: rows of other tables of the records, by the table's name, with the columns of their point as in `rows`.
+        further: rows of other tables of the records by the table's name; none of deviations and of speed.
     """
 
-    stored: Rows
+    primary: Rows
     points: pd.DataFrame
     manifests: dict[str, dict[str, Any]]
     environments: list[dict[str, str]] = field(default_factory=list)
@@ -80,29 +148,25 @@ class Results:
     further: dict[str, Rows] = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """The kind of measurement, of results of one kind."""
+        return str(next(iter(self.manifests.values()))["kind"])
+
+    @property
     def rows(self) -> pd.DataFrame:
-        """The rows as a table, made anew at each call; of a large study `stored` makes the part of it that is wanted."""
-        return self.stored.frame()
+        """The primary rows as a table, made anew at each call."""
+        return self.primary.frame()
 
     def study(self, name: str, table: str = "") -> pd.DataFrame:
         """The rows of one study, scenarios in the order of the manifest; of a further table where one is named."""
-        rows = self.further[table] if table else self.stored
-        chosen = self.of_study(name, table)
-        return rows.frame(None if len(chosen) == len(rows) else chosen)
-
-    def of_study(self, name: str, table: str = "", own: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """The numbers of the rows of one study; `own` as `Rows.where` takes it."""
-        rows = self.further[table] if table else self.stored
-        if "study" in rows.own:
-            mine = (rows.own["study"] == name).to_numpy(dtype=bool)
-            return rows.where(own=mine if own is None else mine & own)
-        return rows.where(own, (rows.points["study"] == name).to_numpy(dtype=bool))
+        rows = self.further[table] if table else self.primary
+        return rows.frame(rows.where(study=name))
 
     def with_axes(self, axes: tuple[str, ...]) -> Results:
-        """The same, but what the columns of a point begin with that stand in its rows."""
+        """These results, with the columns of a point in its rows that begin so."""
         points = self.points[_repeated(self.points, axes)]
         further = {name: replace(rows, points=points) for name, rows in self.further.items()}
-        return replace(self, stored=replace(self.stored, points=points), further=further)
+        return replace(self, primary=replace(self.primary, points=points), further=further)
 
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""
@@ -110,29 +174,25 @@ class Results:
 
 
 def load(
-    store: Store,
-    studies: Sequence[str] | None = None,
-    *,
-    kind: str | None = None,
-    tables: Sequence[str] = (),
-    axes: tuple[str, ...] | None = None,
+    store: Store, studies: Sequence[str] | None = None, *, kind: str | None = None, axes: tuple[str, ...] | None = None
 ) -> Results:
     """Read the points of some studies, or of all, of one kind of measurement or of every kind.
 
-    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in. `tables` are
-    further tables of the records that are read too, `axes` what the columns of a point begin with that are repeated in its rows.
+    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in. `axes` are
+    what the columns of a point begin with that stand in its rows.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
     manifests = _chosen(store, studies, kind)
-    points, rows = Growing(), Reading()
+    points, primary = _Growing(), _Reading()
+    further = {name: _Reading() for name in (LOSS, RUN, WATCH) if kind == TRAINING}
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
-    columns = {column.name: column for column in DEVIATION if kind in (None, DEVIATION_KIND)}
-    further = {name: _Further() for name in tables}
+    columns = {column.name: column for column in DEVIATION_COLUMNS if kind in (None, DEVIATION)}
+    count = 0
     for name, manifest in manifests.items():
-        scenarios, lacking = scenarios_of(manifest), _lacking(manifest)
+        scenarios, lacking = scenarios_of(manifest), absent(manifest.get("settings"))
         for point in _distinct_points(manifest):
             record = store.get(point["key"])
             if record is None:
@@ -142,63 +202,49 @@ def load(
             columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
             if record.environment not in environments:
                 environments.append(record.environment)
-            scenario = scenarios[point["scenario"]]
-            place = {"study": name, SCENARIO: scenario.name, "key": point["key"]}
-            place |= {TITLE: scenario.title, ROLE: scenario.role.value}
-            place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
-            place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
-            points.add(place | _facts(record, point["labels"], environments.index(record.environment), lacking))
-            rows.add(record.rows)
-            for table in tables:
-                further[table].columns |= {column.name: column for column in record.columns.get(table, ())}
-                further[table].rows.add(record.table(table))
-    everywhere = frozenset.intersection(*(_lacking(manifest) for manifest in manifests.values()))
-    made = points.typed([*PLACE, *(name for name in _ALWAYS if name not in everywhere)])
+            place = _place(name, point, scenarios[point["scenario"]])
+            points.extend([place | _facts(record, point["labels"], environments.index(record.environment), lacking)])
+            primary.extend(record.rows, count)
+            for table in list(record.columns)[1:] if kind not in (None, DEVIATION, SPEED) else ():
+                further.setdefault(table, _Reading()).extend(record.table(table), count, record.columns[table])
+            count += 1
+    everywhere = frozenset.intersection(*(absent(manifest.get("settings")) for manifest in manifests.values()))
+    made = points.table([*PLACE, *(name for name in _ALWAYS if name not in everywhere)])
+    made = made.astype({name: TEXT for name, dtype in made.dtypes.items() if isinstance(dtype, pd.CategoricalDtype)})
+    repeated = made[_repeated(made, axes or _AXES_OF.get(kind, _AXES))]
     return Results(
-        stored=_rows(rows, made, [name for name in columns if not name.startswith(COUNTER)], axes),
+        primary=primary.rows([name for name in columns if not name.startswith(COUNTER)], repeated),
         points=made,
         manifests=manifests,
         environments=environments,
         missing=missing,
         notes=list(_notes(store, manifests, missing)),
         columns={name: column for each in further.values() for name, column in each.columns.items()} | columns,
-        further={name: _rows(each.rows, made, list(each.columns), axes) for name, each in further.items()},
+        further={name: each.rows(list(each.columns), repeated) for name, each in further.items()},
     )
 
 
-def _lacking(manifest: Mapping[str, Any]) -> frozenset[str]:
-    return absent(manifest.get("settings"))
-
-
-@dataclass
-class _Further:
-    """A further table while it is read."""
-
-    rows: Reading = field(default_factory=Reading)
-    columns: dict[str, Column] = field(default_factory=dict)
-
-
 _COMMANDS = {
-    "deviation": ("numdev report", "numdev measure study=fig3"),
-    "speed": ("numdev speed", "numdev speed study=speed_cpu"),
-    "training": ("numdev report", "numdev train study=fig7"),
+    DEVIATION: ("numdev report", "numdev measure study=fig3"),
+    SPEED: ("numdev speed", "numdev speed study=speed_cpu"),
+    TRAINING: ("numdev report", "numdev train study=fig7"),
 }
-"""What reports on a kind of measurement, and what makes such a study."""
+"""The command that reports on a kind of measurement, and one that makes such a study."""
 
 
 def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
-    manifests = store.studies() or loose.manifests(store)
+    manifests = store.studies() or _unlisted(store)
     for name in studies or manifests:
         if name in manifests and is_old(manifests[name]):
-            mend = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
-            raise BadInput("results", str(store.path), mend)
+            hint = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
+            raise BadInput("results", str(store.path), hint)
     kept = {name: manifest for name, manifest in manifests.items() if kind in (None, manifest["kind"])}
     if not kept:
         torn = f"; {', '.join(str(path) for path in store.torn)} is damaged" if store.torn else ""
         other = f" but {', '.join(manifests)}, {_on_which(manifests.values())}" if manifests else ""
-        _, command = _COMMANDS.get(kind or "deviation", ("", f"numdev measure, by the kind {kind}"))
-        mend = f"it holds no results{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
-        raise BadInput("results", str(store.path), mend)
+        _, command = _COMMANDS.get(kind or DEVIATION, ("", f"numdev measure, by the kind {kind}"))
+        hint = f"it holds no results{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
+        raise BadInput("results", str(store.path), hint)
     for name in studies or ():
         if name not in kept:
             also = f"; {name} is of the other kind, {_on_which([manifests[name]])}" if name in manifests else ""
@@ -210,6 +256,34 @@ def _on_which(manifests: Iterable[Mapping[str, Any]]) -> str:
     kinds = dict.fromkeys(manifest["kind"] for manifest in manifests)
     readers = dict.fromkeys(_COMMANDS.get(kind, ("numdev report", ""))[0] for kind in kinds)
     return f"on which {' and '.join(readers)} reports"
+
+
+def _unlisted(store: Store) -> dict[str, dict[str, Any]]:
+    """Records that no manifest lists, such as those of a program's own, as single points; labels are the settings that differ."""
+    configs: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for record in store.records():
+        parts = {name: part for name in ("problem", "variant", "baseline") if (part := record.config.get(name)) is not None}
+        configs.setdefault((record.operation, record.kind), {})[record.key] = flatten(parts)
+    manifests = {}
+    for (operation, kind), own in configs.items():
+        differ = _telling(own)
+        labels = {key: {name: config[name] for name in differ if name in config} for key, config in own.items()}
+        points = [stored_point(key, labels[key], number=i, explicit=differ) for i, key in enumerate(own)]
+        name = operation if kind == DEVIATION else f"{operation}_{kind}"
+        title = f"Single points of {name.replace('_', ' ')}"
+        manifests[f"points_{name}"] = manifest_of(f"points_{name}", kind, title, points, swept=[])
+    return manifests
+
+
+def _telling(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The settings that differ; one of those that tell the same points apart: the name of a preset before what it states."""
+    names = list(dict.fromkeys(name for config in configs.values() for name in config))
+    telling: dict[tuple[int, ...], str] = {}
+    for name in sorted(names, key=lambda each: not each.endswith((".name", ".kind", ".type"))):
+        codes, values = pd.factorize(np.array([repr(config.get(name)) for config in configs.values()], dtype=object))
+        if len(values) > 1:
+            telling.setdefault(tuple(codes.tolist()), name)
+    return [name for name in names if name in telling.values()]
 
 
 def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -224,6 +298,12 @@ def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int
         yield f"{name}: {count} of {of} points are not measured yet; run the study again to finish it"
     for path in store.torn:
         yield f"{path} is damaged and counts as not measured; run its study again"
+
+
+def _place(study: str, point: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+    place = {"study": study, SCENARIO: scenario.name, "key": point["key"], TITLE: scenario.title, ROLE: scenario.role.value}
+    place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
+    return place | {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
 
 
 def _facts(record: Record, labels: Mapping[str, Any], environment: int, lacking: frozenset[str]) -> dict[str, Any]:
@@ -242,51 +322,160 @@ def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
 
 
-def _rows(rows: Reading, points: pd.DataFrame, columns: list[str], axes: tuple[str, ...] | None) -> Rows:
-    """Rows with the columns of their point in front: labels, format, shapes, tiles and recurrence, unless `axes` names others."""
-    found = rows.typed(columns, points[_repeated(points, axes or _AXES)])
-    if PRIMARY in found.own:  # a mask, also where there are no rows
-        found.own[PRIMARY] = found.own[PRIMARY].astype(bool)
-    return found
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration with dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`; a list is JSON text."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
 
 
 def _repeated(points: pd.DataFrame, axes: tuple[str, ...]) -> list[str]:
-    return [name for name in points.columns if name in (*PLACE, TITLE, ROLE, STANDS_FOR) or _is_axis(name, axes)]
+    """The columns of a point that stand in its rows; the others are read by the point's key."""
+    always = (*PLACE, TITLE, ROLE, STANDS_FOR)
+    types = ("shape.type", "mask.type", "tiling.type")
+    return [name for name in map(str, points) if name in always or (name.startswith(axes) and not name.endswith(types))]
 
 
-_AXES = (
-    LABEL,
-    ENTRY_ROLE,
-    "attention",
-    "kernel",
-    "format",
-    "policy",
-    "pairing",
-    "problem.shape.",
-    "problem.source.",
-    "problem.mask.",
-    "variant.type",
-    "variant.precision.name",
-    "variant.precision.output",
-    "variant.tiling.",
-    "variant.softmax.normalise",
-    "variant.softmax.exp",
-    "variant.recompute.",
-    "variant.forward.precision.values",
-    "variant.forward.precision.accumulator",
-    "baseline.precision.name",
-    "tiling.area",
-)
+_CHUNK = 1 << 12
 
 
-def _is_axis(name: str, axes: tuple[str, ...]) -> bool:
-    """Whether a column of a point is repeated in its rows; the others are found by the point's key."""
-    return name.startswith(axes) and not name.endswith(("shape.type", "mask.type", "tiling.type"))
+class _Growing:
+    """A table that grows by rows. Chunks of them are packed: a million dictionaries take gigabytes."""
+
+    def __init__(self) -> None:
+        self._last: list[Mapping[str, Any]] = []
+        self._chunks: list[dict[str, pd.Series[Any]]] = []
+        self._names: dict[str, None] = {}
+        self._length = 0
+
+    def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._last += rows
+        if len(self._last) >= _CHUNK:
+            self._pack()
+
+    def _pack(self) -> None:
+        index = pd.RangeIndex(self._length, self._length + len(self._last))
+        names = dict.fromkeys(name for row in self._last for name in row)
+        columns = {name: column_of_values([row.get(name) for row in self._last]).set_axis(index) for name in names}
+        self._names |= names
+        self._chunks.append(
+            {name: _shared(column) for name, column in columns.items() if column.dtype != TEXT or column.notna().any()}
+        )
+        self._length, self._last = index.stop, []
+
+    def table(self, columns: Iterable[str]) -> pd.DataFrame:
+        """Makes the table, texts as categories. It has at least these columns, and they come first; each has one type."""
+        self._pack()
+        names = _ordered(list(dict.fromkeys([*columns, *self._names])))
+        index = pd.RangeIndex(self._length)
+        return pd.DataFrame({name: self._whole(name, index) for name in names}, index=index, copy=False)
+
+    def _whole(self, name: str, index: pd.RangeIndex) -> pd.Series[Any]:
+        """A column from its chunks, which are dropped; those that lack it are missing."""
+        parts = [chunk.pop(name) for chunk in self._chunks if name in chunk]
+        kinds = {part.dtype.kind for part in parts}
+        if not parts:
+            return _shared(column_of_values([None] * len(index)))
+        if len(kinds) > 1:
+            cells = ((place, value) for part in parts for place, value in zip(part.index, part.tolist(), strict=True))
+            by_place = {place: value for place, value in cells if type(value) is float or not pd.isna(value)}
+            return _shared(column_of_values([by_place.get(place) for place in index]))
+        if isinstance(parts[0].dtype, pd.CategoricalDtype):
+            places = np.concatenate([part.index for part in parts])
+            whole = pd.Series(union_categoricals([part.array for part in parts]), index=places, copy=False)
+        else:
+            whole = pd.concat(parts)
+        if len(whole) < len(index):
+            whole = (whole.astype("Int64") if whole.dtype == np.int64 else whole).reindex(index)
+        return whole.set_axis(index)
+
+
+class _Reading(_Growing):
+    """The rows of one table of the records, with the number of their point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: dict[str, Column] = {}
+        self._counts: list[tuple[int, int]] = []
+
+    def extend(self, rows: Sequence[Mapping[str, Any]], point: int = 0, columns: Iterable[Column] = ()) -> None:
+        """The rows of a point; a list in a cell becomes the text of its items."""
+        self.columns |= {column.name: column for column in columns}
+        self._counts.append((point, len(rows)))
+        super().extend([{name: " ".join(map(str, v)) if type(v) is list else v for name, v in row.items()} for row in rows])
+
+    def rows(self, columns: Iterable[str], points: pd.DataFrame) -> Rows:
+        own = self.table(columns)
+        if PRIMARY in own:  # a mask, also where there are no rows
+            own[PRIMARY] = own[PRIMARY].astype(bool)
+        numbers, counts = np.array(self._counts, dtype=np.int32).reshape(-1, 2).T
+        return Rows(points, own, numbers.repeat(counts))
+
+
+def column_of_values(values: Sequence[Any]) -> pd.Series[Any]:
+    """Makes a column: numbers stay numbers, integers with gaps become nullable integers, mixed values become text."""
+    kinds = {type(value) for value in values}
+    kinds.discard(NoneType)
+    if kinds and kinds <= {bool, int, float}:
+        integers = "Int64" if None in values else "int64"
+        dtype: Any = "boolean" if kinds == {bool} else "float64" if float in kinds else integers
+        return pd.Series(values, dtype=dtype)
+    return pd.Series(np.array([None if value is None else str(value) for value in values], dtype=object), dtype=TEXT)
+
+
+def _shared(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column of text as categories, in the order of their appearance; any other as it is."""
+    if column.dtype != TEXT:
+        return column
+    codes, values = pd.factorize(column)
+    return pd.Series(pd.Categorical.from_codes(codes, pd.Index(values, dtype=TEXT)), column.index, copy=False)
+
+
+def _ordered(names: list[str]) -> list[str]:
+    """Sorts column names by kind: place, labels, roles, configuration, counters; within a kind by first appearance."""
+    kinds = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
+    place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
+    place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
+    return sorted(names, key=lambda name: place[name])
 
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether a comparison holds NaN, or Inf where the other side has none."""
-    found = pd.Series(0.0, rows.index)
-    for name in NONFINITE:  # one at a time: together they would be copied
-        found = found + rows[name].fillna(0).astype(float) if name in rows else found
-    return found > 0
+    return (rows[[name for name in NONFINITE if name in rows]].astype(float) > 0).any(axis=1)  # a missing count is not above 0
+
+
+def is_own(manifests: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all of some studies are of kinds of the user's own."""
+    return all(manifest["kind"] not in SHIPPED for manifest in manifests)
+
+
+def places_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[str]:
+    """The columns that tell the rows of one replicate apart."""
+    return [column.name for column in _present(columns, rows, Use.PLACE) if column.name not in (*COMPARISON, "cluster")]
+
+
+def figures_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[Column]:
+    """The columns of figures, the chief ones first."""
+    declared = [*_present(columns, rows, Use.CHIEF), *_present(columns, rows, Use.FIGURE)]
+    return [column for column in declared if pd.api.types.is_numeric_dtype(rows[column.name])]
+
+
+def _present(columns: Mapping[str, Column], rows: pd.DataFrame, use: Use) -> list[Column]:
+    return [column for name, column in columns.items() if column.use is use and name in rows and rows[name].notna().any()]
+
+
+def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all weights after the last step of training; runs that stopped before it have none.
+
+    The last step is what the task states, or where rows do not have that, the last of any replicate of the point.
+    """
+    whole = rows[rows["tensor"] == WHOLE]
+    last = whole["problem.steps"] if "problem.steps" in whole else whole.groupby("key")["step"].transform("max")
+    return whole[whole["step"] == last]
+
+
+WHOLE = "model"  # the name under which all weights together stand beside the tensors

@@ -1,4 +1,4 @@
-"""The scenarios of a study, in the order of their roles, and the formats of its rows."""
+"""The scenarios of a study, in the order of their roles, the formats of its rows, and which rows are of one comparison."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from numdev.report.reading.lean import part
 from numdev.results.manifest import Role, Scenario
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
+LABEL = "label."  # before the name of an axis: the point's place on it
 ENTRY_ROLE = "role."  # before the name of an axis: what the point's entry there is to the claims
+PRIMARY = "primary"  # whether a row is of the primary output
 ROLES = {
     Role.PAPER: "as the source states it",
     Role.ASSUMED: "our assumption",
@@ -23,9 +24,8 @@ FORMATS = ("e5m2", "e4m3fn", "bf16", "fp16", "tf32", "fp32", "fp64")  # from few
 
 def ordered(rows: pd.DataFrame) -> list[Scenario]:
     """The scenarios of some rows by role, in the order of the rows within a role."""
-    columns = [SCENARIO, TITLE, ROLE]
-    found = rows[columns].drop_duplicates().itertuples(index=False)
-    return by_role(Scenario(str(name), str(title), Role(role)) for name, title, role in found)
+    different = rows[[SCENARIO, TITLE, ROLE]].drop_duplicates().itertuples(index=False)
+    return by_role(Scenario(str(name), str(title), Role(role)) for name, title, role in different)
 
 
 def by_role(scenarios: Iterable[Scenario]) -> list[Scenario]:
@@ -41,16 +41,27 @@ def is_sources(scenario: Scenario) -> bool:
 
 def shown_first(scenarios: Iterable[Scenario]) -> list[Scenario]:
     """The scenarios that stand for the source; all of them, where none does."""
-    found = list(scenarios)
-    return [scenario for scenario in found if is_sources(scenario)] or found
+    every = list(scenarios)
+    return [scenario for scenario in every if is_sources(scenario)] or every
 
 
 def of(rows: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
     """The rows of one scenario."""
-    return part(rows, rows[SCENARIO] == scenario.name)
+    return rows[rows[SCENARIO] == scenario.name]
 
 
 def formats(rows: pd.DataFrame) -> list[str]:
     """The formats that occur, from the fewest mantissa bits to the most; formats unknown here last."""
-    found = [str(name) for name in rows["format"].unique()]
-    return sorted(found, key=lambda name: (FORMATS.index(name) if name in FORMATS else len(FORMATS), name))
+    names = map(str, rows["format"].unique())
+    return sorted(names, key=lambda name: (FORMATS.index(name) if name in FORMATS else len(FORMATS), name))
+
+
+def primary(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the primary output, as the records say of each row whether it is of that."""
+    return rows[rows[PRIMARY].astype(bool)]
+
+
+def compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") -> pd.DataFrame:
+    """The rows of the primary output of one subject, against one reference where it is named."""
+    own = rows[rows[PRIMARY].astype(bool) & (rows["subject"] == subject)]
+    return own[own["reference"] == reference] if reference else own

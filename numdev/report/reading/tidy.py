@@ -12,28 +12,44 @@ import pandas as pd
 
 from numdev.errors import BadInput
 from numdev.measurement.speed.columns import FOLLOWING, derived
-from numdev.report.reading.columns import meaning
-from numdev.report.reading.configuration import settings
+from numdev.report.reading.columns import meaning, settings
 from numdev.report.reading.derived import configured
-from numdev.report.reading.frames import LABEL, PRIMARY, Results, load
-from numdev.report.reading.kinds import figures_of, is_own, places_of
-from numdev.report.reading.lean import numbered, repeated
-from numdev.report.reading.split import PLACES, STATED
-from numdev.report.reading.typed import column_of_values
-from numdev.report.reading.view import CHIEF
+from numdev.report.reading.frames import EVERY, SPEED, Results, column_of_values, figures_of, is_own, load, places_of
+from numdev.report.reading.scenarios import LABEL, PRIMARY
+from numdev.report.reading.view import CHIEF, LABELS, OF_A_COMPARISON, PLACES, names_in, numbered, parsed
 from numdev.report.reading.wording import UNITS, WORDS
 from numdev.results.record import Column
 from numdev.results.store import Store
 
-EVERY = ("",)  # what every column begins with
-_SPEED = "speed"
 _SHORT = 40  # characters
 _INPUTS = ("source.kind", "source.type")
 
 
 def loaded(results: Path, studies: Sequence[str] | None) -> pd.DataFrame:
     """The table of a folder of results, see `numdev.report.offered.load`."""
-    return tidy(load(Store(results), studies, axes=EVERY)).copy()  # columns that can be written to
+    return tidy(load(Store(results), studies, axes=EVERY))
+
+
+def of_comparison(results: Results, plot: Mapping[str, Any], study: str = "") -> pd.DataFrame:
+    """The tidy table from which a view of a study, or of all results, is chosen and drawn: `plot` is what somebody states of it.
+
+    Of deviations these are the rows of the one comparison that `numdev.report.reading.view.shown` keeps, a tenth of all; they are
+    all where the view spreads comparisons out, or where a point has no row in that one.
+    """
+    rows = results.primary
+    every = rows.where(study=study) if study else np.ones(len(rows), dtype=np.bool_)
+    names = [name for _, name in names_in(plot)]
+    chosen = every
+    if not is_own(results.manifests.values()) and not any(name in rows.own or f"{LABEL}{name}" in rows.own for name in names):
+        part = parsed(plot)
+        y, (output, _, metric) = part.get("y", ""), part.get("y", "").partition(".")
+        of_output = metric in rows and "output" in rows.own and (rows.own["output"] == output).any()
+        values: dict[str, Any] = OF_A_COMPARISON | ({"reference": part["reference"]} if "reference" in part else {})
+        values |= {"output": output} if of_output else {PRIMARY: True}
+        if of_output or not y or y in rows:
+            chosen = every & rows.where(**{name: value for name, value in values.items() if name in rows.own})
+    measured, kept = (np.unique(rows.point[mask]) for mask in (every, chosen))
+    return tidy(results, rows.frame(chosen if len(kept) == len(measured) else every), names)
 
 
 def tidy(results: Results, rows: pd.DataFrame | None = None, more: Iterable[str] = ()) -> pd.DataFrame:
@@ -42,24 +58,24 @@ def tidy(results: Results, rows: pd.DataFrame | None = None, more: Iterable[str]
     A column `label.<name>` has what any point states of a setting; of a point that states nothing, the value that it had. `more`
     are settings, by their names on the command line, that have such a column though no point states them.
     """
-    found = (results.rows if rows is None else rows).reset_index(drop=True)
-    stated = {study: _stated(results.manifests[study]) for study in found["study"].unique()}
-    more = (name for name in more if name not in found and f"{LABEL}{name}" not in found)
-    names_of = dict.fromkeys([*(name for own in stated.values() for name in own), *more])
-    labels = {f"{LABEL}{name}": values for name, values in _labels(results, found, list(names_of))}
-    at = max((i for i, name in enumerate(found) if str(name).startswith(LABEL)), default=len(found.columns) - 1) + 1
-    names = [*found.columns[:at], *(name for name in labels if name not in found), *found.columns[at:]]
-    found = pd.DataFrame({name: labels[name] if name in labels else found[name] for name in names}, found.index, copy=False)
-    found = _with_speed(found.drop(columns="point", errors="ignore"))
-    words = {name: tuple(said) for one in results.manifests.values() for name, said in one.get(WORDS, {}).items()}
+    table = (results.rows if rows is None else rows).reset_index(drop=True)
+    labels_of = {study: _labels_of(results.manifests[study]) for study in table["study"].unique()}
+    more = (name for name in more if name not in table and f"{LABEL}{name}" not in table)
+    names_of = dict.fromkeys([*(name for own in labels_of.values() for name in own), *more])
+    labels = {f"{LABEL}{name}": values for name, values in _labels(results, table, list(names_of))}
+    at = max((i for i, name in enumerate(table) if str(name).startswith(LABEL)), default=len(table.columns) - 1) + 1
+    names = [*table.columns[:at], *(name for name in labels if name not in table), *table.columns[at:]]
+    table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in names}, table.index, copy=False)
+    table = _with_speed(table.drop(columns="point", errors="ignore"))
+    words = {name: tuple(word) for one in results.manifests.values() for name, word in one.get(WORDS, {}).items()}
     known = settings(results.manifests.values())
-    differ = (known[name] for name in map(str, found) if name in known and found[name].nunique() > 1)
+    differ = (known[name] for name in map(str, table) if name in known and table[name].nunique() > 1)
     words |= {one.name: (word, one.unit) for one in differ if one.name not in words and (word := _word(one, words))}
-    units = {name: said[0] for name in results.columns if (said := meaning(name, results.columns)) and said[0]}
-    found.attrs = {WORDS: words, UNITS: units, STATED: stated, PLACES: places_of(results.columns, found)}
-    if is_own(results.manifests.values()) and (chief := figures_of(results.columns, found)):
-        found.attrs[CHIEF] = chief[0].name
-    return found
+    units = {name: of[0] for name in results.columns if (of := meaning(name, results.columns)) and of[0]}
+    table.attrs = {WORDS: words, UNITS: units, LABELS: labels_of, PLACES: places_of(results.columns, table)}
+    if is_own(results.manifests.values()) and (chief := figures_of(results.columns, table)):
+        table.attrs[CHIEF] = chief[0].name
+    return table
 
 
 def of_shadow(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -70,10 +86,10 @@ def of_shadow(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """
     if not rows:
         raise BadInput("frame", "[]", "it has no rows; run the model within the context of shadow")
-    found = pd.DataFrame(rows)
-    found = found.rename(columns={"head": "seed"}).assign(cluster="", **{PRIMARY: found["output"] == "out"})
-    found.attrs = {PLACES: ("subject", "step", "call", "layer")}
-    return found
+    table = pd.DataFrame(rows)
+    table = table.rename(columns={"head": "seed"}).assign(cluster="", **{PRIMARY: table["output"] == "out"})
+    table.attrs = {PLACES: ("subject", "step", "call", "layer")}
+    return table
 
 
 def _word(setting: Column, words: Mapping[str, Sequence[str]]) -> str:
@@ -85,7 +101,7 @@ def _word(setting: Column, words: Mapping[str, Sequence[str]]) -> str:
     return start if len(start) <= _SHORT else ""
 
 
-def _stated(manifest: Mapping[str, Any]) -> list[str]:
+def _labels_of(manifest: Mapping[str, Any]) -> list[str]:
     """The labels of a study's points; of a sweep everything that any of them states."""
     return list(dict.fromkeys(name for point in manifest["points"] for name in point["explicit"]))
 
@@ -95,7 +111,7 @@ def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Itera
     if not names:
         return
     points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
-    place = numbered((rows["study"], rows["key"]), len(rows))
+    place = numbered(rows, ["study", "key"])
     _, first = np.unique(place, return_index=True)
     own = [
         points.get(each, {"labels": {}, "composed": {}})
@@ -107,13 +123,13 @@ def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Itera
         if None in values and (known := configured(name, records)) is not None:
             had = known.astype(object).where(known.notna(), None)
             values = [one if value is None else value for value, one in zip(values, had, strict=True)]
-        yield name, repeated(column_of_values(values), place)
+        yield name, column_of_values(values).take(place).reset_index(drop=True)
 
 
 def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of speed with what follows from the figures, such as TFLOP/s."""
     counts = {"kind", "operations"} <= set(rows)  # an operation need not say how many it takes
-    is_speed = (rows["kind"] == _SPEED) & rows["operations"].notna() if counts else pd.Series(data=False, index=rows.index)
+    is_speed = (rows["kind"] == SPEED) & rows["operations"].notna() if counts else pd.Series(data=False, index=rows.index)
     if not is_speed.any():
         return rows
     measured = rows[is_speed].dropna(axis="columns", how="all").to_dict("records")

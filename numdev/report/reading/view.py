@@ -1,12 +1,13 @@
 """What a figure of results shows: a metric over one thing, a line for each value of another, a panel for each of a third.
 
 A name is a column of the table, or the name that the command line has for it: `problem.n` is the column `label.problem.n`, and
-`out.max_difference` the metric `max_difference` of the output `out`.
+`out.max_difference` the metric `max_difference` of the output `out`. No line joins points that differ in a setting which the
+figure does not show: it is split by the fewest further columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,19 +20,20 @@ from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.nearest import one_of
 from numdev.report.reading.derived import NEEDS
-from numdev.report.reading.frames import LABEL, PRIMARY
-from numdev.report.reading.lean import part
-from numdev.report.reading.scenarios import TITLE
-from numdev.report.reading.split import PLACES, differs, split
+from numdev.report.reading.frames import SPEED
+from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
 
+CHIEF, LABELS, PLACES = "chief", "labels", "places"
+"""In `DataFrame.attrs`: of a kind of the user's own its first figure; the labels that the points of each study state; the columns
+that tell the rows of one replicate apart."""
 OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
-_OUTPUT = "output"
+_KEYS = ("x", "y", "colour", "facet", "reference")
+_SEVERAL = ("colour", "facet")  # of which a view may name several
 _OF_A_MARK = (*NONFINITE, "seed", "cluster")  # of which its mean and its interval are made, beside the metric
 _OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
-CHIEF = "chief"
-"""In `DataFrame.attrs`, of a kind of the user's own: its first figure."""
 _MOST_NAMED = 16  # names that an error lists
+_Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,6 @@ class View:
     colour: tuple[str, ...] = ()
     facet: tuple[str, ...] = ()
     reference: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What tells the marks of the figure apart."""
-        return self.x, *self.colour, *self.facet
 
 
 @dataclass(frozen=True)
@@ -86,51 +83,50 @@ class Shown:
         return *self.colour, *self.split
 
 
-def asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a view that somebody states: a name, or for `colour` and `facet` several.
+def parsed(plot: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a view that `plot` states: a name, or for `colour` and `facet` several.
 
     Raises:
         BadInput: for a key that is none, and for a name that is no text.
     """
-    known = ("x", "y", "colour", "facet", "reference")
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            raise BadInput("plot", key, one_of(key, known))
+    part: dict[str, Any] = {}
+    for key, value in plot.items():
+        if key not in _KEYS:
+            raise BadInput("plot", key, one_of(key, _KEYS))
         if value is None or value == "":
             continue
         names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
-        if not names or not all(isinstance(name, str) for name in names) or (len(names) > 1 and key not in ("colour", "facet")):
+        if not names or not all(isinstance(name, str) for name in names) or (len(names) > 1 and key not in _SEVERAL):
             raise BadInput(f"plot.{key}", value, "give the name of a column, as in x: problem.n")
-        found[key] = names if key in ("colour", "facet") else names[0]
-    return found
+        part[key] = names if key in _SEVERAL else names[0]
+    return part
 
 
-def view_of(frame: pd.DataFrame, given: Mapping[str, Any], usual_y: str = "") -> View:
-    """The view that somebody asks for, with what they leave open chosen as `usual` does.
+def names_in(plot: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names that tell the marks of a figure apart, each with its key in `plot`."""
+    for key, value in parsed(plot).items():
+        if key in ("x", *_SEVERAL):
+            yield from ((key, name) for name in ((value,) if isinstance(value, str) else value))
+
+
+def view_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> View:
+    """The view that `plot` states, with what it leaves open chosen as `usual` does.
 
     Raises:
         BadInput: for a name that the table does not have.
     """
-    stated = asked(given)
-    for key in ("x", "colour", "facet"):
-        for name in _names(stated.get(key, ())):
-            column_of(frame, name, f"plot.{key}")
-    if "y" in stated:
-        metric_of(frame, stated["y"])
-    taken = [column_of(frame, name, "plot") for key in ("x", "colour", "facet") for name in _names(stated.get(key, ()))]
-    base = usual(frame, usual_y, without=taken, x=stated.get("x"))
-    if "colour" in stated or "facet" in stated:  # whoever states one decides how the rest is shown
+    part = parsed(plot)
+    columns = [column_of(frame, name, f"plot.{key}") for key, name in names_in(plot)]
+    if "y" in part:
+        metric_of(frame, part["y"])
+    base = usual(frame, usual_y, without=columns, x=part.get("x"))
+    if "colour" in part or "facet" in part:  # whoever states one decides how the rest is shown
         base = replace(base, colour=(), facet=())
-    return replace(base, **stated)
+    return replace(base, **part)
 
 
-def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else value
-
-
-def column_of(frame: pd.DataFrame, name: str, asked_by: str) -> str:
-    """The column that a name stands for.
+def column_of(frame: pd.DataFrame, name: str, key: str) -> str:
+    """The column that a name stands for; `key` of a plot has the name.
 
     Raises:
         BadInput: where there is none, with those that have a similar name.
@@ -139,17 +135,14 @@ def column_of(frame: pd.DataFrame, name: str, asked_by: str) -> str:
         if column in frame and frame[column].notna().any():
             return column
     known = [each for each in map(str, frame.columns) if frame[each].notna().any() and f"{LABEL}{each}" not in frame]
-    near = sorted((spoken(each) for each in known if not _is_metric(frame, each)), key=lambda each: each not in _varying(frame))
-    raise BadInput(asked_by, name, f"the results have no such column; {one_of(name, near, most=_MOST_NAMED)}")
+    varying = {spoken(each) for each in axes_of(frame)}
+    near = sorted((spoken(each) for each in known if not _is_metric(frame, each)), key=lambda each: each not in varying)
+    raise BadInput(key, name, f"the results have no such column; {one_of(name, near, most=_MOST_NAMED)}")
 
 
 def spoken(column: str) -> str:
     """A column's name as the command line has it."""
     return column.removeprefix(LABEL)
-
-
-def _varying(frame: pd.DataFrame) -> set[str]:
-    return {spoken(name) for name in axes_of(frame)}
 
 
 def metric_of(frame: pd.DataFrame, name: str) -> tuple[str, str]:
@@ -158,7 +151,7 @@ def metric_of(frame: pd.DataFrame, name: str) -> tuple[str, str]:
     Raises:
         BadInput: where there is no such metric, with those that have a similar name.
     """
-    outputs = _values(frame, _OUTPUT)
+    outputs = _values(frame, "output")
     output, _, metric = name.partition(".")
     if output in outputs and _is_metric(frame, metric):
         return output, metric
@@ -173,23 +166,26 @@ def metric_of(frame: pd.DataFrame, name: str) -> tuple[str, str]:
 
 def _is_metric(frame: pd.DataFrame, name: str) -> bool:
     """Whether a column holds figures, of which a mean over seeds says something."""
-    if (
-        name not in frame
-        or name in (*_NO_METRIC, *NEEDS, *frame.attrs.get(PLACES, ()))
-        or name.startswith((LABEL, "problem.", "variant.", "baseline.", "timing."))
-    ):
+    if name not in frame or name in (*_NO_METRIC, *NEEDS, *frame.attrs.get(PLACES, ())):
         return False
-    values = frame[name]
-    is_number = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    return is_number and bool(values.notna().any())
+    if name.startswith((LABEL, "problem.", "variant.", "baseline.", "timing.")):
+        return False
+    return is_number(frame[name]) and bool(frame[name].notna().any())
 
 
-def _values(frame: pd.DataFrame, column: str, kept: NDArray[np.bool_] | None = None) -> list[str]:
-    """The values of a column, or of its rows that are kept; none where there is no such column."""
-    if column not in frame:
-        return []
-    values = frame[column] if kept is None else frame[column][kept]
-    return [str(value) for value in values.dropna().unique()]
+def is_number(values: pd.Series[Any]) -> bool:
+    """Whether a column is of numbers, some of which may be missing."""
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def is_numeric(values: pd.Series[Any]) -> bool:
+    """Whether values are numbers throughout, so that they have a place on an axis of numbers."""
+    return is_number(values) and bool(values.notna().all())
+
+
+def _values(frame: pd.DataFrame, column: str) -> list[str]:
+    """The values of a column; none where there is no such column."""
+    return [str(value) for value in frame[column].dropna().unique()] if column in frame else []
 
 
 def shown(frame: pd.DataFrame, view: View) -> Shown:
@@ -204,34 +200,41 @@ def shown(frame: pd.DataFrame, view: View) -> Shown:
     x = column_of(frame, view.x, "plot.x")
     colour = tuple(column_of(frame, name, "plot.colour") for name in view.colour)
     facet = tuple(column_of(frame, name, "plot.facet") for name in view.facet)
-    spread, kept, fixed = {x, *colour, *facet}, np.ones(len(frame), dtype=np.bool_), dict[str, str]()
-    wanted = OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})
-    for column, value in wanted.items():
-        if column in spread or column in frame.attrs.get(PLACES, ()) or not (held := _values(frame, column, kept)):
+    spread, fixed, rows = {x, *colour, *facet}, dict[str, str](), frame
+    for column, value in (OF_A_COMPARISON | ({"reference": view.reference} if view.reference else {})).items():
+        if column in spread or column in frame.attrs.get(PLACES, ()) or not (present := _values(rows, column)):
             continue
-        if value not in held:
+        if value not in present:
             field = "plot.reference" if column == "reference" else "plot"
-            raise BadInput(field, value, f"the results have {', '.join(held)}")
-        kept &= (frame[column] == value).to_numpy(dtype=bool)
+            raise BadInput(field, value, f"the results have {', '.join(present)}")
+        rows = rows[rows[column] == value]
         fixed[column] = value
     if output:
-        kept &= (frame[_OUTPUT] == output).to_numpy(dtype=bool)
-    elif PRIMARY in frame and _OUTPUT not in spread and frame[PRIMARY][kept].notna().any():
-        kept &= frame[PRIMARY].fillna(value=False).to_numpy(dtype=bool)
-    kept &= (frame[metric].notna() | frame.get("status", pd.Series("", frame.index)).eq("nonfinite")).to_numpy(dtype=bool)
-    rows = part(frame, kept)
+        rows = rows[rows["output"] == output]
+    elif PRIMARY in rows and "output" not in spread and rows[PRIMARY].notna().any():
+        rows = rows[rows[PRIMARY].fillna(value=False).astype(bool)]
+    rows = rows[rows[metric].notna() | rows.get("status", pd.Series("", rows.index)).eq("nonfinite")]
     if rows.empty:
         raise BadInput("plot.y", view.y, "no point has a figure for it; choose another metric or reference")
-    one = _values(rows, _OUTPUT)
-    named, against = one[0] if len(one) == 1 else "", fixed.get("reference", "")
+    outputs = _values(rows, "output")
+    output, reference = outputs[0] if len(outputs) == 1 else "", fixed.get("reference", "")
     if metric in _OF_A_CALL or metric.startswith("counter."):  # no comparison, though one may stand in the same row
-        named = against = ""
+        output = reference = ""
     rows, apart = split(rows, x, (*colour, *facet), with_baseline=view.reference == "baseline" or "subject" in spread)
     own = [name for name in rows if name in {*spread, *apart, metric, *_OF_A_MARK}]  # a figure sorts them, which copies
     if TITLE in apart:  # too long for a legend
         facet = (TITLE, *facet)
     lines = tuple(name for name in apart if name != TITLE)
-    return Shown(rows[own], x, metric, colour, facet, lines, named, against)
+    return Shown(rows[own], x, metric, colour, facet, lines, output, reference)
+
+
+def differs(rows: pd.DataFrame, name: str) -> bool:
+    """Whether rows differ in a column."""
+    return name in rows and rows[name].nunique(dropna=False) > 1
+
+
+def _differing(rows: pd.DataFrame, *starts: str) -> list[str]:
+    return [name for name in map(str, rows) if name.startswith(starts) and differs(rows, name)]
 
 
 def axes_of(frame: pd.DataFrame) -> list[str]:
@@ -239,18 +242,8 @@ def axes_of(frame: pd.DataFrame) -> list[str]:
     circumstances = [name for name in ("study", TITLE) if differs(frame, name)]
     if len(circumstances) == 2 and frame.groupby("study")[TITLE].nunique().max() == 1:
         circumstances.remove(TITLE)  # each study has one scenario, and says enough
-    labels = [name for name in map(str, frame.columns) if name.startswith(LABEL) and differs(frame, name)]
     own = [name for name in frame.attrs.get(PLACES, ()) if differs(frame, name)]
-    if labels:
-        return [*circumstances, *labels, *own]
-    settings = [name for name in map(str, frame.columns) if name.startswith(("problem.", "variant.")) and differs(frame, name)]
-    return [*circumstances, *settings, *own]
-
-
-def is_numeric(values: pd.Series[Any]) -> bool:
-    """Whether values are numbers throughout, so that they have a place on an axis of numbers."""
-    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    return numbers and bool(values.notna().all())
+    return [*circumstances, *(_differing(frame, LABEL) or _differing(frame, "problem.", "variant.")), *own]
 
 
 def usual(frame: pd.DataFrame, y: str = "", without: Iterable[str] = (), x: str | None = None) -> View:
@@ -263,8 +256,7 @@ def usual(frame: pd.DataFrame, y: str = "", without: Iterable[str] = (), x: str 
     Raises:
         BadInput: where the table has no metric, or all its points are alike.
     """
-    taken = set(without)
-    axes = [name for name in axes_of(frame) if name not in taken]
+    axes = [name for name in axes_of(frame) if name not in set(without)]
     counts = {name: frame[name].nunique(dropna=False) for name in axes}
     places = [name for name in axes if name not in ("study", TITLE)]
     if x is None:
@@ -285,6 +277,100 @@ def _usual_metric(frame: pd.DataFrame) -> str:
     metrics = [name for name in map(str, frame.columns) if _is_metric(frame, name)]
     if not metrics:
         raise BadInput("plot.y", "", "the results have no figures; no point was measured to its end")
-    kinds = set(_values(frame, "kind"))
-    wanted = "latency" if kinds == {"speed"} else frame.attrs.get(CHIEF, "rmse")
-    return wanted if wanted in metrics else metrics[0]
+    chief = "latency" if set(_values(frame, "kind")) == {SPEED} else frame.attrs.get(CHIEF, "rmse")
+    return chief if chief in metrics else metrics[0]
+
+
+def split(rows: pd.DataFrame, x: str, drawn: Sequence[str], *, with_baseline: bool) -> tuple[pd.DataFrame, list[str]]:
+    """The fewest further columns by which no line joins points that differ in a setting, and the rows with these columns.
+
+    Points of a line may differ in x, and in what follows from it: no point of a study states the setting, and it has one value
+    wherever what they state agrees, as the tile follows from a size of on-chip memory. Such a value is missing from the column,
+    and so is the setting of a variant in rows of a baseline that stands beside several. Of several records of one replicate of a
+    mark, as those of a point in two studies, the first counts.
+
+    Args:
+        rows: of one figure.
+        x: the column along a line.
+        drawn: the columns that tell lines and panels apart.
+        with_baseline: whether the settings of the baseline matter too.
+    """
+    labels = _differing(rows, LABEL)
+    titles = [TITLE] if differs(rows, TITLE) and bool((rows[TITLE].fillna("") != "").all()) else []
+    settings = _differing(rows, "problem.", "variant.", *(("baseline.",) if with_baseline else ()))
+    settings.sort(key=lambda name: not name.endswith((".name", ".kind", ".type")))  # a preset before what it consists of
+    places = [name for name in rows.attrs.get(PLACES, ()) if differs(rows, name)]
+    machine = ["environment"] if differs(rows, "environment") else []
+    known = [name for name in ("study", "subject", "pairing", x, *drawn) if name in rows]
+    place = numbered(rows, dict.fromkeys([*known, *titles, *labels, *settings, *places, *machine]))
+    points = rows.iloc[np.unique(place, return_index=True)[1]]
+
+    described = numbered(points, [*titles, *labels, x, *drawn])
+    settings = [name for name in settings if not _follows(points[name], described)]
+    every = numbered(points, [*settings, *places], described)
+    machine = [name for name in machine if not _follows(points[name], every)]  # a point was measured in two environments
+    lines, apart = numbered(points, drawn), list[str]()
+    for name in (*titles, *labels, *settings, *places, *machine):
+        if name in (x, *drawn):
+            continue
+        values = points[name].astype(object)
+        if name != TITLE:
+            values = values.mask(_implied(points, name, x, [*drawn, *apart], rows.attrs.get(LABELS, {})), None)
+        if not _follows(values, lines):
+            points = points.assign(**{name: values.infer_objects()})
+            lines = numbered(points, [name], lines)
+            apart.append(name)
+    own = rows.assign(**{name: points[name].take(place).set_axis(rows.index) for name in apart})
+    return _once(own, [x, *drawn, *apart, *places]), apart
+
+
+def numbered(rows: pd.DataFrame, names: Iterable[str], within: _Codes | None = None) -> _Codes:
+    """A number for each row from 0 in order of appearance, equal where rows agree in some columns, and in the numbers `within`.
+
+    `groupby` on all columns at once counts every combination that could be, and a missing value apart.
+    """
+    number = np.zeros(len(rows), dtype=np.int64) if within is None else within
+    for name in names:
+        codes, values = pd.factorize(rows[name], use_na_sentinel=False)
+        number = pd.factorize(number * len(values) + codes)[0]
+    return number
+
+
+def _follows(values: pd.Series[Any], groups: _Codes) -> bool:
+    """Whether rows of one group agree in a column."""
+    return int(numbered(values.to_frame("value"), ["value"], groups).max()) == int(groups.max())
+
+
+def _implied(
+    points: pd.DataFrame, name: str, x: str, lines: Sequence[str], labels_of: Mapping[str, Sequence[str]]
+) -> NDArray[np.bool_]:
+    """The points whose value of a column follows from others, within their study or of their baseline."""
+    implied = np.zeros(len(points), dtype=np.bool_)
+    studies = points["study"] if "study" in points else pd.Series("", points.index)
+    for study in studies.unique():
+        at = np.flatnonzero(studies == study)
+        own = points.iloc[at]
+        labels = [f"{LABEL}{each}" for each in labels_of[study]] if study in labels_of else _labels(own)
+        basis = [each for each in (*labels, *({TITLE} & {x, *lines})) if each in own]
+        basis = basis if name not in basis else [x, *lines] if x not in basis else []
+        varies = not _follows(own[name], numbered(own, lines))
+        implied[at] = varies and bool(basis) and _follows(own[name], numbered(own, basis))
+    if {"subject", "pairing"} <= set(points) and name.startswith((LABEL, "variant.")):
+        at = np.flatnonzero(points["subject"] == "baseline")
+        own = points.iloc[at]
+        implied[at] |= len(at) > 0 and not _follows(own[name], numbered(own, ["pairing"]))
+    return implied
+
+
+def _labels(rows: pd.DataFrame) -> list[str]:
+    return [name for name in map(str, rows) if name.startswith(LABEL) and rows[name].notna().any()]
+
+
+def _once(rows: pd.DataFrame, mark: Sequence[str]) -> pd.DataFrame:
+    """Rows without further records of a replicate that a mark has already."""
+    if "key" not in rows:
+        return rows
+    replicate = numbered(rows, dict.fromkeys([*mark, *(name for name in ("seed", "cluster") if name in rows)]))
+    record = numbered(rows, [name for name in ("study", "key") if name in rows])
+    first = record[np.unique(replicate, return_index=True)[1]]
+    return rows[record == first[replicate]]

@@ -1,15 +1,16 @@
-"""Words for the columns of a table: what stands on the axes and in the legend of a figure."""
+"""Words of a report: for the columns of a table on axes and in legends, and for the parts of an operation's studies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from numdev.report.reading.columns import meaning
-from numdev.report.reading.frames import LABEL
+from numdev.report.reading.frames import Results
+from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import Shown, is_numeric
 
 WORDS, UNITS = "words", "units"
@@ -118,16 +119,15 @@ class Wording:
 
     def metric(self, metric: str, output: str, reference: str) -> str:
         """A figure in words: `RMSE of out from golden`."""
-        said = _METRICS.get(metric, metric.removeprefix("counter.").replace("_", " "))
-        return "".join(
-            [said, f" of {output}" if output else "", f" from {_REFERENCES.get(reference, reference)}" if reference else ""]
-        )
+        name = _METRICS.get(metric, metric.removeprefix("counter.").replace("_", " "))
+        against = f" from {_REFERENCES.get(reference, reference)}" if reference else ""
+        return f"{name} of {output}{against}" if output else f"{name}{against}"
 
-    def metric_axis(self, found: Shown) -> str:
+    def metric_axis(self, shown: Shown) -> str:
         """The label of the axis of a figure."""
-        unit = self.units.get(found.metric) or (meaning(found.metric) or ("", ""))[0]
-        said = self.metric(found.metric, found.output, found.reference)
-        return ", ".join(part for part in (said, _UNIT_WORDS.get(unit, unit)) if part)
+        unit = self.units.get(shown.metric) or (meaning(shown.metric) or ("", ""))[0]
+        words = self.metric(shown.metric, shown.output, shown.reference)
+        return ", ".join(part for part in (words, _UNIT_WORDS.get(unit, unit)) if part)
 
 
 def wording_of(frame: pd.DataFrame) -> Wording:
@@ -140,16 +140,88 @@ def wording_of_study(manifest: Mapping[str, Any]) -> Wording:
     return Wording(manifest.get(WORDS, {}))
 
 
-def title(found: Shown, words: Wording) -> str:
+def title(shown: Shown, words: Wording) -> str:
     """What the figure shows, in one line."""
-    parts = [f"{words.metric(found.metric, found.output, found.reference)} over {words.name(found.x)}"]
-    parts += [f"by {' and '.join(map(words.name, found.lines))}"] if found.lines else []
-    parts += [f"for each {' and '.join(map(words.name, found.facet))}"] if found.facet else []
+    parts = [f"{words.metric(shown.metric, shown.output, shown.reference)} over {words.name(shown.x)}"]
+    parts += [f"by {' and '.join(map(words.name, shown.lines))}"] if shown.lines else []
+    parts += [f"for each {' and '.join(map(words.name, shown.facet))}"] if shown.facet else []
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]
 
 
-def alt(found: Shown, words: Wording) -> str:
+def alt(shown: Shown, words: Wording) -> str:
     """The description of the figure for those who cannot see it."""
-    how = "Lines" if is_numeric(found.rows[found.x]) else "Dots"
-    return f"{title(found, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
+    how = "Lines" if is_numeric(shown.rows[shown.x]) else "Dots"
+    return f"{title(shown, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
+
+
+def _nothing(rows: pd.DataFrame) -> str:
+    return ""
+
+
+def _none(results: Results) -> Iterable[tuple[str, str, tuple[str, ...]]]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words for one operation; its module in `numdev.report.studies` declares them, and any other has the defaults.
+
+    Attributes:
+        operation: its name in records.
+        title: of a report on it.
+        methods: the template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none.
+        headlines: the files of figures of which the first that is drawn stands on the first page of a report.
+        told: the columns that a summary has for every point, even where all points agree.
+        problem_class: the column of the class that decides which settings a problem has.
+        inputs: what the inputs of some rows are, if it is the same in all, such as `U[0, 1)`.
+        describe: what the rows of one scenario have in common, inputs among it.
+        replicates: what the replicates of a cluster are.
+        cluster: what a cluster of replicates that are alike is.
+        findings: of some results, each a heading, a sentence in plain words, and the claims on what it says; a report begins with
+            the first three, and says which of their claims are undecided.
+        rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.finding.rules`.
+    """
+
+    operation: str = ""
+    title: str = "How far fast implementations deviate from exact results"
+    methods: str = ""
+    headlines: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    problem_class: str = "problem.type"
+    inputs: Callable[[pd.DataFrame], str] = _nothing
+    describe: Callable[[pd.DataFrame], str] = _nothing
+    replicates: str = "replicates"
+    cluster: str = "cluster"
+    findings: Callable[[Results], Iterable[tuple[str, str, tuple[str, ...]]]] = _none
+    rules: tuple[tuple[str, str, str], ...] = ()
+
+
+PLAIN = Words()
+
+
+def of_variants(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are of a variant, which are all where a measurement has no other subject."""
+    return rows[rows["subject"] == "variant"] if "subject" in rows else rows
+
+
+def generality(rows: pd.DataFrame, words: Words = PLAIN) -> str:
+    """What a verdict on some rows generalises over: the seeds of a distribution, or the replicates of some clusters."""
+    own = of_variants(rows)
+    if own.empty:
+        return ""
+    count = own[["seed", "cluster"]].drop_duplicates().shape[0] if "cluster" in own else own["seed"].nunique()
+    clusters = sorted(name for name in own["cluster"].dropna().unique() if name) if "cluster" in own else []
+    if not clusters:
+        return f"over seeds of {words.inputs(own) or 'the inputs'} ({count} here)"
+    many = f"these {len(clusters)} {words.cluster}s, {', '.join(clusters)}"
+    these = f"{words.cluster} {clusters[0]}" if len(clusters) == 1 else many
+    return f"over the {words.replicates} of {these} ({count} here)"
+
+
+def circumstances(rows: pd.DataFrame, words: Words = PLAIN) -> str:
+    """Describes one scenario: what its rows have in common, and its replicates."""
+    own = of_variants(rows)
+    if own.empty:
+        return ""
+    return "; ".join(part for part in (words.describe(own), generality(own, words)) if part)

@@ -12,7 +12,7 @@ from numdev.report.claims.comparisons import DEVIATION, exponent_of, over_baseli
 from numdev.report.claims.finding import Undecidable
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import of, ordered
-from numdev.report.reading.words import Words
+from numdev.report.reading.wording import Words
 from numdev.report.statistics.estimates import Interval, significant
 
 LENGTH, AREA = "problem.shape.keys", "tiling.area"

@@ -10,8 +10,7 @@ import pandas as pd
 from numdev.report.claims.claim import Claim
 from numdev.report.claims.finding import Undecidable
 from numdev.report.figures.style import OUTPUT_COLOURS
-from numdev.report.reading.frames import PRIMARY
-from numdev.report.reading.scenarios import formats
+from numdev.report.reading.scenarios import PRIMARY, formats
 from numdev.report.studies.attention import WORDS as FORWARD
 
 SAME_INPUTS = "golden_same_inputs"

@@ -15,14 +15,17 @@ from numdev.arithmetic.formats import Format
 from numdev.report.claims.comparisons import AROUND, DEVIATION, over, over_baseline, per_replicate
 from numdev.report.claims.finding import ABOVE, Evidence, Question, Undecidable, about, known_formats, left_out, select
 from numdev.report.figures.grid import (
+    Lower,
     Panel,
     at_least_a_decade,
     chosen,
+    draw_reproduced,
     highest,
     in_u,
     limits,
     log_y,
     lowest,
+    multiples,
     name_steps,
     replicates,
     scientific,
@@ -30,10 +33,8 @@ from numdev.report.figures.grid import (
 )
 from numdev.report.figures.labels import WHITE
 from numdev.report.figures.plot import BELOW, Plot
-from numdev.report.figures.reproduced import Lower, draw_reproduced, multiples
 from numdev.report.figures.style import BASELINE, BLACK, FP32_INSIDE, GREY, SMALL, TILED, colour
-from numdev.report.reading.primary import primary
-from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, of, ordered
+from numdev.report.reading.scenarios import ROLES, SCENARIO, formats, of, ordered, primary
 from numdev.report.statistics.estimates import Interval, significant, typical
 from numdev.report.studies.attention import claim
 from numdev.report.studies.beyond import draw_total

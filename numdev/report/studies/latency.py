@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from numdev.measurement.deviation.metrics import METRICS
@@ -46,9 +45,9 @@ def frame(results: Results) -> pd.DataFrame:
     else `prefill`.
     """
     own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
-    every = results.stored
+    every = results.primary
     names = [name for name in every.columns if name not in _NOT_HERE]
-    rows = every.frame(np.flatnonzero(every.column("study").isin(own)) if own else np.arange(0), names)
+    rows = every.frame(every.column("study").isin(own).to_numpy(dtype=bool), names)
     if rows.empty:
         return rows.iloc[:0].assign(phase="", series="", operation="")
     derive = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]

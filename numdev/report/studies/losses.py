@@ -15,9 +15,8 @@ from matplotlib.lines import Line2D
 
 from numdev.report.figures.grid import log_y
 from numdev.report.figures.style import GREY, PAGE
-from numdev.report.reading.frames import Results
+from numdev.report.reading.frames import RUN, Results
 from numdev.report.reading.scenarios import of, ordered
-from numdev.report.reading.training import RUN
 from numdev.report.statistics.estimates import mean, significant
 from numdev.report.studies.groups import Group
 from numdev.report.studies.rungs import names_of

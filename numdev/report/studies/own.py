@@ -12,11 +12,9 @@ from numdev.report.claims.claim import Claim
 from numdev.report.claims.stated import claim_of
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.sweep import plot_of
-from numdev.report.reading.frames import Results
+from numdev.report.reading.frames import RUN, Results
 from numdev.report.reading.scenarios import TITLE
-from numdev.report.reading.training import RUN
-from numdev.report.reading.wording import wording_of_study
-from numdev.report.reading.words import Words
+from numdev.report.reading.wording import Words, wording_of_study
 from numdev.report.studies.chapter import Chapter
 from numdev.results.manifest import StatedClaim
 
@@ -33,7 +31,7 @@ def stated_claims(results: Results, study: str, words: Words) -> dict[str, Claim
 
 def _table(results: Results, column: str) -> str:
     """The further table that has a figure which the primary one has not; of training those of whole runs come first."""
-    if column in results.stored:
+    if column in results.primary:
         return ""
     names = sorted(results.further, key=lambda name: name != RUN)
     return next((name for name in names if column in results.further[name]), "")

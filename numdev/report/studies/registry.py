@@ -16,7 +16,7 @@ from numdev.report import studies
 from numdev.report.claims.claim import Claim
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import Results
-from numdev.report.reading.words import PLAIN, Words
+from numdev.report.reading.wording import PLAIN, Words
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.own import own_chapter, stated_claims
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.claims.finding import NotMeasured, Undecidable
+from numdev.report.reading.frames import WHOLE
 from numdev.report.reading.scenarios import ENTRY_ROLE
-from numdev.report.reading.training import WHOLE
 from numdev.report.statistics.estimates import Interval, mean, ratio, slope, typical
 from numdev.report.studies.groups import Group, group_of, name_of, text_of
 from numdev.results.manifest import EntryRole

@@ -15,8 +15,8 @@ from numdev.report.claims.finding import LARGER, Evidence, NotMeasured, Question
 from numdev.report.figures.grid import log_y
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import GREY, PAGE, TILED
-from numdev.report.reading.frames import LABEL, Results
-from numdev.report.reading.training import WATCH
+from numdev.report.reading.frames import WATCH, Results
+from numdev.report.reading.scenarios import LABEL
 from numdev.report.statistics.estimates import mean, significant, typical
 from numdev.report.statistics.excursions import FACTOR, WINDOW
 from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, Spike, Watched, lift_at, lifts, spikes, watched

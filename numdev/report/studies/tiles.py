@@ -11,10 +11,9 @@ from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, clustered, resolution
 from numdev.report.claims.finding import ALIKE, LARGER, MARGIN, Evidence, Question, Undecidable, by_format, left_out, select
-from numdev.report.figures.grid import Panel, chosen, limits, means, plain_ticks, whiskers
+from numdev.report.figures.grid import Panel, chosen, draw_reproduced, limits, means, multiples, plain_ticks, whiskers
 from numdev.report.figures.labels import corner
 from numdev.report.figures.plot import BELOW, Plot
-from numdev.report.figures.reproduced import draw_reproduced, multiples
 from numdev.report.figures.style import BLACK, GREY, PALE, colour
 from numdev.report.reading.scenarios import SCENARIO, formats
 from numdev.report.statistics.estimates import Interval, ratio, significant, signs

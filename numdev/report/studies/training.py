@@ -9,8 +9,8 @@ import pandas as pd
 from numdev.report.claims.claim import OURS, Claim
 from numdev.report.claims.finding import MARGIN
 from numdev.report.figures.plot import Plot
-from numdev.report.reading.training import LOSS, RUN
-from numdev.report.reading.words import Words
+from numdev.report.reading.frames import LOSS, RUN
+from numdev.report.reading.wording import Words
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.losses import draw_losses, draw_samples, run_table
 from numdev.report.studies.parting import draw_ladder, draw_weights

@@ -18,10 +18,20 @@ from matplotlib.lines import Line2D
 
 from numdev.report.claims.comparisons import DEVIATION, EVERY, resolution
 from numdev.report.claims.finding import GROWS, SHRINKS, Evidence, Question, Region, Undecidable, by_format, left_out
-from numdev.report.figures.grid import Panel, chosen, in_u, limits, log_y, means, plain_ticks, whiskers
+from numdev.report.figures.grid import (
+    Panel,
+    chosen,
+    draw_reproduced,
+    in_u,
+    limits,
+    log_y,
+    means,
+    multiples,
+    plain_ticks,
+    whiskers,
+)
 from numdev.report.figures.labels import corner, paper_goes, spread
 from numdev.report.figures.plot import BELOW, Plot
-from numdev.report.figures.reproduced import draw_reproduced, multiples
 from numdev.report.figures.style import SMALL, colour
 from numdev.report.reading.scenarios import formats
 from numdev.report.statistics.estimates import Interval, significant

@@ -35,7 +35,7 @@ from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, deri
 from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import METRICS, Traffic
-from numdev.report.document.speed import make_speed_report
+from numdev.report.document.report import make_speed_report
 from numdev.report.reading.frames import load
 from numdev.report.studies.latency import frame, traffic
 from numdev.results.record import Record, Status

@@ -13,8 +13,7 @@ from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.claims import verdicts
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.verdicts import ClaimResult, note
-from numdev.report.reading.frames import Results, load
-from numdev.report.reading.rows import Rows
+from numdev.report.reading.frames import Results, Rows, load
 from numdev.report.studies import registry
 from numdev.report.studies.published import FA3_RMSE
 from numdev.report.studies.registry import CHAPTERS

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from numdev.errors import StoreError
-from numdev.report.document.drawing import Picture, write_all
+from numdev.report.document.figures import Picture, write_all
 from numdev.report.figures.plot import Plot
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
@@ -23,11 +23,11 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def pictures(folder: Path) -> list[Picture]:
+def pictures(folder: Path) -> dict[Path, Picture]:
     rows = [pd.DataFrame({"x": [0, 1], "y": [i, 2 * i]}) for i in range(5)]
-    return [
-        Picture(folder / f"f{i}", Plot(draw, "A line."), own, f"Line {i}", (f"It rises by {i}.",)) for i, own in enumerate(rows)
-    ]
+    return {
+        folder / f"f{i}": Picture(Plot(draw, "A line."), own, f"Line {i}", (f"It rises by {i}.",)) for i, own in enumerate(rows)
+    }
 
 
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     assert len(set(written.values())) == len(written)
     for count in (2, 7):
         assert {path.name: path.read_bytes() for path in (tmp_path / str(count)).iterdir()} == written
-    write_all([], 2)
+    write_all({}, 2)
 
 
 def test_an_error_is_the_reports_own(tmp_path: Path) -> None:

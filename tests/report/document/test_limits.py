@@ -7,10 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from numdev.report.document.overview import failures
+from numdev.report.document.context import failures
 from numdev.report.document.tables import MOST_FAILURES, failures_table
-from numdev.report.reading.frames import Results
-from numdev.report.reading.rows import Rows
+from numdev.report.reading.frames import Results, Rows
 from numdev.report.studies.own import MOST_ENTRIES, own_chapter
 
 

@@ -12,7 +12,7 @@ import torch
 
 from numdev.arithmetic.formats import BF16
 from numdev.report.document.map import summary, to_npz, write_figures, write_numbers
-from numdev.report.reading.elements import element_errors
+from numdev.report.figures.elements import element_errors
 
 REFERENCE = torch.linspace(1.0, 1.9, 12, dtype=torch.float64).reshape(4, 3)
 

@@ -19,11 +19,10 @@ from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.report.comparison.changes import Change, Criterion, compare
 from numdev.report.comparison.tables import show
-from numdev.report.document.paper import make_report
-from numdev.report.document.part import Part
-from numdev.report.document.pdf import contents
-from numdev.report.reading.frames import load
-from numdev.report.reading.rows import Rows
+from numdev.report.document.context import Part, context
+from numdev.report.document.pdf import TYPST
+from numdev.report.document.report import make_report
+from numdev.report.reading.frames import Rows, load
 from numdev.results.store import Store
 from numdev.results.study import Study, run
 
@@ -66,7 +65,7 @@ def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
     assert set(rows.query("primary")["output"]) == {"y"}
     assert not OF_ATTENTION.search(printed)
     loaded = load(Store(path / "results"))
-    (section,) = contents([Part(loaded, [], out / "figures")])["sections"]
+    (section,) = context([Part(loaded, [], out / "figures")], TYPST)["sections"]
     assert [figure["file"] for figure in section["figures"]] == ["rmsnorm_blocks.svg"]
     table = section["tables"][0]["rows"]
     assert table[0][0] == "normal policy=bf16 block=64"
@@ -75,7 +74,7 @@ def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
 
 def test_the_document_speaks_of_no_other_operation(made: tuple[Path, str]) -> None:
     path, _ = made
-    told = contents([Part(load(Store(path / "results")), [], path)])
+    told = context([Part(load(Store(path / "results")), [], path)], TYPST)
     assert told["absent"] == []
     assert told["methods"] == []
     assert not OF_ATTENTION.search(told["title"])
@@ -112,5 +111,5 @@ def test_a_larger_error_is_a_regression(made: tuple[Path, str], tmp_path: Path) 
     """The block of 64 columns in the place of that of 1024 rounds the running sum more often."""
     a = load(Store(made[0] / "results"))
     worse = a.rows.assign(rmse=a.rows["rmse"] * (2 + 0.01 * a.rows["seed"]))
-    changes = compare(a, replace(a, stored=Rows.of(worse)), Criterion())
+    changes = compare(a, replace(a, primary=Rows.of(worse)), Criterion())
     assert set(changes["change"]) == {Change.WORSE.value}

@@ -24,12 +24,10 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli.library import Library, config_folder
 from numdev.measurement.speed.timing import Budget
-from numdev.report.claims.verdicts import judge
-from numdev.report.document.overview import claims, compiled_code, environments
-from numdev.report.document.paper import make_report
-from numdev.report.document.part import Part
-from numdev.report.document.pdf import WIDEST, command, contents, write_pdf, write_root
-from numdev.report.document.typeset import escaped, typeset
+from numdev.report.claims.verdicts import ClaimResult, judge
+from numdev.report.document.context import WIDEST, Part, command, context
+from numdev.report.document.pdf import TYPST, escaped, typeset, write_pdf, write_root
+from numdev.report.document.report import make_report
 from numdev.report.reading.frames import Results, load
 from numdev.report.studies.chapter import Chapter
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
@@ -54,7 +52,7 @@ def out(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(results: Results, out: Path) -> dict[str, Any]:
-    return contents([Part(results, judge(CLAIMS, results), out / "figures")])
+    return context([Part(results, judge(CLAIMS, results), out / "figures")], TYPST)
 
 
 def test_there_is_a_pdf_of_several_pages(out: Path) -> None:
@@ -117,13 +115,14 @@ def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]
     assert {found["title"] for found in own["findings"]} >= {title_of("uniform_end")}
 
 
-def test_the_methods_count_what_ran_by_compiled_code(results: Results) -> None:
+def test_the_methods_count_what_ran_by_compiled_code(results: Results, tmp_path: Path) -> None:
     points = results.points.copy()
     points["kernel"] = ["numdev fused", "numdev instrumented br=64 bc=16", *[""] * (len(points) - 2)]
-    told = compiled_code([replace(results, points=points)])
+    told = context([Part(replace(results, points=points), (), tmp_path)], TYPST)["compiled"]
     ran = "1 ran by numdev fused and 1 ran by numdev instrumented"
     assert told == f"Of {points['key'].nunique()} points {ran}, as the column kernel of the tables says."
-    assert compiled_code([replace(results, points=points.assign(kernel=""))]) == ""
+    plain = replace(results, points=points.assign(kernel=""))
+    assert context([Part(plain, (), tmp_path)], TYPST)["compiled"] == ""
 
 
 def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True), formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     loaded = load(Store(tmp_path / "results"))
-    whole = contents([Part(loaded, [], tmp_path)])
+    whole = context([Part(loaded, [], tmp_path)], TYPST)
     assert whole["compiled"] == ""
     (section,) = whole["sections"]
     (table,) = section["tables"]
@@ -201,7 +200,7 @@ def test_a_reader_meets_no_internal_name(shown: dict[str, Any], results: Results
 
 def _texts(value: Any, name: str = "") -> list[str]:
     if isinstance(value, dict):
-        return [text for key, own in value.items() if key not in ("file", "command", "alt") for text in _texts(own, key)]
+        return [text for key, own in value.items() if key not in ("file", "command", "alt", "study") for text in _texts(own, key)]
     if isinstance(value, list):
         return [text for own in value for text in _texts(own, name)]
     return [value] if isinstance(value, str) else []
@@ -229,19 +228,21 @@ def queried(root: Path, selector: str) -> list[dict[str, Any]]:
     return json.loads(typst.query(str(root / "report.typ"), selector, root=str(root), ignore_system_fonts=True))
 
 
-def test_a_claim_that_two_studies_judge_stands_once(results: Results) -> None:
+def test_a_claim_that_two_studies_judge_stands_once(results: Results, tmp_path: Path) -> None:
+    def rows(*claims: ClaimResult) -> list[dict[str, Any]]:
+        return list(context([Part(results, claims, tmp_path)], TYPST)["claims"])
+
     first = judge(CLAIMS, results)[0]
-    (row,) = claims([first, replace(first, study="again")])
-    assert row == next(claims([first]))
+    assert rows(first, replace(first, study="fig4")) == rows(first)
     failed = {scenario: replace(finding, figure="another") for scenario, finding in first.findings.items()}
-    (row,) = claims([first, replace(first, study="again", findings=failed)])
+    (row,) = rows(first, replace(first, study="fig4", findings=failed))
     assert [chief["figure"] for chief in row["chief"]][len(first.chief) :] == ["another"] * len(first.chief)
 
 
-def test_environments_stand_beside_one_another(results: Results) -> None:
+def test_environments_stand_beside_one_another(results: Results, tmp_path: Path) -> None:
     (facts,) = results.environments
     other = replace(results, environments=[facts | {"device": "another"}])
-    (group,) = environments([results, other])
+    (group,) = context([Part(each, (), tmp_path) for each in (results, other)], TYPST)["environments"]
     assert len(group["titles"]) == 2
     assert ["device", facts["device"], "another"] in group["facts"]
 
@@ -286,8 +287,8 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     make_report(tmp_path / "results", tmp_path / "out", ["fig3"], console=Console(quiet=True), formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     main, speed = load(Store(tmp_path / "results"), ["fig3"]), load(Store(tmp_path / "results" / "speed"))
-    whole = contents(
-        [Part(main, judge(CLAIMS, main), tmp_path / "out" / "figures"), Part(speed, (), tmp_path / "out" / "figures")]
+    whole = context(
+        [Part(main, judge(CLAIMS, main), tmp_path / "out" / "figures"), Part(speed, (), tmp_path / "out" / "figures")], TYPST
     )
     last = whole["sections"][-1]
     assert last["title"] == next(section.title for section in CHAPTERS if section.study == "speed_cpu")

@@ -27,8 +27,7 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from numdev.measurement.speed.timing import Budget
-from numdev.report.document.paper import make_report
-from numdev.report.document.speed import make_speed_report
+from numdev.report.document.report import make_report, make_speed_report
 from numdev.report.figures.style import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load

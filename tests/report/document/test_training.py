@@ -15,12 +15,10 @@ from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.cli import compare
 from numdev.report.claims.verdicts import judge
-from numdev.report.document.overview import findings
-from numdev.report.document.paper import make_report
-from numdev.report.document.part import Part
-from numdev.report.document.pdf import contents, write_pdf
-from numdev.report.reading.frames import load
-from numdev.report.reading.training import load_training
+from numdev.report.document.context import Part, context
+from numdev.report.document.pdf import TYPST, write_pdf
+from numdev.report.document.report import make_report
+from numdev.report.reading.frames import TRAINING, load
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.store import Store
 from numdev.results.study import run
@@ -44,8 +42,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(made: Path) -> dict[str, Any]:
-    results = load_training(Store(made / "results"))
-    return contents([Part(results, judge(CLAIMS, results), made / "out" / "figures")])
+    results = load(Store(made / "results"), kind=TRAINING)
+    return context([Part(results, judge(CLAIMS, results), made / "out" / "figures")], TYPST)
 
 
 def test_the_files_of_a_report(made: Path) -> None:
@@ -65,10 +63,10 @@ def test_the_files_of_a_report(made: Path) -> None:
 
 @pytest.mark.parametrize(("law", "is_decided"), [(Law(1e-4), True), (Law(1e-4, noise=0.4), False)])
 def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: Law, is_decided: bool) -> None:
-    results = load_training(stored(tmp_path, ladder(triton=law), "fig7", ("fig7",)))
+    results = load(stored(tmp_path, ladder(triton=law), "fig7", ("fig7",)), kind=TRAINING)
     (claim,) = judge(CLAIMS, results)
     assert (claim.word != "undecided") is is_decided
-    sentence = findings([Part(results, [claim], tmp_path)])[0]["sentence"]
+    sentence = context([Part(results, [claim], tmp_path)], TYPST)["highlights"][0]["sentence"]
     assert "scales with the training step" in sentence
     assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
 
@@ -112,7 +110,7 @@ def test_no_internal_name_is_told(shown: dict[str, Any]) -> None:
     texts += [own["figure"] for claim in shown["claims"] for own in claim["chief"]]
     for section in shown["sections"]:
         texts += [section[part] for part in ("title", "question", "measured", "paper", "found", "verdict")]
-        texts += [text for found in section["findings"] for text in found.values()]
+        texts += [text for found in section["findings"] for text in found.values() if isinstance(text, str)]
         texts += [cell for table in section["tables"] for row in [table["columns"], *table["rows"]] for cell in row]
         texts += [figure[part] for figure in section["figures"] for part in ("alt", "caption")]
     assert [text for text in texts if KEY.search(text)] == []
@@ -138,18 +136,19 @@ def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path
     stored(tmp_path / "results" / "training", few, "fig7", ("fig7", "training_sham"))
     make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), formats=("pdf", "html"))
     figures = tmp_path / "out" / "figures"
-    main, trained = load(Store(tmp_path / "results"), ["fig4", "fig6a"]), load_training(Store(tmp_path / "results" / "training"))
+    main = load(Store(tmp_path / "results"), ["fig4", "fig6a"])
+    trained = load(Store(tmp_path / "results" / "training"), kind=TRAINING)
     parts = [Part(main, judge(CLAIMS, main), figures), Part(trained, judge(CLAIMS, trained), figures)]
-    told = contents(parts)
+    told = context(parts, TYPST)
     sources = [section["source"] for section in told["sections"] if section["source"]]
     assert sources == ["Figure 4", "Figure 6a", "Figure 7", "Figure 8"]
     assert all(section["figures"] for section in told["sections"])
-    assert told["title"] == contents(parts[:1])["title"]
-    assert told["highlights"] == [contents([part])["highlights"][0] for part in parts]
+    assert told["title"] == context(parts[:1], TYPST)["title"]
+    assert told["highlights"] == [context([part], TYPST)["highlights"][0] for part in parts]
     assert [table["of"] for table in told["metrics"]] == ["outputs", "weights"]
     assert told["methods"] == ["attention.typ", "training.typ"]
     assert [claim["text"] for claim in told["claims"]] == [
-        claim["text"] for part in parts for claim in contents([part])["claims"]
+        claim["text"] for part in parts for claim in context([part], TYPST)["claims"]
     ]
     asked = [part.claims[0].questions for part in parts]
     assert f"{asked[0]} and {asked[1]}" in told["reading"]
@@ -165,7 +164,7 @@ def test_a_study_of_ones_own_has_a_figure_and_a_section(tmp_path: Path) -> None:
     store.put_study("mine", manifest)
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
     assert (tmp_path / "out" / "figures" / "mine.svg").is_file()
-    (section,) = contents([Part(load_training(store), [], tmp_path)])["sections"]
+    (section,) = context([Part(load(store, kind=TRAINING), [], tmp_path)], TYPST)["sections"]
     assert (section["title"], len(section["tables"])) == ("Weights over training", 1)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
@@ -18,9 +16,8 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, write_tables
-from numdev.report.reading import typed as typing_of_tables
-from numdev.report.reading.frames import COMPARISON, LABEL, PLACE, Results, load
-from numdev.report.reading.once import distinct
+from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
+from numdev.report.reading.scenarios import LABEL
 from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
@@ -102,7 +99,7 @@ def test_what_not_every_replicate_counted_is_absent(counters: list[dict[str, flo
 
 
 def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> None:
-    rows = distinct(results.rows)
+    rows = results.primary.frame(~results.primary.is_repeated())
     baseline = rows[rows["subject"] == "baseline"]
     assert not baseline.duplicated(["study", "scenario", "pairing", *COMPARISON]).any()
     whole = results.rows[results.rows["subject"] == "baseline"]
@@ -194,8 +191,7 @@ def test_an_interrupted_study_gives_the_same_tables(tmp_path: Path) -> None:
 
 
 def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -> None:
-    summaries = summarise(results.study("fig3"), results.points)
-    row = summaries.iloc[5]
+    row = summarise(results).query("study == 'fig3'").iloc[5]
     found = toy_results.get(row["key"])
     assert found is not None
     for metric in SUMMARISED:
@@ -213,20 +209,18 @@ def test_a_summary_is_that_of_the_record(results: Results, toy_results: Store) -
 def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     rows = [record("a").rows[0] | {"seed": seed, "nan_count": seed} for seed in range(3)]
     found = load(store_of(tmp_path, record("a", tables={"deviation": rows, "counters": []})))
-    summaries = summarise(found.rows, found.points)
+    summaries = summarise(found)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
 
 
 def test_a_summary_keeps_points_apart_that_differ_in_labels_alone(results: Results) -> None:
-    summaries = summarise(results.study("fig6a"), results.points)
-    variant = summaries.query("subject == 'variant' and output == 'out' and reference == 'golden'")
+    variant = summarise(results).query("study == 'fig6a' and subject == 'variant' and output == 'out' and reference == 'golden'")
     assert len(variant) == len(results.manifests["fig6a"]["points"])
     assert set(variant["replicates"]) == {3}
 
 
 def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> None:
-    rows = distinct(results.rows)
-    summaries = summarise(rows, results.points)
+    summaries = summarise(results)
     told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
     told += [f"problem.shape.{name}" for name in ("queries", "keys", "head_dim")]
     told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise", "variant.precision.scores"]
@@ -234,14 +228,14 @@ def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> N
     pd.testing.assert_frame_equal(summaries[told], points.reset_index(drop=True))
     labels = [name for name in results.rows.columns if name.startswith(LABEL)]
     assert not summaries.duplicated([*PLACE, *labels, "subject", "output", "reference"]).any()
-    assert summaries["replicates"].sum() == len(rows)
+    assert summaries["replicates"].sum() == (~results.primary.is_repeated()).sum()
 
 
-def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results) -> None:
+def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results, toy_results: Store) -> None:
     held = {"problem.shape.batch", "problem.mask.causal", "variant.tiling.order"}
     assert held <= set(results.points)
-    assert not held & set(summarise(results.rows, results.points))
-    one = summarise(results.study("sign"), results.points[results.points["study"] == "sign"])
+    assert not held & set(summarise(results))
+    one = summarise(load(toy_results, ["sign"]))
     assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
     assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
     assert "problem.source.share" not in one
@@ -254,26 +248,3 @@ def test_csv_numbers_have_nine_digits() -> None:
 
 def test_no_claims_make_an_empty_table() -> None:
     assert claim_table([]).empty
-
-
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
-FEW = st.sampled_from([0.0, -0.0, math.nan])  # of which whole chunks are one value
-KINDS = (st.floats(), st.integers(), st.booleans(), st.text(max_size=2), st.sampled_from(["a", None]), FEW, st.just(1), VALUES)
-COLUMN = st.one_of(*(st.lists(kind, max_size=40) for kind in KINDS))
-
-
-@given(COLUMN, st.integers(1, 7))
-@example(["\x00", ""], 1)  # which numpy takes for the same where it makes text of its own of them
-def test_a_growing_column_is_the_column_of_all_its_values(values: list[Any], chunk: int) -> None:
-    """However it is packed: the type of a column is that which all of its values allow."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typing_of_tables, "_CHUNK", chunk)
-        patch.setattr(typing_of_tables, "_MANY", 2)
-        try:
-            whole = typing_of_tables.column_of_values(values)
-        except OverflowError:  # beyond 64 bits
-            return
-        table = typing_of_tables.typed([{"a": value} for value in values], ["a"])
-    pd.testing.assert_series_equal(table["a"], whole, check_names=False, check_exact=True)
-    if whole.dtype == "float64":
-        assert table["a"].to_numpy().tobytes() == whole.to_numpy().tobytes()  # the signs of zeros

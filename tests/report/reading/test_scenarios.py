@@ -7,7 +7,7 @@ import pytest
 
 from numdev.report.figures.grid import by_scenario
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.scenarios import formats, is_sources, ordered
+from numdev.report.reading.scenarios import formats, is_sources, ordered, primary
 from numdev.report.studies.attention import arithmetic
 from numdev.results.store import Store
 from tests.toy_studies import title_of
@@ -34,3 +34,11 @@ def test_scenarios_in_order_with_titles_and_roles(results: Results) -> None:
 def test_formats_go_from_few_bits_to_many() -> None:
     rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
     assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]
+
+
+def test_each_point_has_its_own_primary_output() -> None:
+    """Two operations in one table, of which one lists another output first; a point that lacks it has none."""
+    outputs = [("a", "out", True), ("a", "lse", False), ("b", "dk", False), ("b", "dq", True), ("c", "dk", False)]
+    rows = pd.DataFrame(outputs, columns=["key", "output", "primary"])
+    assert primary(rows)["output"].tolist() == ["out", "dq"]
+    assert primary(rows.iloc[:0]).empty

@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from numdev.report.claims.finding import Verdict
-from numdev.report.document.paper import make_report
-from numdev.report.reading.training import WATCH, load_training
+from numdev.report.document.report import make_report
+from numdev.report.reading.frames import TRAINING, WATCH, load
 from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, lift_at, lifts, spikes, watched
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
@@ -161,7 +161,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_table_says_sizes_and_ratios(store: Store) -> None:
-    table = spike_table(load_training(store), "spikes").set_index("figure")
+    table = spike_table(load(store, kind=TRAINING), "spikes").set_index("figure")
     assert list(table.index) == list(FIGURES.values())
     assert str(table.loc["largest logit", "1 before, ratio"])[:3] in ("1.9", "2.0")
     assert list(table) == [

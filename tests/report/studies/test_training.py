@@ -15,8 +15,7 @@ from matplotlib.text import Text
 
 from numdev.report.claims.finding import Finding, Verdict
 from numdev.report.claims.verdicts import judge
-from numdev.report.reading.frames import Results
-from numdev.report.reading.training import LOSS, RUN, WATCH, load_training
+from numdev.report.reading.frames import LOSS, RUN, TRAINING, WATCH, Results, load
 from numdev.report.studies.groups import Group, group_of, name_of
 from numdev.report.studies.losses import run_table
 from numdev.report.studies.registry import CLAIMS, FIGURES
@@ -142,7 +141,7 @@ def test_the_sham_that_differs_says_what_it_means() -> None:
 
 def test_a_claim_without_records_is_told_so(tmp_path: Path) -> None:
     points = [point for point in ladder() if point.label in ("sham", "triton")]
-    results = load_training(stored(tmp_path, points, claims=("fig8", "fig8_ulp")))
+    results = load(stored(tmp_path, points, claims=("fig8", "fig8_ulp")), kind=TRAINING)
     assert [(result.word, result.brief.split(" under")[0]) for result in judge(CLAIMS, results)] == [("not measured",) * 2] * 2
     (first, _) = (result.findings[result.main] for result in judge(CLAIMS, results))
     assert (first.figure, first.sentence) == ("not measured", "No run was trained with other initial weights.")
@@ -207,7 +206,7 @@ def test_a_rung_that_a_study_sets_aside_is_not_judged() -> None:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Results]:
     store = stored(tmp_path_factory.mktemp("training"), ladder(), seeds=2, pictures=True)
-    return store, load_training(store)
+    return store, load(store, kind=TRAINING)
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +306,7 @@ def test_the_table_of_runs_has_a_row_for_each(toy: tuple[Store, Results]) -> Non
 
 
 def test_a_stopped_run_is_in_the_table(tmp_path: Path) -> None:
-    results = load_training(stored(tmp_path, ladder(fp16=Law(1e-3, until=8))))
+    results = load(stored(tmp_path, ladder(fp16=Law(1e-3, until=8))), kind=TRAINING)
     table = run_table(results, "fig8").set_index("run")
     assert table.loc["FP16 (autocast) against FP32", "stopped"] == "the loss is not finite at step 8"
 

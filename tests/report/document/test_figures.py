@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.report.document.usual import shown_by, usual
+from numdev.report.document.figures import usual
 from numdev.report.figures.points import POINTS
 from numdev.report.figures.sweep import plot_of
-from numdev.report.reading.frames import Results
-from numdev.report.reading.rows import Reading
-from numdev.report.reading.tidy import tidy
+from numdev.report.reading.frames import Results, _Reading
+from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.reading.view import shown, view_of
 from numdev.results.manifest import manifest_of
 
@@ -48,9 +45,9 @@ GIVEN: list[dict[str, Any]] = [
 Cell = tuple[int, int]
 
 
-def results(lost: Collection[tuple[Cell, int]] = (), without: dict[int, str] | None = None, **changes: Any) -> Results:
-    """Points over n and m, two seeds; `lost` are comparisons that points lack, `without` figures that comparisons lack."""
-    reading, points = Reading(), []
+def results(lost: Collection[tuple[Cell, int]] = (), **changes: Any) -> Results:
+    """Points over n and m, two seeds; `lost` are comparisons that points lack."""
+    reading, points = _Reading(), list[dict[str, Any]]()
     for n, m in ((n, m) for n in range(3) for m in range(2)):
         facts: dict[str, Any] = {
             "study": "s",
@@ -78,64 +75,58 @@ def results(lost: Collection[tuple[Cell, int]] = (), without: dict[int, str] | N
                     "bias": 2.0 + place,
                     "nan_count": 0,
                 }
-                rows.append(row | ({without[place]: None} if without and place in without else {}))
-        reading.add(rows)
+                rows.append(row)
+        reading.extend(rows, len(points) - 1)
     made = pd.DataFrame(points)
     manifest = manifest_of("s", "deviation", "t", **changes)
-    return Results(reading.typed([], made), made.assign(kind="deviation", operation="attention"), {"s": manifest})
+    return Results(reading.rows([], made), made.assign(kind="deviation", operation="attention"), {"s": manifest})
 
 
-def told(rows: pd.DataFrame, given: dict[str, Any]) -> Any:
+def figure(rows: pd.DataFrame, given: dict[str, Any]) -> Any:
     """What a figure shows of some rows, or why there is none."""
     try:
         plot = plot_of(rows, given)
-        found = shown(rows, view_of(rows, given))
+        view = shown(rows, view_of(rows, given))
     except BadInput as error:
         return str(error)
-    return plot.title, plot.alt, found.output, found.split, found.rows.reset_index(drop=True).to_dict("list")
+    return plot.title, plot.alt, view.output, view.split, view.rows.reset_index(drop=True).to_dict("list")
 
 
 FAULTS = st.sets(st.tuples(st.tuples(st.integers(0, 2), st.integers(0, 1)), st.integers(0, len(COMPARISONS) - 1)), max_size=6)
-WITHOUT = st.dictionaries(st.integers(0, len(COMPARISONS) - 1), st.sampled_from(["rmse", "bias"]), max_size=5)
 
 
 @settings(max_examples=20)
-@given(FAULTS, WITHOUT, st.sampled_from(GIVEN))
-@example(set(), {0: "rmse"}, {})
-@example(set(), {0: "rmse"}, {"y": "rmse"})
-@example({((2, m), 0) for m in range(2)}, {}, {})
-@example({((2, m), 1) for m in range(2)}, {}, {"x": "m", "reference": "baseline"})
-def test_a_figure_is_that_of_all_rows(lost: set[tuple[Cell, int]], without: dict[int, str], given_: dict[str, Any]) -> None:
+@given(FAULTS, st.sampled_from(GIVEN))
+@example({((2, m), 0) for m in range(2)}, {})
+@example({((2, m), 1) for m in range(2)}, {"x": "m", "reference": "baseline"})
+def test_a_figure_is_that_of_all_rows(lost: set[tuple[Cell, int]], given_: dict[str, Any]) -> None:
     """Whatever points lack, and whichever view is asked for; errors are the same too."""
-    made = results(lost, without)
-    assert told(shown_by(made, np.arange(len(made.stored)), given_), given_) == told(tidy(made), given_)
+    made = results(lost)
+    assert figure(of_comparison(made, given_), given_) == figure(tidy(made), given_)
 
 
 def test_every_view_of_whole_results_is_that_of_all_rows() -> None:
     made = results()
-    whole, every = tidy(made), np.arange(len(made.stored))
+    whole = tidy(made)
     for given_ in GIVEN:
-        assert told(shown_by(made, every, given_), given_) == told(whole, given_)
+        assert figure(of_comparison(made, given_), given_) == figure(whole, given_)
 
 
 def test_a_figure_needs_the_rows_of_one_comparison() -> None:
     made = results()
-    every = np.arange(len(made.stored))
-    assert len(every) == 6 * 2 * len(COMPARISONS)
+    assert len(made.primary) == 6 * 2 * len(COMPARISONS)
     for given_ in ({}, {"y": "lse.rmse"}, {"x": "m", "reference": "baseline"}):
-        assert len(shown_by(made, every, given_)) == 6 * 2
-    assert len(shown_by(made, every, {"x": "n", "colour": "subject"})) == len(every)
+        assert len(of_comparison(made, given_)) == 6 * 2
+    assert len(of_comparison(made, {"x": "n", "colour": "subject"})) == len(made.primary)
 
 
-@pytest.mark.parametrize("lost", [set(), {((1, 1), 0), ((1, 1), 4)}])
-def test_the_figure_of_every_point_needs_variant_and_baseline(lost: set[tuple[Cell, int]]) -> None:
-    """A point that lacks both still has its line, so all rows are kept there."""
-    made = results(lost, swept=[])
-    plot, rows = usual(made, "s")
-    assert plot is POINTS
-    assert len(rows) == (6 * 2 * 2 if not lost else len(made.stored))
-    assert "bias" not in rows
-    drawn, expected = plot(rows), plot(tidy(made))
+def test_the_figure_of_every_point_draws_variant_and_baseline() -> None:
+    made = results(swept=[])
+    picture = usual(made, "s")
+    assert picture.plot is POINTS
+    assert len(picture.rows) == 6 * 2 * 2
+    assert "bias" not in picture.rows
+    drawn, expected = picture.plot(picture.rows), picture.plot(tidy(made))
     assert [_marks(axes) for axes in drawn.axes] == [_marks(axes) for axes in expected.axes]
     assert _marks(drawn.axes[0])
 

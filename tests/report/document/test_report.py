@@ -15,7 +15,7 @@ from rich.console import Console
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.report.document.paper import make_report
+from numdev.report.document.report import make_report
 from numdev.report.reading.columns import meaning
 from numdev.report.studies.registry import CLAIMS
 from numdev.results.record import Status

@@ -9,7 +9,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.report.reading.split import STATED, split
+from numdev.report.reading.view import LABELS, split
 
 AXES = ("label.a", "label.b", "label.c", "label.d")
 POINT = st.fixed_dictionaries({name: st.sampled_from([1, 2, None]) for name in AXES} | {"study": st.sampled_from("st")})
@@ -48,7 +48,7 @@ def test_a_default_of_one_study_is_not_joined_with_what_another_states() -> None
         {"study": "points", "label.n": 128, "label.p": "e4m3fn"},
     ]
     frame = table(points)
-    frame.attrs[STATED] = {"sweep": ["n"], "points": ["n", "p"]}
+    frame.attrs[LABELS] = {"sweep": ["n"], "points": ["n", "p"]}
     assert split(frame, "label.n", [], with_baseline=False)[1] == ["label.p"]
 
 

@@ -25,10 +25,9 @@ from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.measurement.speed.timing import Budget
-from numdev.report.reading import configuration
+from numdev.report.reading import columns as dictionary
 from numdev.report.reading.columns import SHIPPED, meaning
-from numdev.report.reading.frames import Results, load
-from numdev.report.reading.typed import flatten
+from numdev.report.reading.frames import Results, flatten, load
 from numdev.results.record import Column, describe
 from numdev.results.store import Store
 from numdev.results.study import Refused
@@ -37,11 +36,11 @@ FP8 = Precision.fp8()
 VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
 KNOWN = {column.name: column for column in ATTENTION.settings()}
 REFUSED = Refused("sdpa", "tiling.br=16")
-CONFIGURATION = tuple(f"{part}." for part in configuration.PARTS)
+CONFIGURATION = tuple(f"{part}." for part in dictionary.PARTS)
 
 
 def setting(column: str) -> tuple[str, str] | None:
-    return configuration.setting(column, KNOWN)
+    return dictionary.setting(column, KNOWN)
 
 
 def is_declared(column: str) -> bool:
@@ -73,7 +72,7 @@ def test_every_setting_of_every_class_is_known(tmp_path: Path) -> None:
 
 
 def test_nothing_is_explained_that_there_is_not(tmp_path: Path) -> None:
-    assert {*KNOWN, *configuration.TIMING} - set(every_column(tmp_path)) == set()
+    assert {*KNOWN, *dictionary.TIMING} - set(every_column(tmp_path)) == set()
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +85,17 @@ def test_every_column_that_a_study_writes_has_a_meaning_beyond_its_name(results:
     settings = [name for name in columns if name.startswith(CONFIGURATION)]
     assert len(settings) > 50
     assert [name for name in settings if not has_words_of_its_own(name)] == []
-    stated = results.columns | configuration.settings(results.manifests.values())
+    stated = results.columns | dictionary.settings(results.manifests.values())
     assert [name for name in columns if not (meaning(name, stated) or ("", ""))[1]] == []
 
 
 def test_a_study_keeps_what_its_settings_mean(results: Results) -> None:
-    assert configuration.settings(results.manifests.values()) == KNOWN
+    assert dictionary.settings(results.manifests.values()) == KNOWN
 
 
 def test_two_operations_in_one_store_are_both_heard() -> None:
     one, other = ({"settings": {"problem.rows": ["tokens", text]}} for text in ("of q", "of x"))
-    found = configuration.settings([one, other, one, {}])
+    found = dictionary.settings([one, other, one, {}])
     assert found == {"problem.rows": Column("problem.rows", "tokens", "of q; or: of x")}
 
 

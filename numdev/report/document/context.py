@@ -1,0 +1,382 @@
+"""What a report shows, as plain data: both documents, PDF and HTML, are set from it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.measurement.deviation.measurement import KIND as DEVIATION
+from numdev.measurement.deviation.metrics import METRICS
+from numdev.report.claims.finding import Verdict, rules
+from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.document.tables import MOST_FAILURES, bad_outputs, deviations, figures_table, place
+from numdev.report.figures.plot import Plot
+from numdev.report.reading.frames import SHIPPED, SPEED, TRAINING, Results, is_own
+from numdev.report.reading.scenarios import ROLES, of
+from numdev.report.reading.wording import Words, circumstances
+from numdev.report.studies.chapter import Chapter
+from numdev.report.studies.latency import frame, latest, of_attention
+from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, chapter_of, words_of
+from numdev.results.record import Use, points_by_kernel
+
+WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
+_HIGHEST = 370.0  # points that the findings leave on the first page
+_MOST_FINDINGS = 3
+_ABREAST = 3  # environments that one table has beside one another
+_FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a report has of one kind of measurement.
+
+    Attributes:
+        results: of one kind.
+        claims: judged on them, all in one table: p-values are adjusted within a part.
+        figures: the folder of their figures in SVG.
+    """
+
+    results: Results
+    claims: Sequence[ClaimResult]
+    figures: Path
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the kind is one of the user's own, of which only its columns tell."""
+        return self.results.kind not in SHIPPED
+
+    @property
+    def deviates(self) -> bool:
+        """Whether the rows are deviations of outputs."""
+        return self.results.kind in (DEVIATION, SPEED)
+
+    def drawn(self, study: str = "") -> dict[str, Path]:
+        """The figures of the part's studies, or of one, by the names of their files."""
+        paths = {path.name: path for path in sorted(self.figures.glob("*.svg"))}
+        if not study:
+            return {name: path for name, path in paths.items() if name.startswith(tuple(self.results.manifests))}
+        others = tuple(name for name in self.results.manifests if name != study and name.startswith(study))
+        own = re.compile(rf"{re.escape(study)}(_\w+)?\.svg")
+        return {name: path for name, path in paths.items() if own.fullmatch(name) and not name.startswith(others or ("/",))}
+
+
+@dataclass(frozen=True)
+class Markup:
+    """How a document marks up text: a sentence with mathematics, one without, and text of a chapter, which is Typst markup."""
+
+    plain: Callable[[str], str]
+    escaped: Callable[[str], str]
+    chapter: Callable[[str], str]
+
+
+def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
+    """Everything that a document on some parts shows; its first findings are those of the first part, and so is its title."""
+    wholes = [part.results for part in parts]
+    part_of = {name: part for part in parts for name in part.results.manifests}
+    claims = [claim for part in parts for claim in part.claims]
+    shipped = [part for part in parts if not part.is_own]
+    operations = pd.unique(pd.concat([part.results.points["operation"] for part in shipped])) if shipped else []
+    known = [chapter for chapter in CHAPTERS if chapter.operation in operations]
+    named = [chapter for chapter in known if chapter.study in part_of]
+    missing = [name for name in part_of if name not in {chapter.study for chapter in named}]
+    chapters = [*named, *(chapter_of(part_of[name].results, name) for name in missing)]
+    sections = [_section(chapter, part_of[chapter.study], markup, is_named=chapter in named) for chapter in chapters]
+    sections.sort(key=lambda section: not section["source"])
+    own = [words for words in map(WORDS.get, operations) if words]
+    words = words_for(parts[0].results)
+    judged = [_claim(claim, markup) for claim in claims]
+    return {
+        "title": words.title,
+        "subtitle": _subtitle(wholes),
+        "bad": markup.escaped(" ".join(filter(None, map(bad_outputs, wholes)))),
+        "highlights": _findings(parts, markup),
+        "summary": markup.escaped(_summary(wholes, claims)),
+        "reading": markup.escaped(note(claims)),
+        "judged": judged,
+        "claims": _merged(judged),
+        "headline": _headline(sections, words.headlines),
+        "absent": [chapter.title for chapter in known if chapter not in named] if named else [],
+        "sections": sections,
+        "compiled": _compiled_code(wholes),
+        "methods": [words.methods for words in own if words.methods],
+        "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for words in own for rule in words.rules)))],
+        "compares": bool(shipped),
+        "deviates": any(part.deviates for part in parts),
+        "metrics": list(_metrics(parts)),
+        "environments": list(_environments(wholes)),
+        "failures": list(failures(wholes, {chapter.study: chapter.title for chapter in chapters})),
+    }
+
+
+def words_for(results: Results) -> Words:
+    """The words of a report on some results; one on kinds of the user's own names them."""
+    manifests = results.manifests.values()
+    if is_own(manifests):
+        kinds = dict.fromkeys(str(manifest["kind"]).replace("_", " ") for manifest in manifests)
+        return Words(title=f"Measurements of {_listed(list(kinds))}")
+    return words_of(results.points)
+
+
+def points_of(wholes: Sequence[Results]) -> int:
+    """The number of points that were measured."""
+    return sum(whole.points["key"].nunique() for whole in wholes)
+
+
+def _devices(wholes: Sequence[Results]) -> str:
+    every = [environment for whole in wholes for environment in whole.environments]
+    return " and ".join(dict.fromkeys(one["processor"] if one["device"] == "cpu" else one["device"] for one in every))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _subtitle(wholes: Sequence[Results]) -> str:
+    """The version, the number of points and the devices."""
+    versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
+    count = points_of(wholes)
+    return f"numdev {', '.join(versions)}: {count} point{'s' * (count != 1)} on {_devices(wholes)}"
+
+
+def _summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
+    """How much was measured where, and how many claims have which verdict."""
+    count = points_of(wholes)
+    head = f"{count} point{'s were' if count != 1 else ' was'} measured on {_devices(wholes)}."
+    if not claims:
+        return head
+    claims = list({(result.claim.text, result.word): result for result in claims}.values())  # one that two studies judge alike
+    counted = Counter(result.word for result in claims)
+    words = [f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()]
+    same = sum(result.everywhere for result in claims)
+    verdicts = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
+    return f"{head} {verdicts} {same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+
+
+def _findings(parts: Sequence[Part], markup: Markup) -> list[dict[str, str]]:
+    """The first findings, each a heading and a sentence: those of the operation, or else the first claims.
+
+    A further part that has findings has one of them.
+    """
+    first, *others = [list(_findings_of(part)) for part in parts]
+    further = [own[0] for own in others if own]
+    chief = [*first[: max(1, _MOST_FINDINGS - len(further))], *further][:_MOST_FINDINGS]
+    return [{"heading": markup.plain(heading), "sentence": markup.plain(sentence)} for heading, sentence in chief]
+
+
+def _findings_of(part: Part) -> Iterator[tuple[str, str]]:
+    declared = list(words_for(part.results).findings(part.results))
+    for heading, sentence, names in declared:
+        open_ones = (one for one in part.claims if one.claim.name in names and one.word == Verdict.UNDECIDED.value)
+        texts = dict.fromkeys(f"“{one.claim.text}”" for one in open_ones)
+        yield heading, sentence + (f" Undecided: {', '.join(texts)}." if texts else "")
+    for result in part.claims if not declared else ():
+        figure = f"{result.main.title}: {result.findings[result.main].figure}"
+        yield result.claim.text, f"{result.brief[0].upper()}{result.brief[1:]}. {figure}."
+
+
+def _claim(result: ClaimResult, markup: Markup) -> dict[str, Any]:
+    """A claim with what is found in each scenario."""
+    rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
+    plain, findings = markup.plain, []
+    for scenario, finding in result.findings.items():
+        beside = finding.beside
+        findings.append(
+            {
+                "title": plain(scenario.title),
+                "role": ROLES[scenario.role],
+                "chief": scenario in result.chief,
+                "verdict": finding.verdict.value,
+                "told": plain(finding.told),
+                "p": plain(finding.told.partition(" (")[2].rstrip(")")),
+                "figure": plain(finding.figure),
+                "beside": "" if beside is None else f"{beside.verdict.value}, {plain(beside.figure)}",
+                "sentence": plain(finding.sentence),
+            }
+        )
+    return {
+        "text": plain(result.claim.text),
+        "source": result.claim.source,
+        "study": result.study,
+        "word": result.word,
+        "brief": result.brief,
+        "tone": _tone(result.word),
+        "verdict": plain(f"{result.claim.text}: {result.brief}."),
+        "findings": findings,
+        "elsewhere": ", ".join(f"{verdict} in {count}" for verdict, count in rest.items()),
+    }
+
+
+def _tone(word: str) -> str:
+    """The class of a verdict's badge: its colour, beside the word."""
+    starts = {"partly": "partly", "not ": "no", "undecided": "open"}
+    return next((tone for start, tone in starts.items() if word.startswith(start)), "yes")
+
+
+def _merged(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each claim once for the table, with what is measured in the scenarios that stand for its source.
+
+    Two studies that judge one claim, such as the control of two figures, share a row; what is equal in them stands once.
+    """
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for claim in judged:
+        row = rows.setdefault((claim["text"], claim["source"]), {"text": claim["text"], "source": claim["source"], "chief": []})
+        for finding in claim["findings"]:
+            chief = {name: finding[name] for name in ("title", "role", "figure", "verdict")}
+            if finding["chief"] and chief not in row["chief"]:
+                row["chief"].append(chief)
+        row["elsewhere"] = "; ".join(dict.fromkeys(filter(None, (row.get("elsewhere"), claim["elsewhere"]))))
+    return list(rows.values())
+
+
+def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) -> dict[str, Any]:
+    """A study: its words, figures, findings and tables; the words of a study that has no chapter here are plain text."""
+    results, study = part.results, chapter.study
+    own = [result for result in part.claims if result.study == study]
+    by_claim = chapter.by_claim or len(own) > 1
+    text = markup.chapter if is_named else markup.plain
+    manifest = results.manifests[study]
+    rows = results.study(study) if own else pd.DataFrame()
+    words = words_of(results.points[results.points["study"] == study])
+    claims, findings = [_claim(result, markup) for result in own], []
+    for result, claim in zip(own, claims, strict=True):
+        for i, (scenario, finding) in enumerate(zip(result.findings, claim["findings"], strict=True)):
+            about = circumstances(rows if result.claim.across else of(rows, scenario), words)
+            heading = claim["verdict"] if by_claim and i == 0 else ""
+            further = {"about": markup.plain("; ".join(filter(None, (finding["role"], about)))), "claim": heading}
+            findings.append(finding | further)
+    return {
+        "study": study,
+        "title": chapter.title,
+        "source": _source(own),
+        "question": text(chapter.question),
+        "measured": text(chapter.measured),
+        "paper": markup.chapter(chapter.paper),
+        "claims": claims,
+        "figures": [_figure(path, _plot(manifest, study, name), markup) for name, path in part.drawn(study).items()],
+        "found": "" if by_claim else " ".join(markup.plain(result.findings[result.main].sentence) for result in own),
+        "compact": not by_claim and not any(result.claim.across for result in own),
+        "findings": findings,
+        "tables": list(_tables(chapter, results, with_claims=bool(own))),
+        "verdict": "" if by_claim else " ".join(claim["verdict"] for claim in claims),
+        "command": command(results, study),
+    }
+
+
+def _source(own: Sequence[ClaimResult]) -> str:
+    """The figure of Golden et al. that a section makes again, by the claims that it serves; empty for a question of ours."""
+    matches = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)
+    return next((match[1] for match in matches if match), "")
+
+
+def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
+    """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
+    study = chapter.study
+    if chapter.table is not None and len(runs := chapter.table(results, study)):
+        yield {"caption": f"{chapter.title}: the runs.", "columns": list(runs.columns), "rows": runs.values.tolist()}
+    if chapter.table is not None or (with_claims and not chapter.with_points):
+        return
+    timed = of_attention(frame(results))
+    points = latest(timed[timed["study"] == study]) if len(timed) else timed
+    if points.empty:
+        points = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results, study)
+    points = points.drop(columns="study", errors="ignore")
+    if len(points):
+        yield {"caption": f"{chapter.title}: the points.", "columns": list(points.columns), "rows": points.values.tolist()}
+
+
+def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
+    """What drew a file: the study's first figure has its name, others have their own behind that."""
+    own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
+    names = [own] if own else [manifest["figure"], *manifest["claims"]]
+    return next((FIGURES[name] for name in names if name in FIGURES), None)
+
+
+def _figure(path: Path, plot: Plot | None, markup: Markup) -> dict[str, Any]:
+    """An SVG with its width, its descriptions, and its title as the caption."""
+    text = path.read_text()
+    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', text)
+    caption, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
+    width, height = (float(size[1]), float(size[2])) if size else (WIDEST, WIDEST)
+    scale = min(1.0, WIDEST / width)
+    return {
+        "file": path.name,
+        "width": scale * width,
+        "height": scale * height,
+        "alt": unescape(alt[1]) if alt else "",
+        "caption": unescape(caption[1]) if caption else path.stem,
+        "about": markup.plain(plot.alt) if plot else "",
+    }
+
+
+def _headline(sections: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    """The figure of the first page: the first of some names that is drawn and not too high, or else the first of all."""
+    every = (figure for section in sections for figure in section["figures"])
+    figures = {figure["file"]: figure for figure in every if figure["height"] <= _HIGHEST}
+    return next((figures[name] for name in (*names, *figures) if name in figures), None)
+
+
+def command(results: Results, study: str) -> str:
+    """The command that measures a study again on the same kind of device; none of a kind that no command measures."""
+    manifest = results.manifests[study]
+    if is_own([manifest]) and not manifest.get("command"):
+        return ""
+    numbers = results.points["environment"][results.points["study"] == study].unique().tolist()
+    devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
+    line = manifest.get("command") or f"numdev measure study={study}"
+    device = "".join(f" device={name}" for name in sorted(devices) if "device=" not in line)
+    return " && ".join(f"{each}{device}" for each in line.split(" && "))
+
+
+def _compiled_code(wholes: Sequence[Results]) -> str:
+    """How many points ran by compiled code of numdev, as plain text; empty where none did."""
+    known = [whole.points.drop_duplicates("key") for whole in wholes if "kernel" in whole.points]
+    counted = points_by_kernel(kernel for points in known for kernel in points["kernel"].fillna(""))
+    if not counted:
+        return ""
+    ran = _listed([f"{count} ran by {kernel}" for kernel, count in counted.items()])
+    return f"Of {points_of(wholes)} points {ran}, as the column kernel of the tables says."
+
+
+def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    """A table for outputs, and one for every part that compares none: name, unit and definition of every figure that it has."""
+    if any(part.deviates for part in parts):
+        yield {"of": "outputs", "rows": [(name, unit, text) for name, (unit, text) in METRICS.items()]}
+    for part in parts:
+        if not part.deviates:
+            columns = (column for name, column in part.results.columns.items() if name in part.results.primary)
+            figures = [(own.name, own.unit, own.meaning) for own in columns if own.use in (Use.CHIEF, Use.FIGURE)]
+            yield {"of": "weights" if part.results.kind == TRAINING else part.results.kind, "rows": figures}
+
+
+def _environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
+    """Each environment once with the number of its points, as a column; those of the first results keep their numbers."""
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    for whole in wholes:
+        points = whole.points.drop_duplicates("key")
+        for number, environment in enumerate(whole.environments):
+            facts = tuple(environment.items())
+            counts[facts] = counts.get(facts, 0) + int((points["environment"] == number).sum())
+    columns = [(f"Environment {number}, {count} points", dict(facts)) for number, (facts, count) in enumerate(counts.items())]
+    for some in (columns[start : start + _ABREAST] for start in range(0, len(columns), _ABREAST)):
+        names = dict.fromkeys(name for _, facts in some for name in facts)
+        rows = [[name, *(facts.get(name, "") for _, facts in some)] for name in names]
+        yield {"titles": [title for title, _ in some], "facts": rows}
+
+
+def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:
+    """Study, point, status and reason of each point that failed; studies by their titles."""
+    count = 0
+    for whole in wholes:
+        failed = whole.points[whole.points["status"] != "ok"]
+        for _, point in failed[: max(0, MOST_FAILURES - count)].iterrows():
+            yield [titles[point["study"]], place(point), point["status"], point["reason"]]
+        count += len(failed)
+    if count > MOST_FAILURES:
+        yield ["", f"and {count - MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

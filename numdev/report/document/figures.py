@@ -1,0 +1,203 @@
+"""The figures of a report as PNG and SVG: those that studies name or describe, the usual one, and one of somebody's choice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numdev.cores import usable_cores
+from numdev.errors import BadInput
+from numdev.report.claims.verdicts import ClaimResult
+from numdev.report.figures.plot import Plot
+from numdev.report.figures.points import NEEDED, POINTS
+from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.sweep import default_of, plot_of
+from numdev.report.reading.frames import EVERY, TRAINING, Results, is_own
+from numdev.report.reading.scenarios import LABEL
+from numdev.report.reading.tidy import of_comparison, tidy
+from numdev.report.studies.latency import frame, of_attention
+from numdev.report.studies.own import own_plot
+from numdev.report.studies.registry import FIGURES
+from numdev.report.studies.speed import SPEED_FIGURES
+from numdev.results.store import write_atomically
+
+_FEWEST = 8  # figures; to start processes for fewer takes about as long as it saves
+_DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is to be drawn.
+
+    Attributes:
+        plot: draws it.
+        rows: what it is drawn from.
+        title: of the figure; that of the plot unless given.
+        findings: sentences that end its description.
+    """
+
+    plot: Plot
+    rows: pd.DataFrame
+    title: str = ""
+    findings: tuple[str, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Write PNG and SVG; `path` is without its suffix."""
+        figure = self.plot(self.rows)
+        write_atomically(path.with_name(f"{path.name}.png"), to_png(figure))
+        alt = " ".join([self.plot.alt, *self.findings])
+        write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, self.title or self.plot.title, alt))
+
+
+def write_all(pictures: Mapping[Path, Picture], workers: int | None = None) -> None:
+    """Write figures by their paths, the same bytes by any number of processes.
+
+    Drawing takes most of a report's time, so there is a process for each usable core if there are many figures, on Linux, unless
+    `workers` says how many.
+
+    Raises:
+        StoreError: if a file cannot be written.
+    """
+    _pictures[:] = pictures.items()
+    count = workers or (min(usable_cores(), len(pictures) // (_FEWEST // 2)) if sys.platform == "linux" else 1)
+    if count < 2 or len(pictures) < 2:
+        for place in range(len(pictures)):
+            _write(place)
+        return
+    with ProcessPoolExecutor(count, get_context("fork")) as pool:
+        list(pool.map(_write, range(len(pictures))))
+
+
+_pictures: list[tuple[Path, Picture]] = []  # a forked process has them; what draws them cannot be sent to it
+
+
+def _write(place: int) -> None:
+    path, picture = _pictures[place]
+    picture.write(path)
+
+
+def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
+    """The figure that somebody asks for of some studies and sweeps of one kind, over every column that they have.
+
+    Raises:
+        BadInput: for a name that they do not have.
+    """
+    rows = of_comparison(results.with_axes(EVERY), plot)
+    return Picture(plot_of(rows, plot), rows)
+
+
+def write_figures(
+    results: Results, claims: Sequence[ClaimResult], folder: Path, home: Path = Path(), chosen: Picture | None = None
+) -> list[str]:
+    """Draw the figures of every study; returns a note on each that could not be drawn.
+
+    `home` is the folder of the results, in which columns of paths (`Plot.files`) name files. The figure `chosen` takes the place
+    of that of a single study or sweep which names none, and else stands beside the others.
+    """
+    notes: list[str] = []
+    pictures: dict[Path, Picture] = {}
+    only = next(iter(results.manifests)) if len(results.manifests) == 1 else ""
+    for study, manifest in results.manifests.items():
+        names = _names(manifest)
+        if chosen is not None and study == only and names == [""]:
+            chosen.write(folder / study)
+            return notes
+        for name in names:
+            picture = _picture(results, study, name, home)
+            if isinstance(picture, str):
+                notes.append(f"{study}: {picture}")
+                continue
+            file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", picture.plot.title)
+            findings = tuple(_findings(claims, study, name))
+            pictures[folder / file] = Picture(picture.plot, picture.rows, title or manifest["title"], findings)
+    write_all(pictures)
+    if chosen is not None:
+        chosen.write(folder / (f"{only}_plot" if only else "plot"))
+    return notes
+
+
+def _names(manifest: Mapping[str, Any]) -> list[str]:
+    """The figures of a study: what it names or describes, those of its claims, and more; else the usual one, which is ''."""
+    first = [manifest["figure"]] if manifest["figure"] else [""] if manifest.get("plot") else []
+    of_claims = (name for name in manifest["claims"] if name in FIGURES)
+    default = "" if manifest["swept"] is not None else _DEFAULT.get(manifest["kind"], "")
+    return list(dict.fromkeys([*first, *of_claims, *manifest.get("more", ())])) or [default]
+
+
+def _findings(claims: Sequence[ClaimResult], study: str, figure: str) -> Iterator[str]:
+    """The findings that a figure shows, for its description."""
+    for result in claims:
+        if result.study == study and result.claim.figure == figure:
+            yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())
+
+
+def _picture(results: Results, study: str, name: str, home: Path) -> Picture | str:
+    """A figure of a study, the usual one where `name` is empty; or a note on why it is not drawn."""
+    if name and name not in FIGURES:
+        return f"there is no figure {name}; there are {', '.join(FIGURES)}"
+    try:
+        picture = _named(results, study, FIGURES[name], home) if name else usual(results, study)
+    except BadInput as error:
+        return f"its figure is not drawn: {error}"
+    plot, rows = picture.plot, picture.rows
+    if rows.empty:
+        return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
+    if plot.files and (rows[list(plot.files)] == "").all(axis=None):
+        return f"no record names a file for figure {name}"
+    if lacking := plot.lacks(rows):
+        return f"figure {name} needs points with the labels {', '.join(lacking)}"
+    return picture
+
+
+def _named(results: Results, study: str, plot: Plot, home: Path) -> Picture:
+    """A figure of numdev, its rows with the paths of files as they can be opened."""
+    rows = results.study(study, plot.table)
+    columns = [column for column in plot.files if column in rows]
+    paths = {column: [str(home / name) if name else "" for name in rows[column].fillna("")] for column in columns}
+    return Picture(plot, rows.assign(**paths))
+
+
+def usual(results: Results, study: str) -> Picture:
+    """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
+
+    Raises:
+        BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
+    """
+    manifest = results.manifests[study]
+    rows = of_comparison(results, manifest.get("plot") or {}, study)
+    plot = own_plot(manifest, rows)
+    if plot is None and is_own([manifest]):
+        plot = plot_of(rows, {})
+    elif plot is None and manifest["swept"] != [] and len(rows):
+        plot = default_of(rows)
+    if plot is not None:
+        return Picture(plot, rows)
+    names = [name for name in results.primary.columns if name in ("study", "key", *NEEDED) or name.startswith(LABEL)]
+    of_golden = results.primary.where(study=study, primary=True, reference="golden")
+    return Picture(POINTS, tidy(results, results.primary.frame(of_golden, names)))
+
+
+def write_speed_figures(results: Results, folder: Path) -> None:
+    """Draw the figures of every study of the speed of attention."""
+    rows = of_attention(frame(results))
+    pictures: dict[Path, Picture] = {}
+    for study in (name for name, manifest in results.manifests.items() if manifest["swept"] is None):
+        own = rows[rows["study"] == study]
+        pictures |= {folder / f"{study}_{name}": Picture(plot, own) for name, plot in SPEED_FIGURES.items() if len(own)}
+    write_all(pictures)
+
+
+def write_sweep_figures(results: Results, rows: pd.DataFrame, folder: Path) -> None:
+    """Draw the figure of every sweep of speed, and of studies that describe one; `rows` are tidy."""
+    for study, manifest in results.manifests.items():
+        own = rows[rows["study"] == study]
+        plot = own_plot(manifest, own) or (default_of(own) if manifest["swept"] and len(own) else None)
+        if plot is not None:
+            Picture(plot, own, str(manifest["title"])).write(folder / study)

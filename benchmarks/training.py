@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from numdev.arithmetic.formats import FP32
+from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Differentiable
 from numdev.attention.naive import NaiveBackward
@@ -111,7 +111,7 @@ def table(task: TextToImage, device: torch.device, graphs: bool, rounds: int, *,
     made: dict[str, Contender] = {}
     title = f"graphs {'on' if graphs else 'off'}, {'as trained' if trained else 'free'}"
     for name, attention in attentions(device).items():
-        run = Run(task, Rung(attention or VanillaBackward(), numerics))
+        run = Run(task, Rung(attention or VanillaBackward(Format.parse(numerics.format)), numerics))
         try:
             made[name] = Contender(run, attention, device, graphs, trained)
         except (Unsupported, RuntimeError) as error:

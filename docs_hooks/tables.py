@@ -65,7 +65,7 @@ def settings() -> Iterator[str]:
     from numdev.attention.groups import GROUPS as TYPED
     from numdev.cli.schema import RunConfig
     from numdev.settings import declared
-    from numdev.training.settings import GROUPS as TRAINING
+    from numdev.training.rung import GROUPS as TRAINING
 
     for group, kind in {**TYPED, "": RunConfig}.items():
         yield from ("", f"### {group or 'the run'}: {_PARTS[group]}", "", *_OF_TABLE)

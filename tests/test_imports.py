@@ -267,8 +267,8 @@ def test_help_and_completion_wait_for_nothing() -> None:
     quick = entry + of("cli.app", "cli.jobs", "cli.sweep", "cli.objective", "cli.requests", "cli.schema")
     values = of(*(f"attention.{name}" for name in ("groups", "mask", "precision", "problem", "softmax", "tiling")))
     quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.nearest"]
-    quick += ["numdev.training", "numdev.training.settings"]
-    inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!settings)", name) and name not in values]
+    quick += ["numdev.training", "numdev.training.rung"]
+    inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!rung$)", name) and name not in values]
     others = [name.removeprefix("numdev.") for name in inner]
     heavy = inside(
         "api",

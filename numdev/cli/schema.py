@@ -14,9 +14,9 @@ from omegaconf import MISSING, OmegaConf
 
 from numdev.attention.groups import BACKWARD_DEFAULTS, BACKWARD_GROUPS, GROUPS
 from numdev.settings import Setting, declared, node_of, setting
-from numdev.training.settings import DEFAULTS as TRAINING_DEFAULTS
-from numdev.training.settings import GROUPS as TRAINING_GROUPS
-from numdev.training.settings import Reference
+from numdev.training.rung import DEFAULTS as TRAINING_DEFAULTS
+from numdev.training.rung import GROUPS as TRAINING_GROUPS
+from numdev.training.rung import Reference
 
 _LABEL, _WIDTH = 30, 76  # columns of a setting with its default, and of both columns of the help
 

@@ -1,14 +1,20 @@
-"""How a run differs from the others of its task."""
+"""How a run differs from the others of its task; each field of a `Rung` is a setting. Imports no torch: `--help` reads it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from numdev.attention.base import Differentiable
+from numdev.attention.groups import BACKWARD_DEFAULTS, BACKWARD_GROUPS
 from numdev.errors import BadInput
+from numdev.settings import held, setting
+
+if TYPE_CHECKING:
+    from numdev.training.task import Task
 
 APART = 1000  # seeds between one initialisation, or order of the data, and the next
+_NUMERICS = "fp32, autocast_bf16, autocast_fp16 (with a scaled loss) or bf16_weights"
 
 
 class Numerics(Enum):
@@ -23,6 +29,11 @@ class Numerics(Enum):
     BF16 = "autocast_bf16"
     FP16 = "autocast_fp16"
     BF16_WEIGHTS = "bf16_weights"
+
+    @property
+    def format(self) -> str:
+        """The format in which a model calls attention."""
+        return {Numerics.FP32: "fp32", Numerics.FP16: "fp16"}.get(self, "bf16")
 
 
 class Restart(Enum):
@@ -42,31 +53,46 @@ class Restart(Enum):
 class Rung:
     """How a run differs: its attention, its formats, its seeds, or one of the controls.
 
-    Attributes:
-        attention: what computes attention, forward and backward.
-        numerics: see `Numerics`.
-        init: replicate r starts from the weights of seed `r + 1000 init`.
-        order: 0 is the order of the task; another number is another order of the same examples (`Run.batches`).
-        ulp: by how many last places of FP32 one weight is moved before training (`numdev.training.state.moved`). A later rounding
-            may take the move back: of the weight to BF16 under autocast, or of its first updates. Then the weights of the run are
-            those of the reference again, which says nothing of chaos; 65,536 is one last place of BF16.
-        ranks: processes that share each batch.
-        restart: see `Restart`.
-        repeat: changes nothing; another number is another run of the same, for the sham.
-        watch: whether each step keeps the figures of attention (`numdev.training.watch`); it changes no bit of the weights.
+    `attention` computes attention, forward and backward (`numdev.attention.base.Differentiable`). `ulp` moves the weight that
+    `numdev.training.state.moved` names. A later rounding may take the move back: of the weight to BF16 under autocast, or of its
+    first updates. Then the weights of the run are those of the reference again, which says nothing of chaos; 65,536 is one last
+    place of BF16. `order` is explained in `Run.batches`, `watch` in `numdev.training.watch`.
+
+    Raises:
+        BadInput: naming the setting; and for an attention that does not compute in the format of the run.
     """
 
-    attention: Differentiable
-    numerics: Numerics = Numerics.BF16
-    init: int = 0
-    order: int = 0
-    ulp: int = 0
-    ranks: int = 1
-    restart: Restart = Restart.NONE
-    repeat: int = 0
-    watch: bool = False
+    attention: Any = held(follows="backward")
+    numerics: Numerics | None = setting(
+        None, f"formats of weights and products: {_NUMERICS}; null is that under which attention computes in its format"
+    )
+    init: int = setting(0, "which initialisation: replicate r starts from the weights of seed r + 1000 init")
+    order: int = setting(
+        0, "which order of the data: another number shows the same examples over the run in another order, by a seed of its own"
+    )
+    ulp: int = setting(0, "by how many last places of FP32 one weight is moved before training", "ulp")
+    ranks: int = setting(1, "data-parallel processes that share each batch", "count")
+    restart: Restart = setting(
+        Restart.NONE,
+        "what happens after half of the steps: none; exact, a stop and a resume from the checkpoint; lossy, from one in BF16; or "
+        "weights_only, without the moments of the optimizer",
+    )
+    repeat: int = setting(0, "changes nothing: another number is another run of the same, which must come out the same")
+    watch: bool = setting(
+        False,
+        "keep for each step the largest logit, ties, and how far attention deviates from exact attention; changes no weight",
+    )
 
     def __post_init__(self) -> None:
+        own = str(self.attention.format)
+        if self.numerics is None:
+            known = {each.format: each for each in (Numerics.FP32, Numerics.BF16, Numerics.FP16)}
+            if own not in known:
+                raise BadInput("precision", own, f"no run computes in it; give a precision of {', '.join(known)}")
+            object.__setattr__(self, "numerics", known[own])
+        elif own != (fmt := self.numerics.format):
+            hint = f"rung.numerics={self.numerics.value} hands {fmt} to attention; "
+            raise BadInput("precision", own, f"{hint}give precision=eager_{fmt} too, or a policy that returns {fmt}")
         for name, least in (("init", 0), ("order", 0), ("ranks", 1), ("repeat", 0)):
             if getattr(self, name) < least:
                 raise BadInput(f"rung.{name}", getattr(self, name), f"give an integer of at least {least}")
@@ -76,3 +102,28 @@ class Rung:
         if self.ulp and self.numerics is Numerics.BF16_WEIGHTS:
             hint = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
             raise BadInput("rung.ulp", self.ulp, hint)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The run that a rung is compared with: plain attention, and nothing else changed. It is watched where the rung is."""
+
+    numerics: Numerics | None = setting(
+        None, f"those of the run that a rung is compared with: {_NUMERICS}; null is the rung's own"
+    )
+
+    def of(self, variant: Rung, problem: Task) -> Rung:
+        """The reference of a rung."""
+        from numdev.arithmetic.formats import Format
+        from numdev.attention.vendor.vanilla import VanillaBackward
+
+        numerics = self.numerics or variant.numerics
+        assert numerics is not None
+        return Rung(VanillaBackward(Format.parse(numerics.format)), numerics, watch=variant.watch)
+
+
+GROUPS: dict[str, type] = {"rung": Rung, **{name: kind for name, kind in BACKWARD_GROUPS.items() if name != "problem"}}
+"""The groups and nodes of training whose settings are declared here or with attention; an option of `task` has its own."""
+
+DEFAULTS: dict[str, Any] = BACKWARD_DEFAULTS | {"tiling.head_dim": None}  # which follows from the task
+"""Defaults that differ from those of the fields."""

@@ -484,6 +484,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_compiled_models() -> None:
     """A graph breaks at attention, also one that was compiled before; inside of nn.MultiheadAttention it is refused.
 

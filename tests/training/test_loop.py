@@ -18,7 +18,7 @@ from numdev.training.loop import Progress, train
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.state import checksum, model_of
-from tests.training.toy import CPU, VANILLA, Toy, toy, trained
+from tests.training.toy import CPU, VANILLA, Toy, toy, trained, vanilla
 
 
 class TestBits:
@@ -34,9 +34,9 @@ class TestBits:
         "rung",
         [{"init": 1}, {"order": 1}, {"ulp": 4096}, {"ulp": -4096}, {"numerics": Numerics.BF16}, {"numerics": Numerics.FP16}],
     )
-    def test_a_rung_that_differs_has_others(self, tmp_path: Path, rung: dict[str, object]) -> None:
+    def test_a_rung_that_differs_has_others(self, tmp_path: Path, rung: dict[str, Any]) -> None:
         reference = trained(toy(), tmp_path / "reference")
-        other = trained(Run(Toy(), Rung(VANILLA, **({"numerics": Numerics.FP32} | rung))), tmp_path / "other")  # type: ignore[arg-type]
+        other = trained(toy(**rung), tmp_path / "other")
         assert other.checksum != reference.checksum
         assert (checksum(other.weights(0)) == checksum(reference.weights(0))) == (not {"init", "ulp"} & set(rung))
 
@@ -127,7 +127,7 @@ class TestTheEndBeforeTheEnd:
     @pytest.mark.parametrize("step", [0, 3, 11])
     @pytest.mark.parametrize("numerics", [Numerics.FP32, Numerics.FP16])
     def test_a_loss_that_is_not_finite_stops_the_run(self, tmp_path: Path, step: int, numerics: Numerics) -> None:
-        found = trained(Run(Toy(poison=step), Rung(VANILLA, numerics)), tmp_path)
+        found = trained(Run(Toy(poison=step), Rung(vanilla(numerics), numerics)), tmp_path)
         assert found.stopped == f"the loss is not finite at step {step}"
         assert found.done == step
         assert len(found.losses) == step + 1
@@ -135,7 +135,7 @@ class TestTheEndBeforeTheEnd:
         assert all(map(math.isfinite, found.losses[:-1]))
         assert list(found.snapshots) == [each for each in (0, 1, 2, 4, 8) if each <= step]
         assert found.checksum == checksum(found.weights(max(found.snapshots)))
-        assert trained(Run(Toy(poison=step), Rung(VANILLA, numerics)), tmp_path).losses[:-1] == found.losses[:-1]
+        assert trained(Run(Toy(poison=step), Rung(vanilla(numerics), numerics)), tmp_path).losses[:-1] == found.losses[:-1]
 
     def test_losses_that_are_read_later_stop_it_at_the_same_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As on a GPU, here also just before a restart: the snapshots are of steps 16 and 32, the restart is after 20."""

@@ -17,7 +17,7 @@ from numdev.training.loop import Execution, train
 from numdev.training.run import Run
 from numdev.training.run_files import Trained
 from numdev.training.rung import Numerics, Restart, Rung
-from tests.training.toy import VANILLA, Toy
+from tests.training.toy import VANILLA, Toy, vanilla
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
@@ -29,7 +29,7 @@ def on_gpu(run: Run, folder: Path, graphs: bool) -> Trained:
 
 @pytest.mark.parametrize("numerics", Numerics)
 def test_every_numerics(tmp_path: Path, numerics: Numerics) -> None:
-    run = Run(Toy(60, width=128), Rung(VANILLA, numerics))
+    run = Run(Toy(60, width=128), Rung(vanilla(numerics), numerics))
     eager, graph = on_gpu(run, tmp_path / "eager", False), on_gpu(run, tmp_path / "graph", True)
     assert graph.captured
     assert not eager.captured

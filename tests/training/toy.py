@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from numdev.arithmetic.formats import FP32
+from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.loop import Execution, train
 from numdev.training.run import Run
@@ -22,6 +22,11 @@ from numdev.training.task import Batch, Samples, Task
 
 CPU = torch.device("cpu")
 VANILLA = VanillaBackward(FP32)
+
+
+def vanilla(numerics: Numerics) -> VanillaBackward:
+    """Plain attention in the format of a run."""
+    return VanillaBackward(Format.parse(numerics.format))
 
 
 class Model(nn.Module):
@@ -87,7 +92,7 @@ class Toy(Task):
 
 
 def toy(steps: int = 12, numerics: Numerics = Numerics.FP32, **rung: Any) -> Run:
-    return Run(Toy(steps), Rung(VANILLA, numerics, **rung))
+    return Run(Toy(steps), Rung(vanilla(numerics), numerics, **rung))
 
 
 def trained(run: Run, folder: Path, **execution: Any) -> Trained:

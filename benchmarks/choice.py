@@ -1,4 +1,4 @@
-"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.gpurule`.
+"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.path`.
 
     python -m benchmarks.choice
 

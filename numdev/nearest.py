@@ -20,14 +20,14 @@ def is_near(wrong: object, names: Iterable[str]) -> bool:
 
 
 def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
-    """What to use for a name that does not exist: similar names, and all names unless there are more than `most`."""
+    """A hint for a name that does not exist: similar names, and all names unless there are more than `most`."""
     known = list(names)
     near = difflib.get_close_matches(str(wrong), known, n=3, cutoff=_CUTOFF)
     rest = [name for name in known if name not in near]
     if not near:
         return "use one of " + ", ".join(rest if len(rest) <= most else [*rest[:most], "..."])
-    meant = f"did you mean {' or '.join(near)}"
-    return f"{meant}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else meant
+    question = f"did you mean {' or '.join(near)}"
+    return f"{question}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else question
 
 
 class NotAChoice(BadInput):

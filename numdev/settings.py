@@ -62,7 +62,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class _Declared:
-    """What a field says of itself: a setting, an object of another node, or an object whose settings lie in this node.
+    """A field of a dataclass: a setting, an object of another node, or an object whose settings lie in this node.
 
     Attributes:
         follows: the setting or node that the command line takes it from, unless it is set.
@@ -144,7 +144,7 @@ def declared(kind: type, prefix: str = "") -> Iterator[Setting]:
 
 
 def node_of(kind: type) -> dict[str, Any]:
-    """What the node of an object holds of other nodes: null, or the reference to what it follows."""
+    """The entries of an object's node for other nodes: null, or the reference to what an entry follows."""
     plain = {name: each.metadata.get(_KEY) for name, each in _fields(kind).items()}
     nodes = {name: said for name, said in plain.items() if said is not None and not said.text and said.nested is None}
     return {name: f"${{{said.follows}}}" if said.follows else None for name, said in nodes.items()}

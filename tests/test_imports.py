@@ -45,7 +45,6 @@ SHARED = (
     "cost",
     "counters",
     "differentiable",
-    "gpurule",
     "honours",
     "kernel_arithmetic",
     "kernel_launch",

@@ -27,7 +27,7 @@ from numdev.lazy import torch
 
 
 class Specials(Enum):
-    """What the largest exponent code of a format stands for."""
+    """Meanings of the largest exponent code of a format."""
 
     IEEE = "ieee"  # infinities and NaNs take the whole of it
     NAN_ONLY = "fn"  # one NaN, the all-ones mantissa; the rest are numbers (OCP E4M3)

@@ -22,7 +22,7 @@ _SCALE_RANGE = 127  # exponents of E8M0: -127 to 127 (OCP MX v1.0, section 5.4.1
 
 
 class BlockScale(Enum):
-    """What the scale of a block is, with `a` the largest magnitude in it and `top` the largest element."""
+    """Scales of a block, with `a` the largest magnitude in it and `top` the largest element."""
 
     E8M0 = "e8m0"  # 2^(floor(log2 a) - emax), emax of the element format (OCP MX v1.0, section 6.3)
     E4M3 = "e4m3"  # e4m3(a / top), nearest even and saturating

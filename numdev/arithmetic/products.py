@@ -46,9 +46,9 @@ def product(
         _multiply(left[:, :whole], right, total[:, :whole])
     if whole < height:
         last = torch.nn.functional.pad(left[:, whole:], (0, 0, 0, whole + rows - height))
-        found = last.new_empty(matrices, rows, columns + extra)
-        _multiply(last, right, found)
-        total[:, whole:] = found[:, : height - whole]
+        block = last.new_empty(matrices, rows, columns + extra)
+        _multiply(last, right, block)
+        total[:, whole:] = block[:, : height - whole]
     return total[..., :columns].reshape(*a.shape[:-1], columns)
 
 

@@ -124,12 +124,12 @@ class Quantised:
     def idle(self) -> dict[str, str]:
         """Settings that the others leave without effect, and the value under which each would have one."""
         blocks, field = (Scale.BLOCK, Scale.THREAD), "precision.quantise"
-        found = {} if self.hadamard else {f"{field}.seed": f"{field}.hadamard=true"}
+        readers = {} if self.hadamard else {f"{field}.seed": f"{field}.hadamard=true"}
         if self.scale not in blocks:
-            found[f"{field}.block_q"] = f"{field}.scale=block"
+            readers[f"{field}.block_q"] = f"{field}.scale=block"
             if self.values_scale not in blocks:
-                found[f"{field}.block"] = f"{field}.scale=block"
-        return found
+                readers[f"{field}.block"] = f"{field}.scale=block"
+        return readers
 
     def __str__(self) -> str:
         parts = [f"{self.to}"]

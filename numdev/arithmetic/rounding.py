@@ -20,7 +20,7 @@ from numdev.lazy import torch
 
 
 class Overflow(Enum):
-    """What a result beyond the largest number of the format becomes."""
+    """Treatments of a result beyond the largest number of the format."""
 
     INFINITY = "infinity"  # as IEEE 754 section 7.4: infinity, or the largest number where the mode points inward
     SATURATE = "saturate"  # the largest number of the same sign, for an infinity too; but posits have NaR for that
@@ -194,7 +194,7 @@ class Cast:
 
     @cached_property
     def _beyond(self) -> tuple[float, float]:
-        """What results above the largest number and below its negative become."""
+        """The results above the largest number and below its negative."""
         top, beyond = self.to.max, float("inf") if self.to.has_infinity else float("nan")
         if self.overflow is Overflow.SATURATE or self.rounding in (Rounding.TOWARD_ZERO, Rounding.ODD):
             return top, -top

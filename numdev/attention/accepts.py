@@ -1,4 +1,4 @@
-"""What a fast path implements, as data: the fields of value objects that it reads, with the values that it knows.
+"""Lists of what a fast path implements: the fields of value objects that it reads, with the values that it knows.
 
 A path gives the bits of the reference only for what it reads. So it lists that, and a field that is not listed, such as one added
 to the reference later, refuses the path wherever it is not at its default: a kernel that was requested by name then raises
@@ -111,9 +111,9 @@ class Accepts:
 
     def check(self, value: Any, path: str, instead: str, setting: str = "") -> None:
         """Raise Unsupported, naming the setting, if `path` does not accept `value`; `instead` names what does."""
-        if (found := self.refusal(value, setting)) is not None:
-            mend = f"{found.choices}, or {instead}" if found.choices else instead
-            raise Unsupported(found.setting, f"{path} does not implement {found.value}; give {mend}")
+        if (refusal := self.refusal(value, setting)) is not None:
+            mend = f"{refusal.choices}, or {instead}" if refusal.choices else instead
+            raise Unsupported(refusal.setting, f"{path} does not implement {refusal.value}; give {mend}")
 
 
 def _default(field: Field[Any]) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ def _text(value: Any) -> str:
 
 
 def of(names: str, listed: Collection[Any] | Accepts) -> dict[str, Any]:
-    """The same list for each of some fields."""
+    """One list for each of some fields."""
     return dict.fromkeys(names.split(), listed)
 
 

@@ -108,7 +108,7 @@ class EmulationBaseline:
         """The emulation of a variant on a problem.
 
         Raises:
-            BadInput: where something is not known and not given.
+            BadInput: for what is neither known nor set.
             NotHonoured: for a variant that does not say how it walks over the keys, and for what only gradients have.
         """
         if isinstance(variant, WithGradients):
@@ -122,10 +122,10 @@ class EmulationBaseline:
         return emulation_of(variant, problem.shape, problem.mask, self.bc, self.order, self.splits or 1)
 
     def _of_gradients(self, variant: WithGradients, problem: Problem) -> TiledBackward:
-        stated = (self.br, self.bc, self.order, self.query_order)
+        tiles = (self.br, self.bc, self.order, self.query_order)
         forward = variant.forward_pass if self.forward is ForwardPass.OWN else None
         try:
-            return gradients_emulation_of(variant, problem.shape, problem.mask, *stated, forward)
+            return gradients_emulation_of(variant, problem.shape, problem.mask, *tiles, forward)
         except BadInput as error:
             if error.field != "forward":
                 raise

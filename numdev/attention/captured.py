@@ -95,15 +95,15 @@ class Captured:
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The heads of replicate `seed`, as FP64. `scale` is not used: captured tensors are as they are."""
         layers = self._layers()
-        for layer in layers.values():
-            if len(layer.q) * shape.kv_heads != len(layer.k) * shape.heads:
-                mend = f"{self.path} has {len(layer.k)} heads of k for {len(layer.q)} of q; keep their ratio to problem.heads"
+        for one in layers.values():
+            if len(one.q) * shape.kv_heads != len(one.k) * shape.heads:
+                mend = f"{self.path} has {len(one.k)} heads of k for {len(one.q)} of q; keep their ratio to problem.heads"
                 raise BadInput("problem.kv_heads", shape.kv_heads, mend)
-            self._check_size(layer.q, "q", shape.q)
-            self._check_size(layer.k, "k", shape.kv)
+            self._check_size(one.q, "q", shape.q)
+            self._check_size(one.k, "k", shape.kv)
         name, place = self._place(shape, seed)
-        found = layers[name]
-        return _heads(found.q, place, shape.q), _heads(found.k, place, shape.kv), _heads(found.v, place, shape.kv)
+        layer = layers[name]
+        return _heads(layer.q, place, shape.q), _heads(layer.k, place, shape.kv), _heads(layer.v, place, shape.kv)
 
     def gradient(self, shape: Shape, seed: int) -> torch.Tensor | None:
         """dO of replicate `seed`, as FP64; None where no chosen layer has one.
@@ -127,20 +127,20 @@ class Captured:
             raise BadInput(_FIELD, self.path, mend)
         return _heads(do, place, shape.q)
 
-    def mask(self, shape: Shape, **stated: Any) -> Mask:
-        """The mask that the file notes, its fields replaced by those stated; none where it notes none.
+    def mask(self, shape: Shape, **fields: Any) -> Mask:
+        """The mask that the file notes, some of its fields replaced; none where it notes none.
 
         Raises:
             BadInput: where the file could not keep the mask, the chosen layers or replicates differ, or the first tokens of a
-                causal or windowed call stand elsewhere, unless the fields concerned are stated.
+                causal or windowed call stand elsewhere, unless the fields concerned are replaced.
         """
         layers = self._layers()
         for name, layer in layers.items():
-            if layer.unkept and "causal" not in stated:
+            if layer.unkept and "causal" not in fields:
                 mend = "state problem.causal=true or false to measure under that mask instead"
                 raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
-        own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, stated)
-        return Mask(**{**own, **stated})
+        own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, fields)
+        return Mask(**{**own, **fields})
 
     def scale(self) -> float | None:
         """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
@@ -150,19 +150,19 @@ class Captured:
         """
         return self._common("scale", {name: layer.scale for name, layer in self._layers().items()})
 
-    def _own_mask(self, layers: dict[str, _Layer], shape: Shape, stated: Collection[str]) -> dict[str, Any]:
-        """The fields of the mask of the layers that are not stated."""
+    def _own_mask(self, layers: dict[str, _Layer], shape: Shape, replaced: Collection[str]) -> dict[str, Any]:
+        """The fields of the mask of the layers that are not replaced."""
         own = {
             field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
             for field in ("causal", "window")
-            if field not in stated
+            if field not in replaced
         }
         for name, layer in layers.items():
             ahead = layer.k.shape[-2] - layer.q.shape[-2]
             if any(own.values()) and shape.keys - shape.queries != ahead:
                 mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
                 raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
-        if "key_lengths" not in stated:
+        if "key_lengths" not in replaced:
             try:
                 lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
             except ValueError:
@@ -173,11 +173,11 @@ class Captured:
         return own
 
     def _common(self, field: str, values: dict[str, Any]) -> Any:
-        """What all layers have."""
+        """The value that all layers share."""
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            each = ", ".join(f"{name} {value}" for name, value in values.items())
             mend = f"choose one by problem.source.layer, or state problem.{field}"
-            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({told}); {mend}")
+            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({each}); {mend}")
         return next(iter(values.values()))
 
     @property
@@ -306,7 +306,7 @@ def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:
 
 
 def _notes(file: Path) -> dict[str, str]:
-    """What a .safetensors file says of its layers, by name; other formats have no place for it."""
+    """The notes of a .safetensors file on its layers, by name; other formats have no place for any."""
     if file.suffix != ".safetensors":
         return {}
     from safetensors import safe_open

@@ -61,9 +61,9 @@ class Drawn:
         q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
         return *self.posed(q, k, scale), v
 
-    def mask(self, shape: Shape, **stated: Any) -> Mask:
+    def mask(self, shape: Shape, **fields: Any) -> Mask:
         """See `Source.mask`."""
-        return Mask(**stated)
+        return Mask(**fields)
 
     def scale(self) -> None:
         """None: 1/sqrt(head_dim)."""
@@ -76,7 +76,7 @@ class Drawn:
         return _normal(size, generator)
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a distribution makes of the drawn q and k, so that their scores under `scale` are as it says."""
+        """The drawn q and k, changed so that their scores under `scale` are those of the distribution."""
         return q, k
 
     def _refuse(self, name: str, mend: str) -> None:

@@ -61,7 +61,7 @@ class Policy:
     """The fields of a policy are its steps, in the order of execution, the last of them `output`.
 
     The result of every elementary operation of a step is rounded once, by the step's cast; max and comparison never round. A step
-    that is not given is as in `preset`.
+    that is None is as in `preset`.
     """
 
     WIDE: ClassVar[tuple[str, ...]]
@@ -224,7 +224,7 @@ class Policy:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
     def describe(self) -> dict[str, Any]:
-        """What stands for it in a configuration: its steps as text, and its name."""
+        """Its steps as text, and its name, which stand for it in a configuration."""
         return self.steps() | {"name": self.name}
 
     def __repr__(self) -> str:
@@ -309,7 +309,7 @@ class Precision(Policy):
         return scale(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
 
     def describe(self) -> dict[str, Any]:
-        """What stands for it in a configuration: its steps as text, its name, and how inputs are quantised."""
+        """See `Policy.describe`; and how inputs are quantised."""
         known = super().describe()
         if not isinstance(self.inputs, Quantised):
             return known

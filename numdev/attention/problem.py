@@ -1,4 +1,4 @@
-"""What is measured on: shapes, a mask, a scale, and where q, k and v come from."""
+"""Problems: shapes, a mask, a scale, and where q, k and v come from."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Source(Protocol):
         """dO of a replicate, in FP64 on the CPU; None where the source has none, and the backward pass draws one."""
         ...
 
-    def mask(self, shape: Shape, **stated: Any) -> Mask:
-        """The mask under which the tensors were computed, its fields replaced by those stated; nothing masked for drawn ones."""
+    def mask(self, shape: Shape, **fields: Any) -> Mask:
+        """The mask under which the tensors were computed, some of its fields replaced; nothing masked for drawn ones."""
         ...
 
     def scale(self) -> float | None:
@@ -182,7 +182,7 @@ class Problem:
         return 8 * self.shape.head_dim * (12 * q + 6 * k)
 
     def arguments(self) -> dict[str, Mask | float]:
-        """What an attention takes besides the tensors."""
+        """The arguments of an attention besides the tensors."""
         return {"mask": self.mask, "scale": self.softmax_scale}
 
 

@@ -32,7 +32,7 @@ class Maximum(Enum):
 
 
 class SumOver(Enum):
-    """What the row sum adds up."""
+    """The terms of the row sum."""
 
     EXPONENTIALS = "exponentials"  # P before its cast: FlashAttention-2 to -4, SageAttention2's FP8 kernels
     PROBABILITIES = "probabilities"  # P after it, as it is multiplied with V: SageAttention's FP16 kernels for CUDA
@@ -124,13 +124,13 @@ class Exponential:
     columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        given = list(self.coefficients)
-        if not all(map(math.isfinite, given)):
-            raise BadInput("softmax.exp_coefficients", given, "give finite numbers, lowest power first")
-        if given and not self.binary:
-            raise BadInput("softmax.exp_coefficients", given, "it is a polynomial of 2^f; give softmax.exp=exp2")
+        coefficients = list(self.coefficients)
+        if not all(map(math.isfinite, coefficients)):
+            raise BadInput("softmax.exp_coefficients", coefficients, "give finite numbers, lowest power first")
+        if coefficients and not self.binary:
+            raise BadInput("softmax.exp_coefficients", coefficients, "it is a polynomial of 2^f; give softmax.exp=exp2")
         inside = all(0 <= column < self.period for column in self.columns)
-        if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(given)):
+        if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(coefficients)):
             mend = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
             raise BadInput("softmax.exp", str(self.columns), mend)
 
@@ -344,7 +344,7 @@ class OnlineSoftmax:
 
 
 class DeltaForm(Enum):
-    """What delta is the row sum of. Without rounding both are equal, since `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
+    """The products of which delta is the row sum. Without rounding both are equal: `sum_j P_ij dP_ij = sum_j P_ij (dO_i V_j)`."""
 
     OUTPUT = "output"  # rowsum(dO * O): FlashAttention-2, Algorithm 2, line 4
     PROBABILITIES = "probabilities"  # rowsum(dP * P), which needs a pass of its own over the keys

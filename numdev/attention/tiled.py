@@ -31,8 +31,6 @@ from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.differentiable import BackwardPass
 from numdev.attention.fused.backward_rule import backward_obstacle
 from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
-from numdev.attention.gpurule import BR, Asked
-from numdev.attention.gpurule import obstacle as obstacle_to_kernel
 from numdev.attention.honours import (
     PRESET,
     RECURRENCE,
@@ -48,6 +46,7 @@ from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.mask import Mask
+from numdev.attention.path import BR, kernel_refusal
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.reach import keeps_every
@@ -79,7 +78,7 @@ class Tiled(ForwardPass):
         tiling: which tiles, in which order.
         softmax: the recurrence.
         count: whether to fill `Output.counters`; counting reads every P twice more. None counts too, but lets the instrumented
-            kernel, which counts nothing, take a run on a GPU (`numdev.attention.gpurule`); with the others no kernel takes it.
+            kernel, which counts nothing, take a run on a GPU (`numdev.attention.path`); with the others no kernel takes it.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE | {"attention.count"})
@@ -132,7 +131,7 @@ class Tiled(ForwardPass):
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
         """The run by the instrumented kernel, where it takes it."""
         kernel = KernelRun(self.precision, replace(self.tiling, br=BR), self.softmax)
-        if obstacle_to_kernel(Asked(kernel, q, k, v, mask, scale, q.device, self.count)) is not None:
+        if kernel_refusal(kernel, q, k, v, mask, scale, self.count) is not None:
             return None
         try:
             return kernel(q, k, v, mask, scale)

@@ -25,7 +25,7 @@ class Order(Enum):
 
 
 class TileShape(Enum):
-    """What becomes of the two sides."""
+    """How the two sides are exchanged or squared."""
 
     AS_IS = "as_is"
     SWAPPED = "swapped"

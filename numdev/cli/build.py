@@ -55,10 +55,10 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
 def _problem_of(rule: Callable[..., Any]) -> type:
     """The class of the problems that a rule is written for, as it is annotated: options of every operation lie in one group."""
     try:
-        found = get_type_hints(rule).get("problem")
+        kind = get_type_hints(rule).get("problem")
     except NameError:  # the annotation is for a type checker alone
         return object
-    return found if isinstance(found, type) and found is not Any else object
+    return kind if isinstance(kind, type) and kind is not Any else object
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:

@@ -99,27 +99,27 @@ def under(raw: Flat, path: str) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _under(structure: Structure, path: str) -> frozenset[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [path]
     while waiting:
         prefix = waiting.pop()
         if prefix != path and (own := _declared_by(structure, prefix)) is not None:
-            found |= {prefix, *own.settings}
+            names |= {prefix, *own.settings}
             continue
         for name, value in structure:
             if name != prefix and not name.startswith(f"{prefix}."):
                 continue
-            if name in found or "._" in name:
+            if name in names or "._" in name:
                 continue
-            found.add(name)
+            names.add(name)
             target = None if value is None else reference(value, name)
             if target is not None:
                 waiting.append(target)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _declared_by(structure: Structure, path: str) -> Honours | None:
-    """What the class of a node's object declares; None if it is not a node, or its class declares nothing."""
+    """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
     name = next((value for key, value in structure if key == f"{path}.{TARGET}"), None)
     declared = getattr(nodes.made_by(name) if name else None, "honours", None)
     return declared if isinstance(declared, Honours) else None

@@ -87,7 +87,7 @@ class TimingConfig:
 
 @dataclass
 class TimedConfig:
-    """What `numdev speed` adds."""
+    """The settings of `numdev speed` alone."""
 
     timing: TimingConfig = field(default_factory=TimingConfig)
     counters: bool = setting(False, "count the bytes that calls move too: an NVIDIA GPU with Nsight Compute (ncu)")
@@ -96,14 +96,14 @@ class TimedConfig:
 
 @dataclass
 class TrainedConfig:
-    """What `numdev train` adds."""
+    """The settings of `numdev train` alone."""
 
     out: str = setting("reports/training", "folder of the report")
 
 
 @dataclass
 class StudiesConfig:
-    """What `numdev paper` adds."""
+    """The settings of `numdev paper` alone."""
 
     studies: list[str] = MISSING
     out: str = setting("reports/paper", "folder of the report")
@@ -114,7 +114,7 @@ class StudiesConfig:
 
 @dataclass
 class MappedConfig:
-    """What `numdev map` draws; see `numdev.measurement.deviation.head.Place`."""
+    """The head that `numdev map` draws; see `numdev.measurement.deviation.head.Place`."""
 
     output: str | None = setting(None, "output of the operation, such as out, lse, dq, dk, dv; null is the primary one")
     head: int = setting(0, "head of the output, from 0; those of further batch entries stand behind one another")
@@ -128,7 +128,7 @@ class MappedConfig:
 
 @dataclass
 class PlotConfig:
-    """What a figure shows; see `numdev.report.reading.view.View`."""
+    """The columns of a figure; see `numdev.report.reading.view.View`."""
 
     x: str | None = setting(None, "what the metric is drawn over, such as problem.n")
     y: str | None = setting(None, "the metric, such as rmse, or out.max_difference of the output out")
@@ -139,7 +139,7 @@ class PlotConfig:
 
 @dataclass
 class PlottedConfig:
-    """What `numdev measure` draws of what it measured."""
+    """The figure that `numdev measure` draws."""
 
     plot: PlotConfig = field(default_factory=PlotConfig)
     out: str = setting("reports/measure", "folder of the figure that plot= asks for")
@@ -265,7 +265,7 @@ _WORDS = {
     "attention.kernel": "kernel",
     "seeds": "replicates",
 }
-"""What stands on the axis of a figure for groups, and for settings that an option alone has."""
+"""Words on the axis of a figure for groups, and for settings that an option alone has."""
 
 
 def words(name: str) -> tuple[str, str]:
@@ -280,7 +280,7 @@ def words(name: str) -> tuple[str, str]:
 
 def all_words() -> dict[str, tuple[str, str]]:
     """Those of all settings and groups that have any."""
-    return {name: found for name in (*_WORDS, *settings()) if (found := words(name)) != ("", "")}
+    return {name: known for name in (*_WORDS, *settings()) if (known := words(name)) != ("", "")}
 
 
 _OF_COMMANDS = {
@@ -293,7 +293,7 @@ _OF_COMMANDS = {
 
 
 def explained(group: str, *names: str) -> str:
-    """What `--help` says of the settings of a group or of one of `_OF_COMMANDS`: each with its default, unit and sentence.
+    """The help on the settings of a group or of one of `_OF_COMMANDS`: each with its default, unit and sentence.
 
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.
@@ -307,8 +307,8 @@ def explained(group: str, *names: str) -> str:
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
         value = _DEFAULTS[operation or "attention"].get(f"{group}.{one.name}", one.default)
         default = "null" if value is None else str(value).replace("${", "").replace("}", "")
-        stated = f"{name}={default.lower() if isinstance(value, bool) else default}"
-        lines += _hanging(stated, f"{one.unit}: {one.text}" if one.unit else one.text)
+        label = f"{name}={default.lower() if isinstance(value, bool) else default}"
+        lines += _hanging(label, f"{one.unit}: {one.text}" if one.unit else one.text)
     return "\n  ".join(lines)
 
 
@@ -316,8 +316,8 @@ def _hanging(label: str, text: str) -> list[str]:
     """A setting and its sentence in two columns, as wide as a terminal behind the indent of the help."""
     gap = " " * _LABEL
     first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap
-    found = wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
-    return found if first != gap else [label, *found]
+    lines = wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
+    return lines if first != gap else [label, *lines]
 
 
 def register() -> None:

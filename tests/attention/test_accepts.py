@@ -30,8 +30,6 @@ from numdev.attention.base import Output
 from numdev.attention.exact import Exact
 from numdev.attention.fused import backward_rule, rule
 from numdev.attention.fused.rule import FUSED
-from numdev.attention.gpurule import Asked
-from numdev.attention.gpurule import obstacle as obstacle_to_kernel
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.kernels import portable
@@ -39,7 +37,7 @@ from numdev.attention.kernels.hopper import launch as hopper_launch
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.path import Path, by
+from numdev.attention.path import Path, by, kernel_refusal
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
@@ -287,8 +285,9 @@ def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: 
 
 def automatic(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
     kernel = KernelRun(precision, tiling, softmax)
-    with by(Path.COMPILED):
-        return obstacle_to_kernel(Asked(kernel, *draw(SIZES), mask, 0.3, torch.device("cuda"), None))
+    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numdev.attention.path.is_on_gpu", lambda x: True)
+        return kernel_refusal(kernel, *draw(SIZES), mask, 0.3, None)
 
 
 def instrumented(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import numdev as nd
-from numdev.attention import gpurule
+from numdev.attention import path
 from numdev.attention.emulation import emulation_of
-from numdev.attention.gpurule import Asked, obstacle
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernelrun import INSTRUMENTED, KernelRun
 from numdev.attention.mask import Mask
-from numdev.attention.path import Path, by
+from numdev.attention.path import Path, by, kernel_refusal
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax
@@ -29,22 +27,30 @@ BF16 = Precision.parse("bf16")
 PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
 
 
-def asked(
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter stands in for a GPU."""
+    monkeypatch.setattr(path, "is_on_gpu", lambda x: True)
+
+
+def reason(
     precision: Precision = BF16,
     tiling: Tiling = PLAIN_TILES,
     softmax: OnlineSoftmax = PLAIN,
     mask: Mask | None = None,
     count: bool | None = None,
     scale: float | None = None,
-) -> Asked:
-    """A short run, said to be on a GPU."""
-    q, k, v = precision.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
-    return Asked(KernelRun(precision, tiling, softmax), q, k, v, mask or Mask(), scale, torch.device("cuda"), count)
+    dim: int = 8,
+) -> str:
+    """Why a short run goes without the kernel; empty where it does not."""
+    q, k, v = precision.round_inputs(*draw((1, 1, 1, 20, 40, dim)))
+    return kernel_refusal(KernelRun(precision, tiling, softmax), q, k, v, mask or Mask(), scale, count) or ""
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("counted", {"count": True}),
     ("emulation", {"count": False}),
+    ("problem.head_dim", {"dim": 300}),
     ("FP64", {"precision": Precision.parse("fp64")}),
     ("FP64", {"precision": BF16.with_step(row_sum="e8m13")}),
     ("stochastically", {"precision": BF16.with_step(values="bf16:stochastic")}),
@@ -60,39 +66,40 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "changed"), REFUSED)
-def test_what_it_does_not_take(reason: str, changed: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.parametrize(("why", "changed"), REFUSED)
+def test_what_it_does_not_take(why: str, changed: dict[str, Any]) -> None:
     with by(Path.COMPILED):
-        assert obstacle(asked()) is None
-        assert reason in str(obstacle(asked(**changed)))
+        assert reason() == ""
+        assert why in reason(**changed)
 
 
+@pytest.mark.usefixtures("on_any_device")
 def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    wild, differentiated = asked(mask=Mask(causal=True)), asked()
-    wild.v[..., 3, 2] = torch.inf
-    differentiated.k.requires_grad_()
+    kernel = KernelRun(BF16, PLAIN_TILES, PLAIN)
+    q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
+    wild, trained = v.clone(), k.clone().requires_grad_()
+    wild[..., 3, 2] = torch.inf
     with by(Path.COMPILED):
-        assert "finite" in str(obstacle(wild))
-        assert obstacle(replace(wild, mask=Mask())) is None
-        assert "differentiate" in str(obstacle(differentiated))
+        assert "finite" in str(kernel_refusal(kernel, q, k, wild, Mask(causal=True), None, None))
+        assert kernel_refusal(kernel, q, k, wild, Mask(), None, None) is None
+        assert "differentiate" in str(kernel_refusal(kernel, q, trained, v, Mask(), None, None))
         with torch.no_grad():
-            assert obstacle(differentiated) is None
-        wide = replace(asked(), q=torch.zeros(1, 1, 20, 300), v=torch.zeros(1, 1, 40, 300))
-        assert "problem.head_dim" in str(obstacle(wide))
-        assert "not on a GPU" in str(obstacle(replace(asked(), device=torch.device("cpu"))))
+            assert kernel_refusal(kernel, q, trained, v, Mask(), None, None) is None
     with by(Path.TENSORS):
-        assert "asked for" in str(obstacle(asked()))
-    assert "short" in str(obstacle(asked()))
-    tiles_of_16 = asked(tiling=Tiling(16, 16))
+        assert "asked for" in reason()
+    assert "short" in reason()
     for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
-            patch.setattr(gpurule, name, least + 1)
-            assert "short" in str(obstacle(tiles_of_16))
-            patch.setattr(gpurule, name, least)
-            assert obstacle(tiles_of_16) is None
-    monkeypatch.setattr(gpurule, "_FEWEST_TILES", 1)
-    monkeypatch.setattr(gpurule, "triton_version", lambda: "none")
-    assert "not installed" in str(obstacle(asked()))
+            patch.setattr(path, name, least + 1)
+            assert "short" in reason(tiling=Tiling(16, 16))
+            patch.setattr(path, name, least)
+            assert reason(tiling=Tiling(16, 16)) == ""
+    monkeypatch.setattr(path, "_FEWEST_TILES", 1)
+    monkeypatch.setattr(path, "triton_version", lambda: "none")
+    assert "not installed" in reason()
+    monkeypatch.undo()
+    assert "not on a GPU" in reason()
 
 
 def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
@@ -101,30 +108,29 @@ def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
 
 
 @pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter stands in for a GPU, and no run is too short."""
-    monkeypatch.setattr(gpurule, "_OBSTACLES", gpurule._OBSTACLES[1:])
-    monkeypatch.setattr(gpurule, "_FEWEST_TILES", 1)
+def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run is too short."""
+    monkeypatch.setattr(path, "_FEWEST_TILES", 1)
 
 
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("always")
 def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str) -> None:
     policy = Precision.parse("fp16")
     q, k, v = (x.to(device) for x in policy.round_inputs(*draw((1, 2, 1, 20, 20, 8))))
     expected = Instrumented(policy, Tiling(64, 16))(q, k, v, Mask(causal=True), 0.3)
     for br in (1, 500):
-        found = Tiled(policy, Tiling(br, 16))(q, k, v, Mask(causal=True), 0.3)
-        assert torch.equal(found.out, expected.out)
-        assert found.lse is not None
+        got = Tiled(policy, Tiling(br, 16))(q, k, v, Mask(causal=True), 0.3)
+        assert torch.equal(got.out, expected.out)
+        assert got.lse is not None
         assert expected.lse is not None
-        assert torch.equal(found.lse, expected.lse)
-        assert (found.launch, found.counters) == (expected.launch, {})
+        assert torch.equal(got.lse, expected.lse)
+        assert (got.launch, got.counters) == (expected.launch, {})
     counted = Tiled(policy, Tiling(16, 16), count=True)(q, k, v, Mask(causal=True), 0.3)
     assert counted.counters
     assert not counted.kernel.startswith(INSTRUMENTED)
 
 
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("always")
 def test_a_tile_that_does_not_fit_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*arguments: object) -> None:
         raise Unsupported("tiling", "it needs more shared memory than the GPU has")
@@ -133,12 +139,12 @@ def test_a_tile_that_does_not_fit_goes_by_tensor_operations(monkeypatch: pytest.
 
     monkeypatch.setattr(portable, "run", too_large)
     q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
-    found = Tiled(BF16)(q, k, v, Mask())
-    assert found.kernel == ""
-    assert found.counters
+    got = Tiled(BF16)(q, k, v, Mask())
+    assert got.kernel == ""
+    assert got.counters
 
 
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("always")
 def test_a_record_names_the_kernel_and_has_no_counters() -> None:
     problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
     record = nd.measure(problem, Tiled(Precision.parse("fp16"), Tiling(16, 16)), seeds=2)
@@ -150,7 +156,7 @@ def test_a_record_names_the_kernel_and_has_no_counters() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
     policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
-    keys = gpurule._FEWEST_TILES * tiling.bc
+    keys = path._FEWEST_TILES * tiling.bc
     q, k, v = (torch.rand(1, 1, n, 64, device="cuda") for n in (1024, keys, keys))
     inputs = policy.round_inputs(q, k, v)
     assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith(INSTRUMENTED)
@@ -158,6 +164,6 @@ def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
     assert Tiled(policy, tiling)(q, k, v, Mask()).kernel == ""
     assert Tiled(policy, tiling, count=False)(*inputs, Mask()).kernel == ""
     with by(Path.TENSORS):
-        found = Tiled(policy, tiling)(*inputs, Mask())
-    assert found.counters
-    assert found.kernel == ""
+        got = Tiled(policy, tiling)(*inputs, Mask())
+    assert got.counters
+    assert got.kernel == ""

@@ -113,7 +113,7 @@ def tiled_ineffective(precision: Precision, tiling: Tiling, softmax: OnlineSoftm
         smoothed = isinstance(precision.inputs, Quantised) and precision.inputs.smoothing.of_q
         lengths["scores"] = shape.head_dim * (2 if smoothed else 1)
     of_keys = [] if shape is None else tiling.ineffective(shape.keys)
-    return precision.ineffective(lengths) + of_keys + softmax.exp.ineffective(tiling.bc)
+    return precision.ineffective_sums(lengths) + of_keys + softmax.exp.ineffective(tiling.bc)
 
 
 def backward_ineffective(
@@ -131,7 +131,7 @@ def backward_ineffective(
     renamed = [
         NotHonoured(error.field.replace("precision.", "forward_precision."), error.value, error.mend) for error in of_forward
     ]
-    return precision.ineffective(lengths) + renamed + recompute.exponential.ineffective(tiling.bc, "recompute")
+    return precision.ineffective_sums(lengths) + renamed + recompute.exponential.ineffective(tiling.bc, "recompute")
 
 
 _OUTPUT_ALONE = ("values", "accumulator", "output")  # steps of the forward pass that never enter its LSE

@@ -190,7 +190,7 @@ class Policy:
         steps: dict[str, Any] = {each.name: _reseeded(getattr(self, each.name), seed) for each in fields(self)}
         return replace(self, **steps)
 
-    def ineffective(self, lengths: Mapping[str, int], group: str = "precision") -> list[NotHonoured]:
+    def ineffective_sums(self, lengths: Mapping[str, int], group: str = "precision") -> list[NotHonoured]:
         """Sums that end before the products after which they would be rounded; `lengths` are the terms of each, by its step."""
         dots = {name: getattr(self, name) for name in lengths}
         return [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
+from numdev.arithmetic.rounding import Cast
 from numdev.errors import Unsupported
 from numdev.measurement.workload import Workload
 from numdev.results.record import Column
@@ -90,6 +91,50 @@ def outputs_of(
 def _promises(subject: Together) -> bool:
     owner = next(kind for kind in type(subject).__mro__ if "__call__" in vars(kind))
     return "together" in vars(owner)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outputs of one call by name, the primary one first, and the events that the run counted."""
+
+    outputs: Mapping[str, Tensor]
+    counters: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.outputs)
+
+
+class Draws:
+    """The defaults of a problem whose replicates are independent draws, and of which implementations take tensors alone."""
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def replicates(self, seeds: int | None = None) -> int:
+        """Ten, unless a number is given."""
+        return 10 if seeds is None else seeds
+
+    def cluster(self, seed: int) -> str:
+        return ""
+
+
+class RoundsInputs:
+    """The defaults of an implementation that rounds each of its inputs once: by its `rounds`, to its `dtype`."""
+
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def rounds(self) -> Cast:
+        """The cast of the inputs."""
+        raise NotImplementedError
+
+    @property
+    def input_key(self) -> Hashable:
+        return self.rounds, self.dtype
+
+    def round_inputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.rounds(x.double()).to(self.dtype) for x in inputs)
 
 
 Draw = Callable[[Any, int, torch.device], Mapping[str, Tensor]]  # problem, seed, device to tensors by name

@@ -9,6 +9,7 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.tiled import Tiled
@@ -46,3 +47,17 @@ def test_each_output_has_a_format_of_its_own(variant: Attention, out: Format, ls
     assert variant.formats == {"out": out, "lse": lse}
     assert next(iter(variant.formats)) == "out", "the primary one"
     assert variant.format == out
+
+
+@pytest.mark.parametrize(
+    ("ran", "text"),
+    [
+        (KernelLaunch(), ""),
+        (KernelLaunch("pytorch_flash::flash_fwd_kernel"), "pytorch_flash::flash_fwd_kernel"),
+        (KernelLaunch("numdev hopper", 192, 128, stages=2), "numdev hopper br=192 bc=128 stages=2"),
+        (KernelLaunch("numdev portable", 16, 64, 4, 3), "numdev portable br=16 bc=64 warps=4 stages=3"),
+        (KernelLaunch("numdev portable", 16, 64, 4, 3, 5), "numdev portable br=16 bc=64 warps=4 stages=3 splits=5 combined=lse"),
+    ],
+)
+def test_text(ran: KernelLaunch, text: str) -> None:
+    assert str(ran) == text

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, E4M3FN
 from numdev.attention import cost
+from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Implementation
 from numdev.attention.cost import Algorithm, Cost, CostModel, Width
 from numdev.attention.distributions import Distribution
@@ -55,6 +56,12 @@ def table(mask: Mask, batch: int, queries: int, keys: int) -> torch.Tensor:
     return every if seen is None else seen.expand_as(every)
 
 
+def extent(seen: torch.Tensor) -> int:
+    """From the first to the last that is set."""
+    places = seen.nonzero()
+    return int(places.max() - places.min()) + 1 if len(places) else 0
+
+
 @given(masked())
 def test_pairs_are_counted_as_the_mask_sees_them(case: tuple[Mask, int, int, int]) -> None:
     assert cost.visible_pairs(*case) == int(table(*case).sum())
@@ -68,8 +75,7 @@ def test_a_tiled_algorithm_reads_the_keys_that_a_block_sees(case: tuple[Mask, in
     read = 0
     for b in range(batch):
         for start in range(0, queries, br):
-            columns = seen[b, start : start + br].any(0).nonzero()
-            read += int(columns.max() - columns.min()) + 1 if len(columns) else 0
+            read += extent(seen[b, start : start + br].any(0))
     shape = {"batch": batch, "queries": queries, "keys": keys, "heads": 4, "kv_heads": 2}
     given = problem(d=8, mask=mask, **shape)
     expected = 2 * batch * 4 * queries * 8 + 2 * 4 * 8 * read
@@ -81,6 +87,8 @@ def test_vanilla_moves_all_scores_four_times() -> None:
     assert cost.vanilla_bytes(problem(n, d), TWO) == 2 * (4 * n * d + 4 * n * n)
     causal = cost.vanilla_bytes(problem(n, d, Mask(causal=True)), TWO)
     assert causal == 2 * (4 * n * d + 6 * n * n)
+    assert cost.backward_vanilla_bytes(problem(n, d), TWO) == 2 * (8 * n * d + 7 * n * n)
+    assert cost.backward_vanilla_bytes(problem(n, d, Mask(causal=True)), TWO) == 2 * (8 * n * d + 9 * n * n)
 
 
 @pytest.mark.parametrize("d", [32, 64, 128])
@@ -159,3 +167,56 @@ def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> Non
     windowed = replace(asked, mask=Mask(window=9))
     assert cost.as_computed(windowed, model(variant)) is windowed
     assert cost.as_computed(asked, model(Tiled(Precision.parse("fp16")))) is asked
+
+
+@given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_a_tiled_backward_pass_moves_what_its_tiles_meet(case: tuple[Mask, int, int, int], br: int, bc: int, twice: bool) -> None:
+    """Tile by tile and row by row, in bytes of FP16, and of FP32 for LSE, delta and the running sum of dQ."""
+    shape, seen = Shape(case[1], 4, 2, *case[2:], 8), table(*case)[:, 0]
+    problem = Problem(Distribution(), shape, case[0])
+    assert cost.backward_operations(problem) == 10 * 8 * 4 * int(seen.sum())
+    q, kv = shape.batch * 4 * shape.queries * 8, shape.batch * 2 * shape.keys * 8
+    rows = shape.batch * 4 * shape.queries
+    moved = 2 * 2 * q + 4 * rows  # O and dO in, delta out
+    for b in range(shape.batch):
+        length = shape.keys if problem.mask.key_lengths is None else problem.mask.key_lengths[b]
+        for start in range(0, length, bc):
+            stop = min(start + bc, length)
+            met = extent(seen[b, :, start:stop].any(1))
+            if met:
+                moved += 4 * (2 * 2 * 8 * (stop - start) + met * (2 * 2 * 8 + 2 * 4))
+                moved += 0 if twice else 4 * met * 2 * 4 * 8
+        for start in range(0, shape.queries, br):
+            moved += 4 * 2 * 2 * 8 * extent(seen[b, start : start + br].any(0)) if twice else 0
+    moved += rows * (2 * 2 * 8 + 2 * 4) if twice else 4 * q
+    moved += 2 * (q + 2 * kv)
+    model = CostModel(Algorithm.TILED, TWO, br, bc=bc, recomputes_twice=twice)
+    assert cost.backward_tiled_bytes(problem, model, br, bc) == moved
+    assert cost.backward_cost_of(problem, model, CPU) == Cost(Algorithm.TILED, float(moved), br)
+
+
+@given(masked(), st.integers(1, 8))
+def test_what_is_stored_first_is_not_read(case: tuple[Mask, int, int, int], bc: int) -> None:
+    """The running sum of dQ of each row that sees a tile is read once less, and LSE goes in and out once more."""
+    shape, seen = Shape(case[1], 4, 2, *case[2:], 8), table(*case)[:, 0]
+    problem, plain = Problem(Distribution(), shape, case[0]), CostModel(Algorithm.TILED, TWO)
+    moved = cost.backward_tiled_bytes(problem, plain, bc, bc)
+    first = cost.backward_tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
+    met = [extent(torch.stack([part.any(1) for part in entry.split(bc, 1)]).any(0)) for entry in seen]
+    assert moved - first == 4 * 4 * 8 * sum(met)
+    scaled = cost.backward_tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
+    assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_hopper_kernel_by_hand(causal: bool) -> None:
+    """One head of 256 tokens in two tiles, head_dim 64, BF16: a row is 128 bytes, one of FP32 256, and LSE and delta 8."""
+    row, wide, n = 128, 256, 256
+    moved = 2 * n * row + 3 * 4 * n  # O and dO in; LSE in, delta and LSE log2(e) out
+    moved += 2 * n * row + 3 * n * row  # K and V in, once; dQ, dK and dV out
+    met = n + (n // 2 if causal else n)  # the second tile of keys is seen by the second half of the queries
+    moved += met * (2 * row + 8)  # Q and dO, LSE and delta
+    moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
+    problem = Problem(Distribution(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
+    model = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, one kernel", 128, 128))
+    assert cost.backward_cost_of(problem, model, CPU) == Cost(Algorithm.TILED, float(moved), 128)

@@ -20,7 +20,7 @@ from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.tiled import Tiled
 from numdev.errors import BadInput
-from tests.cases import MASKS, U64, Sizes, draw, lse_error, lse_of, output_error, reach
+from tests.cases import MASKS, U64, draw, lse_error, lse_of, output_error, reach
 from tests.oracles.double_loop import is_fully_masked
 from tests.oracles.multiprecision import attention
 
@@ -48,8 +48,8 @@ def check_against_200_bits(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
 @given(
     st.integers(1, 2),
     st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
-    st.integers(1, 6),
-    st.integers(3, 9),
+    st.integers(1, 9),
+    st.integers(1, 9),
     st.integers(1, 5),
     EVERYTHING,
     st.sampled_from([0.25, 1.0, 1 / math.sqrt(3), 30.0]),
@@ -58,28 +58,10 @@ def check_against_200_bits(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
 def test_any_small_problem(
     batch: int, heads: tuple[int, int], queries: int, keys: int, dim: int, mask: Mask, scale: float, seed: int
 ) -> None:
-    """Grouped heads, queries unlike keys in number, every mask, scores from tiny to hundreds."""
+    """One key, one query, grouped heads, more queries than keys, every mask, scores from tiny to hundreds."""
     if mask.key_lengths is not None:
-        mask = Mask(mask.causal, mask.window, mask.key_lengths[:batch])
+        mask = Mask(mask.causal, mask.window, tuple(min(length, keys) for length in mask.key_lengths[:batch]))
     check_against_200_bits(*draw((batch, *heads, queries, keys, dim), seed), mask, scale)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "mask"),
-    [
-        ((1, 1, 1, 1, 1, 1), Mask()),
-        ((1, 1, 1, 1, 40, 4), Mask()),
-        ((1, 1, 1, 9, 1, 4), Mask()),
-        ((1, 1, 1, 9, 3, 4), Mask(causal=True)),
-        ((1, 1, 1, 3, 9, 4), Mask(causal=True)),
-        ((2, 4, 1, 5, 7, 3), Mask(causal=True, window=2)),
-        ((2, 2, 2, 5, 7, 3), Mask(key_lengths=(0, 7))),
-        ((1, 1, 1, 20, 60, 32), Mask()),
-    ],
-)
-def test_named_shapes(sizes: Sizes, mask: Mask) -> None:
-    """One key, one query, more queries than keys, fewer, grouped heads, an empty batch entry, and a larger one."""
-    check_against_200_bits(*draw(sizes), mask, 1 / math.sqrt(sizes[-1]))
 
 
 def test_error_grows_with_the_scores_as_the_bound_says() -> None:

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
@@ -49,9 +51,8 @@ def head_by_head(
     return out, lse
 
 
-@pytest.mark.parametrize("normalise", Normalise)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(MASKS)), st.sampled_from(Normalise))
 def test_every_policy_is_its_three_lines(name: str, mask: str, normalise: Normalise) -> None:
     precision = POLICIES[name]()
     q, k, v = precision.round_inputs(*draw(SIZES))
@@ -137,13 +138,6 @@ def test_uniform_is_what_torch_operations_do(fmt: Format, dtype: torch.dtype) ->
     ulp = fmt.ulp(ours.abs().amax(-1, keepdim=True))
     assert bool(((native - ours).abs() <= ulp).all())
     assert float((native != ours).double().mean()) < 0.02
-
-
-def test_the_two_normalisations_differ_in_low_precision_only() -> None:
-    q, k, v = draw(SIZES)
-    for precision, same in ((Precision.uniform(BF16), False), (Precision.golden(), True)):
-        each, end = (Naive(precision, n)(*precision.round_inputs(q, k, v), Mask()).out for n in Normalise)
-        assert bool((each - end).abs().max() <= 1e-12) == same
 
 
 def test_overflow_of_fp16_scores_is_seen() -> None:

@@ -35,7 +35,7 @@ axes: {precision: [bf16, fp16], tiling.bc: [8, 16, 32]}
 
 
 @dataclass(frozen=True)
-class KernelLaunch:
+class Ran:
     """What a command printed, and how it ended."""
 
     code: int
@@ -43,7 +43,7 @@ class KernelLaunch:
     err: str
 
 
-Command = Callable[..., KernelLaunch]
+Command = Callable[..., Ran]
 
 
 def unless(stated: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
@@ -60,13 +60,13 @@ def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(usersource, "_SEEN", {})
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
-    def run(*arguments: str) -> KernelLaunch:
+    def run(*arguments: str) -> Ran:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return KernelLaunch(ended.value.code, captured.out, captured.err)
+        return Ran(ended.value.code, captured.out, captured.err)
 
     yield run
     for name, module in list(sys.modules.items()):

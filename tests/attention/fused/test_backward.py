@@ -24,8 +24,8 @@ from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from tests.attention.backward.cases import Inputs, draw_all
-from tests.attention.backward.test_tiled import masks, orders, recomputations, tilings
 from tests.attention.fused.test_fused import CASTS, DOTS, assert_bits, exponentials
+from tests.attention.test_tiled_backward import masks, orders, recomputations, tilings
 from tests.cases import MASKS
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker

@@ -17,9 +17,10 @@ from numdev.attention.fused.rule import FUSED
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax
+from numdev.attention.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
-from tests.attention.test_tiled import LOOPS, SHIPPED_LOOPS, masks, recurrences, tilings
+from numdev.attention.tiling import Order, Tiling
+from tests.attention.test_tiled import FA1, masks, recurrences, tilings
 from tests.cases import MASKS, POLICIES, draw
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
@@ -51,6 +52,28 @@ usual = st.builds(
     Precision.parse, st.sampled_from(["bf16", "fp16", "e4m3fn", "e5m2", "kernel_bf16", "eager_fp16", "kernel_e4m3fn"])
 )
 exponentials = st.sampled_from([Exponential.EXP, Exponential.EXP2, EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"]])
+
+LOOPS = [
+    (Tiling(16, 16), OnlineSoftmax(), "none", False),
+    (Tiling(16, 16, Order.REVERSE), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2), "causal", True),
+    (
+        Tiling(32, 16, Order.RANDOM, splits=2),
+        OnlineSoftmax(exp=EXPONENTIALS["exp2_poly3"], scale_on=ScaleOn.QUERIES),
+        "window",
+        False,
+    ),
+    (Tiling(20, 17, Order.OUTSIDE_IN, splits=3), OnlineSoftmax(Normalise.EACH, rescale_threshold=1.0), "all", True),
+    (Tiling(64, 64, Order.STRIDED), OnlineSoftmax(p_scale=256.0, scale_on=ScaleOn.QUERIES), "causal window", False),
+    (Tiling(16, 32, Order.STRIDED), OnlineSoftmax(Normalise.EACH, tie_shift=2.0, p_scale=127.0), "lengths", True),
+    (Tiling(16, 16), FA1, "none", True),
+    (Tiling(16, 16, splits=2), replace(FA1, exp=Exponential.EXP2, p_scale=256.0, tie_shift=3.0), "all", True),
+    (Tiling(16, 24), OnlineSoftmax(maximum=Maximum.LOCAL, rescale_threshold=2.0), "causal", False),
+]
+SHIPPED_LOOPS = [
+    (Tiling(16, 16), OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"], rescale_threshold=8.0, p_scale=256.0)),
+    (Tiling(16, 20, Order.REVERSE), OnlineSoftmax(exp=Exponential.EXP2, p_scale=2688.0, sum_over=SumOver.PROBABILITIES)),
+    (Tiling(32, 40), OnlineSoftmax(exp=Exponential.polynomial((1.0, 0.65, 0.35), 0.3), sum_over=SumOver.PROBABILITIES)),
+]
 
 
 def both(variant: Tiled, inputs: Inputs, mask: Mask, scale: float = 0.3) -> tuple[Output, Output]:

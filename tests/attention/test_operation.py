@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention import cost
@@ -33,7 +31,7 @@ from numdev.attention.triton import Triton
 from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.measurement.deviation.measurement import COMPARISON, Deviations
+from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import MEASURED, of_beside
@@ -48,101 +46,6 @@ INTERPRETED = Problem(Normal(), Shape(1, 2, 1, 20, 24, 16), Mask(causal=True))  
 SQUARE = Problem(Normal(), Shape(2, 4, 4, 32, 32, 16), Mask(causal=True))
 WORKLOAD = ATTENTION_BACKWARD.workload
 TWICE, ONCE = True, False
-
-
-@st.composite
-def masked(draw: st.DrawFn) -> tuple[Mask, Shape]:
-    batch, queries, keys = draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 20))
-    lengths = draw(st.none() | st.tuples(*(st.integers(0, keys) for _ in range(batch))))
-    mask = Mask(draw(st.booleans()), draw(st.none() | st.integers(1, 25)), lengths)
-    return mask, Shape(batch, 4, 2, queries, keys, 8)
-
-
-def table(problem: Problem) -> torch.Tensor:
-    """Every pair, by the mask itself."""
-    shape = problem.shape
-    seen = problem.mask.visible(shape.queries, shape.keys, (0, shape.queries), (0, shape.keys), CPU)
-    every = torch.ones(shape.batch, shape.queries, shape.keys, dtype=torch.bool)
-    return every if seen is None else seen[:, 0].expand_as(every)
-
-
-def reach(seen: torch.Tensor) -> int:
-    """From the first to the last that is set."""
-    found = seen.nonzero()
-    return int(found.max() - found.min()) + 1 if len(found) else 0
-
-
-@given(masked())
-def test_operations_are_two_and_a_half_times_those_of_the_forward_pass(case: tuple[Mask, Shape]) -> None:
-    problem = Problem(Normal(), case[1], case[0])
-    assert cost.backward_operations(problem) == 10 * 8 * 4 * int(table(problem).sum())
-    assert 2 * cost.backward_operations(problem) == 5 * cost.operations(problem)
-
-
-@given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans())
-def test_a_tiled_pass_moves_what_its_tiles_meet(case: tuple[Mask, Shape], br: int, bc: int, twice: bool) -> None:
-    """Tile by tile and row by row, in bytes of FP16, and of FP32 for LSE, delta and the running sum of dQ."""
-    problem = Problem(Normal(), case[1], case[0])
-    shape, seen = case[1], table(problem)
-    q, kv = shape.batch * 4 * shape.queries * 8, shape.batch * 2 * shape.keys * 8
-    rows = shape.batch * 4 * shape.queries
-    moved = 2 * 2 * q + 4 * rows  # O and dO in, delta out
-    for b in range(shape.batch):
-        length = shape.keys if problem.mask.key_lengths is None else problem.mask.key_lengths[b]
-        for start in range(0, length, bc):
-            stop = min(start + bc, length)
-            met = reach(seen[b, :, start:stop].any(1))
-            if met:
-                moved += 4 * (2 * 2 * 8 * (stop - start) + met * (2 * 2 * 8 + 2 * 4))
-                moved += 0 if twice else 4 * met * 2 * 4 * 8
-        for start in range(0, shape.queries, br):
-            moved += 4 * 2 * 2 * 8 * reach(seen[b, start : start + br].any(0)) if twice else 0
-    moved += rows * (2 * 2 * 8 + 2 * 4) if twice else 4 * q
-    moved += 2 * (q + 2 * kv)
-    model = CostModel(Algorithm.TILED, Width(2.0, 2.0), br, bc=bc, recomputes_twice=twice)
-    assert cost.backward_tiled_bytes(problem, model, br, bc) == moved
-    assert cost.backward_cost_of(problem, model, CPU) == cost.Cost(Algorithm.TILED, float(moved), br)
-
-
-def test_vanilla_moves_all_scores_seven_times() -> None:
-    n, d = 128, 32
-    shape = Shape(queries=n, keys=n, head_dim=d)
-    model = CostModel(Algorithm.VANILLA, Width(2.0, 2.0), holds_scores=True)
-    assert cost.backward_vanilla_bytes(Problem(Normal(), shape), model.width) == 2 * (8 * n * d + 7 * n * n)
-    assert cost.backward_vanilla_bytes(Problem(Normal(), shape, Mask(causal=True)), model.width) == 2 * (8 * n * d + 9 * n * n)
-
-
-@given(masked(), st.integers(1, 8))
-def test_what_is_stored_first_is_not_read(case: tuple[Mask, Shape], bc: int) -> None:
-    """The running sum of dQ of each row that sees a tile is read once less, and LSE goes in and out once more."""
-    problem, plain = Problem(Normal(), case[1], case[0]), CostModel(Algorithm.TILED, Width(2.0, 2.0))
-    moved, shape, seen = cost.backward_tiled_bytes(problem, plain, bc, bc), case[1], table(problem)
-    first = cost.backward_tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
-    met = [reach(torch.stack([part.any(1) for part in entry.split(bc, 1)]).any(0)) for entry in seen]
-    assert moved - first == 4 * 4 * 8 * sum(met)
-    scaled = cost.backward_tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
-    assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_hopper_kernel_by_hand(causal: bool) -> None:
-    """One head of 256 tokens in two tiles, head_dim 64, BF16: a row is 128 bytes, one of FP32 256, and LSE and delta 8."""
-    row, wide, n = 128, 256, 256
-    moved = 2 * n * row + 3 * 4 * n  # O and dO in; LSE in, delta and LSE log2(e) out
-    moved += 2 * n * row + 3 * n * row  # K and V in, once; dQ, dK and dV out
-    met = n + (n // 2 if causal else n)  # the second tile of keys is seen by the second half of the queries
-    moved += met * (2 * row + 8)  # Q and dO, LSE and delta
-    moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
-    problem = Problem(Normal(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
-    model = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, one kernel", 128, 128))
-    assert cost.backward_cost_of(problem, model, CPU) == cost.Cost(Algorithm.TILED, float(moved), 128)
-
-
-def test_growth_with_the_tile() -> None:
-    """For large N all traffic that grows as N^2 falls as the tile of keys grows."""
-    problem = Problem(Normal(), Shape(queries=1 << 15, keys=1 << 15, head_dim=64))
-    model = CostModel(Algorithm.TILED, Width(2.0, 2.0))
-    assert 1.9 < cost.backward_tiled_bytes(problem, model, 64, 64) / cost.backward_tiled_bytes(problem, model, 64, 128) < 2.0
 
 
 KERNEL, TILES = BackwardPrecision.kernel(BF16), Tiling(16, 32)
@@ -253,14 +156,6 @@ def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.Monke
     passes.both()
     passes.forward()
     assert len(calls) == 2
-
-
-def test_the_deviation_is_that_of_an_ordinary_measurement(runner: Runner) -> None:
-    found = runner.measure(PROBLEM, TILED, seeds=2)
-    ordinary = Runner(Deviations(ATTENTION_BACKWARD), "cpu").measure(WORKLOAD.sample(PROBLEM), TILED, None, 2)
-    expected = [row for row in ordinary.rows if (row["output"], row["reference"]) == ("dq", "golden")]
-    for row, other in zip(found.rows, expected, strict=True):
-        assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
 
 
 def test_every_head_holds_the_drawn_group() -> None:

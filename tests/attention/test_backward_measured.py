@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
-from numdev.measurement.operation import Measurable, Random
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record, Status
 
@@ -59,11 +57,6 @@ def test_a_golden_policy_on_the_same_inputs_deviates_by_rounding_alone() -> None
     own = {row["output"]: row["max_difference"] for row in rows if row["reference"] == "golden_same_inputs"}
     assert set(own) == set(OUTPUTS)
     assert all(0 < difference < 1e-12 for difference in own.values())
-
-
-def test_the_counters_are_the_columns() -> None:
-    (row, *_) = measured(VARIANT, 1).tables["counters"]
-    assert set(row) == {"seed", *(column.name for column in ATTENTION_BACKWARD.counters)}
 
 
 def test_a_record_tells_every_setting() -> None:
@@ -112,17 +105,6 @@ def test_a_captured_do_is_taken(tmp_path: Path) -> None:
         assert torch.allclose(found[0, 0], p.mT @ do[seed], rtol=1e-13, atol=1e-14)  # sums of 8 terms near 1 in FP64
     with pytest.raises(BadInput, match=r"^problem\.do_mean: 1"):
         ATTENTION_BACKWARD.draw(BackwardProblem(source, shape, do_mean=1.0), 0, torch.device("cpu"))
-
-
-def test_the_operation_says_what_its_implementations_do() -> None:
-    assert ATTENTION_BACKWARD.steps == tuple(field.name for field in fields(BackwardPrecision))
-    assert ATTENTION_BACKWARD.output_names == OUTPUTS == tuple(ExactBackward().formats)
-    assert ATTENTION_BACKWARD.primary == "dq"
-    drawn = ATTENTION_BACKWARD.draw(PROBLEM, 0, torch.device("cpu"))
-    assert [tuple(tensor.shape) for tensor in drawn] == [PROBLEM.shape.q, PROBLEM.shape.kv, PROBLEM.shape.kv, PROBLEM.shape.q]
-    for variant in (VARIANT, NaiveBackward.eager(BF16), ATTENTION_BACKWARD.golden):
-        assert isinstance(variant, Measurable)
-    assert isinstance(VARIANT, Random)
 
 
 @pytest.mark.parametrize(("step", "output"), [("ds", "dk"), ("dv_sum", "dv"), ("delta", "delta")])

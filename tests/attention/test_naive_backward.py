@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
@@ -52,8 +54,8 @@ def head_by_head(inputs: Inputs, step: BackwardPrecision, forward: Precision, ma
     return found | {name: step.output(found[name]) for name in ("dk", "dv")}
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=15)
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(MASKS)))
 def test_every_policy_is_its_lines(name: str, mask: str) -> None:
     policy = POLICIES[name]()
     inputs = policy.round_inputs(*draw_all(SIZES))
@@ -116,7 +118,7 @@ def test_ds_is_rounded_before_its_scaling_and_after_it() -> None:
 
 
 @pytest.mark.parametrize("zero", ["q", "k"])
-@pytest.mark.parametrize("name", ["uniform_bf16", "kernel_bf16", "eager_bf16", "mixed", "golden"])
+@pytest.mark.parametrize("name", ["kernel_bf16", "mixed", "golden"])
 def test_one_tile_is_naive_where_p_is_the_same(name: str, zero: str) -> None:
     """Bit for bit, all four outputs, where nothing but the form differs.
 

@@ -22,7 +22,7 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 from tests.attention.backward.cases import POLICIES, draw_all, same
-from tests.attention.backward.test_tiled import GOLDEN, check_against_exact
+from tests.attention.test_tiled_backward import GOLDEN, check_against_exact
 from tests.oracles.backward_double_loop import WalkingLoop
 
 turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.booleans(), st.sampled_from([4, 8]), st.sampled_from([4, 8]))

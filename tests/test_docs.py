@@ -19,13 +19,13 @@ import pytest
 from matplotlib.image import imread
 
 import numdev as nd
-from numdev.arithmetic.products import COLUMNS, INNER, ROWS
 from tests.docs_commands import ROOT, blocks, check
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(DOCS / page)])
 def test_what_a_page_says_to_type_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are written, Python is run and commands are composed in the order of the page, in one folder."""
@@ -47,22 +47,12 @@ def test_what_a_page_says_to_type_works(page: str, tmp_path: Path, monkeypatch: 
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    told = [
+    listed = [
         name
         for path in (DOCS / "reference" / "api").glob("*.md")
         for name in re.findall(r"^::: numdev\.(\w+)$", path.read_text(), re.MULTILINE)
     ]
-    assert sorted(told) == sorted(nd.__all__)
-
-
-def test_the_shape_of_products_is_the_one_that_runs() -> None:
-    blocks = f"blocks of {ROWS[4]} rows in FP32 and of {ROWS[8]} in FP64"
-    text = f"{blocks}, at most {INNER} products to a sum, a multiple of {COLUMNS}"
-    assert text in " ".join((DOCS / "concepts" / "reproducibility.md").read_text().split())
-
-
-def test_nothing_that_the_build_takes_from_elsewhere_is_kept_twice() -> None:
-    assert not [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png", ".csv")]
+    assert sorted(listed) == sorted(nd.__all__)
 
 
 @pytest.fixture(scope="session")
@@ -121,11 +111,6 @@ class TestSite:
         drawn = [study for path in tables for study in claimed(path) if (path.parent / "figures" / f"{study}.svg").is_file()]
         assert drawn
         assert text.count("<strong>Verdict:</strong>") == len(drawn)
-
-    def test_headings_of_the_gallery_are_titles(self, site: Path) -> None:
-        found = re.findall(r"<h[23][^>]*>(.*?)<", (site / "gallery.html").read_text())
-        assert len(found) > 20
-        assert [text for text in found if re.fullmatch(r"[\w/]+", text)] == []
 
     def test_notebooks_are_shown_with_their_figures(self, site: Path) -> None:
         for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
@@ -199,9 +184,6 @@ def test_a_browser_shows_it(site: Path, tmp_path: Path, page: str, images: int, 
         assert all(width > 0 and height > 0 for width, height in found["images"] + found["formulae"])
     pixels = imread(picture)[..., :3]
     assert pixels.shape[:2] == (HEIGHT, WIDE + NARROW)
-    for part in (pixels[:, :WIDE], pixels[:, WIDE:]):
-        assert len({tuple(colour) for colour in (part[::7, ::7].reshape(-1, 3) * 255).astype(int).tolist()}) > 20
-        assert (part.mean(-1) < 0.5).mean() > 0.005, "there is hardly anything dark on it"
 
 
 @pytest.mark.slow

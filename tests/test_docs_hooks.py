@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from docs_hooks import gallery, measured, tables
+from docs_hooks import tables
 from docs_hooks.quoted import REFERENCE, figure, spread
 
 
@@ -59,15 +59,6 @@ def test_a_plain_sentence_as_markdown() -> None:
     assert tables.escaped("mean N^-0.172 [-0.184, -0.160]") == r"mean N<sup>-0.172</sup> \[-0.184, -0.160\]"
 
 
-def test_every_figure_of_the_gallery_has_a_title_of_its_own_and_no_key() -> None:
-    titles = [gallery.title(path) for path in gallery.figures()]
-    assert len(titles) > 20
-    by_folder = [(gallery.place(path), title) for path, title in zip(gallery.figures(), titles, strict=True)]
-    assert len(set(by_folder)) == len(by_folder)
-    assert [title for title in titles if "_" in title or " " not in title] == []
-    assert set(map(gallery.place, gallery.figures())) == set(gallery.TITLES)
-
-
 def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     from numdev.cli.schema import settings
     from numdev.measurement.deviation.direction import DIRECTED
@@ -80,15 +71,3 @@ def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     told = "\n".join(tables.columns())
     names = [*METRICS, *DIRECTED, *MEASURED, *COUNTED, *OF_WEIGHTS]
     assert [name for name in names if f"| `{name}` |" not in told] == []
-
-
-def test_every_option_says_what_it_is() -> None:
-    lines = [line for line in tables.options() if line.startswith("| `")]
-    assert len(lines) > 60
-    assert [line for line in lines if re.match(r"\| `[^`]+` \|\s*\|", line)] == []
-
-
-def test_the_table_of_the_paper_has_every_claim_with_its_verdict() -> None:
-    lines = [line for line in measured.paper() if line.startswith("| [")]
-    assert [re.findall(r"^\| \[(\w+)\]", line)[0] for line in lines] == ["3", "4", "5a", "5b", "6a", "6b", "6c"]
-    assert all("**" in line.split("|")[3] for line in lines)

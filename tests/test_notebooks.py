@@ -43,10 +43,6 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
 
 
-def test_there_are_five() -> None:
-    assert [path.name[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_", "5_"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_nothing_of_a_run_is_kept(path: Path) -> None:
     notebook = read(path)

@@ -36,10 +36,3 @@ def test_a_figure_has_a_title_and_a_description(path: Path) -> None:
         found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         assert found
         assert found[1].strip()
-
-
-def test_every_folder_is_in_the_table_of_the_readme() -> None:
-    text = (REFERENCE / "README.md").read_text()
-    for path in REFERENCE.glob("**/*"):
-        if path.is_dir() and path.name != "figures":
-            assert f"| `{path.relative_to(REFERENCE).as_posix()}` | " in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -88,12 +87,3 @@ def test_the_command_lists_studies_and_completes(installed: Path, tmp_path: Path
     assert run("bash", "-c", script, cwd=tmp_path, **where).stdout.split() == [
         f"softmax={path.stem}" for path in sorted((REPOSITORY / "configs" / "softmax").glob("fa*.yaml"))
     ]
-
-
-def test_describes_itself_by_the_readme(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        text = archive.read(name).decode()
-    assert "Project-URL: Paper, https://arxiv.org/abs/2405.02803" in text
-    assert "\n# numdev\n" in text
-    assert not re.findall(r"\]\((?!https://)[^)\s]+\)", text.partition("\n\n")[2]), "a link that leads nowhere"

@@ -201,10 +201,11 @@ def make(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     try:
         return kind(**arguments)
     except BadInput as error:
-        name = error.field.partition(".")[2]
+        group, _, name = error.field.partition(".")
         if type(error) is not BadInput or error.field == f"{where}.{name}" or name.partition(".")[0] not in _fields(kind):
             raise
-        raise BadInput(f"{where}.{name}", error.value, error.mend) from None  # it names the group that such objects are mostly in
+        mend = error.mend.replace(f"{group}.", f"{where}.")  # it names the group that such objects are mostly in
+        raise BadInput(f"{where}.{name}", error.value, mend) from None
 
 
 def _converted_all(kind: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:

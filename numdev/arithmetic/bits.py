@@ -48,11 +48,7 @@ class Layout:
 
 @cache
 def layout_of(carrier: torch.dtype) -> Layout:
-    """The bits of FP32 or FP64.
-
-    Raises:
-        BadInput: for another dtype.
-    """
+    """The bits of FP32 or FP64; BadInput for another dtype."""
     if carrier is torch.float32:
         return Layout(torch.int32, 23, 0xFF, 127, FP32)
     if carrier is torch.float64:

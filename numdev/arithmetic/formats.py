@@ -66,8 +66,8 @@ class Format:
     @staticmethod
     def parse(text: str) -> Format:
         """Read a catalogue name (`bf16`), `e{x}m{y}`, `e{x}m{y}fn`, `e{x}m{y}finite` or `int{n}`."""
-        if text in _CATALOGUE:
-            return _CATALOGUE[text]
+        if text in CATALOGUE:
+            return CATALOGUE[text]
         if text in LISTINGS:
             return Format.listed(LISTINGS[text]())
         if match := re.fullmatch(r"e(\d+)m(\d+)(fn|finite)?", text):
@@ -79,7 +79,7 @@ class Format:
         raise BadInput(
             "format",
             text,
-            f"use one of {', '.join([*_CATALOGUE, *LISTINGS])}, or e{{x}}m{{y}} (e5m2, e3m4fn, e2m1finite), or int{{n}}",
+            f"use one of {', '.join([*CATALOGUE, *LISTINGS])}, or e{{x}}m{{y}} (e5m2, e3m4fn, e2m1finite), or int{{n}}",
         )
 
     @staticmethod
@@ -236,7 +236,7 @@ E3M2 = Format(3, 2, Specials.FINITE)
 E2M3 = Format(2, 3, Specials.FINITE)
 E2M1 = Format(2, 1, Specials.FINITE)
 
-_CATALOGUE = {
+CATALOGUE = {
     "fp64": FP64,
     "fp32": FP32,
     "tf32": TF32,
@@ -247,7 +247,7 @@ _CATALOGUE = {
     "int8": INT8,
     "int4": INT4,
 }
-_NAMES = {fmt: name for name, fmt in _CATALOGUE.items()}
+_NAMES = {fmt: name for name, fmt in CATALOGUE.items()}
 _DTYPES = {
     FP64: "float64",
     FP32: "float32",

@@ -56,9 +56,8 @@ class Quantised:
     (SageAttention2, arXiv 2411.10958, smoothing Q). Both are terms of one inner product: with `Smoothing.Q` and `QK` the
     returned q is `[(q - c)^, c]` and k is `[k^, k]`, of twice the head_dim; give attention on them the scale of the problem.
 
-    A rotation by a random Hadamard matrix (FlashAttention-3, section 3.3: incoherent processing) spreads an outlier over all of
-    head_dim. `to` may be a microscaled format, which has scales of its own along the dimension that is summed over: head_dim of q
-    and k, tokens of v; a cast has one scale for the tensor unless `scale` is given. SageAttention keeps v in FP16: `values`.
+    A rotation (FlashAttention-3, section 3.3: incoherent processing) spreads an outlier over head_dim. A microscaled format
+    has scales of its own along the dimension that is summed over; a cast has one for the tensor unless `scale` says otherwise.
     """
 
     to: Cast | Microscaled = setting(MISSING, "grid that q, k and v are rounded to after division by their scale", "format")
@@ -102,12 +101,11 @@ class Quantised:
 
     @staticmethod
     def is_named_by(text: str) -> bool:
-        """Whether a text names a microscaled format, whose scales are its own."""
         return Microscaled.is_named_by(text)
 
     @staticmethod
     def parse(text: str) -> Quantised:
-        """Inputs in a microscaled format."""
+        """Inputs in a microscaled format, the only ones that one text names."""
         return Quantised(Microscaled.parse(text))
 
     def but(self, **changed: Any) -> Quantised:

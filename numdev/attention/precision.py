@@ -18,15 +18,14 @@ from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import (
     BF16,
+    CATALOGUE,
     E2M1,
     E4M3FN,
-    E5M2,
     FP16,
     FP32,
     FP64,
     INT4,
     INT8,
-    TF32,
     Format,
     format_of,
 )
@@ -38,7 +37,7 @@ from numdev.errors import BadInput, NotHonoured
 from numdev.lazy import torch
 from numdev.settings import Overruled, changes, converted, memoised, setting, types_of
 
-FORMATS = (FP32, TF32, BF16, FP16, E5M2, E4M3FN, FP64)
+FORMATS = tuple(fmt for fmt in CATALOGUE.values() if not fmt.is_integer)
 """The formats whose presets have a name."""
 
 Step = Cast | Dot | Microscaled | Quantised

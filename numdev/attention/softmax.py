@@ -169,13 +169,14 @@ class Exponential:
         chosen = Exponential.EXP if exp is None else exp
         if coefficients is not None:
             if exp not in (None, Exponential.EXP2):
-                mend = f"{exp} takes none; give exp=exp2 or null"
+                mend = f"{exp} takes none; give softmax.exp=exp2 or null"
                 raise BadInput("softmax.exp_coefficients", list(coefficients), mend)
             return Exponential.polynomial(coefficients, 1.0 if share is None else share)
         if share is None:
             return chosen
         if not chosen.coefficients:
-            raise BadInput("softmax.exp_share", share, "give the polynomial too, as exp=exp2_poly3 or exp_coefficients")
+            mend = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
+            raise BadInput("softmax.exp_share", share, mend)
         return Exponential.polynomial(chosen.coefficients, share)
 
     def describe(self) -> str:

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cast, distance, fused, interception, overhead, roofline, tiled, together, training_task
+from benchmarks import cast, distance, fused, interception, overhead, roofline, tiled, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
 from numdev.results.store import write_atomically
@@ -29,7 +29,6 @@ SECTIONS = {
     "tiled": tiled,
     "fused": fused,
     "roofline": roofline,
-    "together": together,
     "cast": cast,
     "wasserstein": distance,
     "overhead": overhead,

@@ -57,7 +57,7 @@ from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
 from .explorer import explore as explore
 from .measurement.deviation.metrics import Deviation as Deviation
-from .measurement.deviation.wasserstein import wasserstein as wasserstein
+from .measurement.deviation.sample import wasserstein as wasserstein
 from .report.offered import element_errors as element_errors
 from .report.offered import error_histogram as error_histogram
 from .report.offered import error_map as error_map

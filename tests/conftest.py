@@ -29,13 +29,11 @@ def checked(folder: Path, package: str) -> list[str]:
 # Results and what reads them hold no tensors, and are most of the calls of a test that measures and reports.
 NO_TENSORS = ("numdev.results", "numdev.report", "numdev.cli")
 
-COMPILED = ("numdev.attention.kernels", "numdev.attention.fused")
-NUMBA = ("rounding", "passes", "entry", "backward_passes", "backward_entry")
-COMPILED_FUSED = [f"numdev.attention.fused.{name}" for name in NUMBA]
+COMPILED = ("numdev.attention.kernels", "numdev.attention.compiled")
 install_import_hook(
     [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__", *NO_TENSORS)]
     + [name for name in checked(ROOT / "attention", "numdev.attention") if name not in COMPILED]
-    + [name for name in checked(ROOT / "attention" / "fused", "numdev.attention.fused") if name not in COMPILED_FUSED],
+    + ["numdev.attention.compiled.rules", "numdev.attention.compiled.run"],
     "beartype.beartype",
 )
 

@@ -61,8 +61,7 @@ def test_a_plain_sentence_as_markdown() -> None:
 
 def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     from numdev.cli.schema import settings
-    from numdev.measurement.deviation.direction import DIRECTED
-    from numdev.measurement.deviation.metrics import METRICS
+    from numdev.measurement.deviation.metrics import DIRECTED, METRICS
     from numdev.measurement.speed.columns import COUNTED, MEASURED
     from numdev.training.weights import METRICS as OF_WEIGHTS
 

@@ -31,13 +31,12 @@ FOR_ALL = (
     "settings",
     "nearest",
     "version",
-    "cache",
     "cores",
     "memory",
     "processor",
     "profiler",
     "sources",
-    "usersource",
+    "user_code",
     "workers",
 )
 # Parts of several implementations of attention; the rest are implementations.
@@ -54,7 +53,6 @@ SHARED = (
     "recurrence",
     "steps",
     "tile_schedule",
-    "together",
     "vendor.dispatch",
 )
 IMPLEMENTATIONS = (
@@ -186,7 +184,7 @@ def test_an_operation_declares_itself_to_measurements_and_results_alone() -> Non
 
 
 def test_the_metrics_of_a_difference_need_no_measurement() -> None:
-    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample", "scaled", "wasserstein")]
+    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample")]
     assert not found(metrics, *inside("measurement.runner", "measurement.protocol", "measurement.operation", "results"))
 
 
@@ -224,14 +222,10 @@ def test_triton_nowhere_but_in_kernels() -> None:
     assert not found([name for name in MODULES if name not in KERNELS], "triton")
 
 
-NUMBA = ("rounding", "passes", "entry", "backward_passes", "backward_entry")
-
-
 def test_numba_nowhere_but_in_what_it_compiles() -> None:
-    compiled = of(*(f"attention.fused.{name}" for name in NUMBA))
-    assert len(compiled) == len(NUMBA)
+    compiled, loading = of("attention.compiled.passes"), of("attention.compiled.passes", "attention.compiled.run")
+    assert len(loading) == 2
     assert not found([name for name in MODULES if name not in compiled], "numba")
-    loading = [*compiled, *of(*(f"attention.fused.{name}" for name in ("rows", "walk", "backward_walk")))]
     assert not found([name for name in MODULES if name not in loading], *loading, late_too=False)
 
 

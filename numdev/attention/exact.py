@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,13 +30,11 @@ from numdev.attention.problem import Shape
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.steps import NEVER
 from numdev.attention.tiled import Tiled
-from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.attention.vendor.dispatch import IN_TORCH
 
 # Scores held at once. Forward, on a CPU, 8 MB: they stay in the last-level cache.
 _WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}
 _BACKWARD_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}
-_STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,6 @@ class Exact(ForwardPass):
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
             out[..., start:stop, :] = visible_product(p, v, visible).div_(torch.where(row_sum == 0, 1.0, row_sum))
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
-
-    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
-        """See `numdev.measurement.operation.Together`."""
-        return together(self, replicates, mask, _STACKED, plain_stack(self, scale))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 
@@ -42,10 +42,6 @@ class Mask:
         lengths = self.key_lengths
         if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
             raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
-
-    def repeated(self, times: int) -> Mask:
-        """The mask of as many replicates, whose batch entries follow one another."""
-        return self if self.key_lengths is None else replace(self, key_lengths=self.key_lengths * times)
 
     def key_range(
         self, queries: int, keys: int, rows: Int[torch.Tensor, " rows"], length: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -31,11 +31,9 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
-from numdev.attention.together import Inputs, Limits, plain_stack, together
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
-_STACKED = Limits(each=1 << 15, most=1 << 19)
 
 
 @dataclass(frozen=True)
@@ -96,10 +94,6 @@ class Naive(ForwardPass):
             steps.at(0, 0, start)
             out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, visible, factor)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
-
-    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
-        """See `numdev.measurement.operation.Together`."""
-        return together(self, replicates, mask, _STACKED, plain_stack(self, scale))
 
     def _rows(
         self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, visible: Tensor | None, factor: float

@@ -24,8 +24,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, draw_do
 from numdev.attention.vendor import dispatch
-from numdev.measurement.operation import Inputs, Operation, Output
-from numdev.measurement.workload import Beside, Cost, Workload
+from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload
 from numdev.results.record import Column
 
 

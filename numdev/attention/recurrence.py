@@ -92,7 +92,7 @@ class Rows:
         largest = soft.largest(s, steps.shift_tied(soft.tie_shift))
         m = soft.running(m_old, largest)
         if run.counters is not None:
-            run.counters.scores(s, largest, m, first)
+            run.counters.scores(s, m, first)
         local = soft.maximum is Maximum.LOCAL
         p = steps.exponential(s, largest if local else m, soft.exp)
         # alpha is no entry of P: kernels compute it by the exact exponential also where P is by a polynomial (FA4, section 3).

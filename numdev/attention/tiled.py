@@ -8,9 +8,7 @@ tile together; only tiles are a loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -26,11 +24,10 @@ from numdev.attention.base import (
     group_heads,
     softmax_scale,
 )
+from numdev.attention.compiled.rules import FUSED, backward_unsupported_reason, unsupported_reason
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.differentiable import BackwardPass
-from numdev.attention.fused.backward_rule import backward_obstacle
-from numdev.attention.fused.rule import FUSED, obstacle, tensor_scores
 from numdev.attention.honours import (
     PRESET,
     RECURRENCE,
@@ -49,20 +46,17 @@ from numdev.attention.mask import Mask
 from numdev.attention.path import BR, kernel_refusal
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
-from numdev.attention.reach import keeps_every
 from numdev.attention.recurrence import BackwardRun, Rows, Run, through
 from numdev.attention.softmax import OnlineSoftmax, Recompute, ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.together import Inputs, Limits, split, together
 from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
 _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
-_STACKED = 1 << 15  # scores of one replicate in a tile up to which several are computed in one call
 
 
 @dataclass(frozen=True)
@@ -112,21 +106,9 @@ class Tiled(ForwardPass):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""
-        return self._stack(scale, (q, k, v), mask, 1)[0]
-
-    def together(self, replicates: Sequence[Inputs], mask: Mask, scale: float | None = None) -> list[Output]:
-        """See `numdev.measurement.operation.Together`. Compiled passes, which gain nothing, take one replicate at a time."""
-        limits = Limits(_STACKED, tensor_scores(), self.tiling.bc)
-        return together(self, replicates, mask, limits, partial(self._stack, scale))
-
-    def _stack(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
-        """The output of each of so many replicates, whose batch entries follow one another."""
-        q, k, v = inputs
         check_shapes(q, k, v, mask)
-        if (output := self._by_kernel(q, k, v, mask, scale)) is not None:
-            assert output.lse is not None, "the kernel has one"
-            return [Output(*part, launch=output.launch) for part in split(output.out, output.lse, replicates)]
-        return self._by_rows(scale, inputs, mask, replicates)
+        output = self._by_kernel(q, k, v, mask, scale)
+        return self._by_rows(q, k, v, mask, scale) if output is None else output
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
         """The run by the instrumented kernel, where it takes it."""
@@ -138,32 +120,26 @@ class Tiled(ForwardPass):
         except Unsupported:  # a tile that does not fit into this GPU, which only compiling shows
             return None
 
-    def _by_rows(self, scale: float | None, inputs: Inputs, mask: Mask, replicates: int) -> list[Output]:
+    def _by_rows(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output:
         """By the recurrence itself: tensor operations, or compiled passes."""
-        q, k, v = inputs
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
         k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
         q = group_heads(q.to(carrier), k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self.precision.scale_queries(q, factor), 1.0
-        counters = self._counters(q, k, factor, replicates) if self.count is not False else None
+        counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
-        launch = KernelLaunch(FUSED if obstacle(run, self.tiling) is None else "")
-        out, lse = self._fused(run) if launch.name else self._tensors(run)
+        launch = KernelLaunch(FUSED if unsupported_reason(run, self.tiling) is None else "")
+        out, lse = self._compiled(run) if launch.name else self._tensors(run)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
-        counted = counters.summaries() if counters is not None else [{} for _ in range(replicates)]
-        parts = split(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), replicates)
-        return [Output(*part, events, launch) for part, events in zip(parts, counted, strict=True)]
+        counted = {} if counters is None else counters.summary()
+        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted, launch)
 
-    def _counters(self, q: Tensor, k: Tensor, factor: float, replicates: int) -> Counters:
-        keeps = keeps_every(self.precision, self.softmax, q, k, factor)
-        return Counters(q[..., :1], self.softmax, self.precision, replicates, keeps_every=keeps)
-
-    def _fused(self, run: Run) -> tuple[Tensor, Tensor]:
+    def _compiled(self, run: Run) -> tuple[Tensor, Tensor]:
         """The bits of `_tensors`, by compiled passes."""
-        from numdev.attention.fused.walk import attend  # here, since numba takes as long to import as all of numdev
+        from numdev.attention.compiled.run import attend  # here, since numba takes as long to import as all of numdev
 
         return attend(run, self.tiling)
 
@@ -260,17 +236,17 @@ class TiledBackward(BackwardPass):
         delta = steps.delta("weigh output", do.clone(), out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
-        launch = KernelLaunch(FUSED if backward_obstacle(run) is None else "")
-        dq, dk, dv = self._fused(run, delta, counters) if launch.name else run.gradients(delta, counters)
+        launch = KernelLaunch(FUSED if backward_unsupported_reason(run) is None else "")
+        dq, dk, dv = self._compiled(run, delta, counters) if launch.name else run.gradients(delta, counters)
         steps.at(END, 0, 0)
         dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
         return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted, launch)
 
-    def _fused(self, run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _compiled(self, run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
         """The bits of `BackwardRun.gradients`, by compiled passes."""
-        from numdev.attention.fused.backward_walk import gradients  # here, since numba takes as long to import as all of numdev
+        from numdev.attention.compiled.run import gradients  # here, since numba takes as long to import as all of numdev
 
         return gradients(run, delta, counters)
 

@@ -1,7 +1,7 @@
 """How long measurements would take, from a short calibration on small problems, and how much memory they would need.
 
 The time of a replicate is modelled as `a + b s_1 + c s_2 + ...`, with coefficients of at least 0; `s` is the size of the problem
-as its operation declares it (`numdev.measurement.workload.Workload.size`; for attention, rows and pairs of a query and a key).
+as its operation declares it (`numdev.measurement.operation.Workload.size`; for attention, rows and pairs of a query and a key).
 One replicate of each of a few smaller problems gives the coefficients of a variant and a baseline; no result is stored.
 """
 

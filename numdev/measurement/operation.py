@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +15,6 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.rounding import Cast
 from numdev.errors import Unsupported
-from numdev.measurement.workload import Workload
 from numdev.results.record import Column
 
 
@@ -65,32 +67,90 @@ class Random(Protocol):
     def replicate(self, seed: int) -> Measurable: ...
 
 
-@runtime_checkable
-class Together(Protocol):
-    """An implementation that computes several replicates faster than one by one.
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs by a model.
 
-    To declare it is a promise: outputs, counters and kernel of each replicate are those of a call of its own, to the bit. It is
-    the promise of the class whose `__call__` it stands beside; a subclass with another `__call__` makes its own or none.
+    Attributes:
+        operations: operations that any algorithm must do; NaN if unknown.
+        algorithm: the algorithm whose traffic is counted; empty without a model.
+        model_bytes: traffic with the processor's memory; NaN without a model.
+        model_br: rows of a tile in the model; 0 without tiles.
     """
 
-    def together(self, replicates: Sequence[tuple[Tensor, ...]], **arguments: Any) -> Sequence[Outputs]:
-        """The outputs of each replicate, in their order, given the rounded inputs of each."""
-        ...
+    operations: int | float = math.nan
+    algorithm: str = ""
+    model_bytes: int | float = math.nan
+    model_br: int = 0
 
 
-def outputs_of(
-    subjects: Sequence[Measurable], replicates: Sequence[tuple[Tensor, ...]], arguments: dict[str, Any]
-) -> Sequence[Outputs]:
-    """The outputs of each replicate by its own subject; together where all have one subject that can."""
-    first = subjects[0]
-    if isinstance(first, Together) and _promises(first) and all(subject is first for subject in subjects):
-        return first.together(replicates, **arguments)
-    return [subject(*inputs, **arguments) for subject, inputs in zip(subjects, replicates, strict=True)]
+@dataclass(frozen=True)
+class Beside:
+    """A call that is timed beside the measured one, and what it costs by a model."""
+
+    run: Callable[[], Any]
+    cost: Cost
 
 
-def _promises(subject: Together) -> bool:
-    owner = next(kind for kind in type(subject).__mro__ if "__call__" in vars(kind))
-    return "together" in vars(owner)
+@dataclass(frozen=True)
+class Workload:
+    """Defaults for an operation of which nothing more is known; an operation overrides what it knows."""
+
+    def sample(self, problem: Any) -> Any:
+        """The part of a problem that is drawn, and whose result is compared with golden."""
+        return problem
+
+    def held(self, problem: Any, variant: Any, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The inputs of the whole problem as a call takes them, from the rounded ones of the sample."""
+        return rounded
+
+    def compared(self, problem: Any, output: Tensor) -> Tensor:
+        """The part of the primary output that belongs to the sample."""
+        return output
+
+    def needed_bytes(self, problem: Any, variant: Any) -> int:
+        """Memory that a call needs at least."""
+        return int(problem.bytes)
+
+    def size(self, problem: Any) -> tuple[float, ...]:
+        """The quantities with which the time of a replicate grows, such as rows and pairs of a query and a key."""
+        return (float(problem.bytes),)
+
+    def smaller(self, problem: Any, tokens: int) -> Any:
+        """The same kind of problem with at most so many tokens, which is quickly measured; None where there is none."""
+        return None
+
+    def cost(self, problem: Any, variant: Any, output: Any, device: torch.device) -> Cost:
+        """The cost of a call that returned `output`, by a model of the variant."""
+        return Cost()
+
+    def is_tf32(self, variant: Any) -> bool:
+        """Whether its products of FP32 are in TF32, which decides what rate they are compared with."""
+        return False
+
+    def call(self, variant: Any) -> Any:
+        """The part of a variant that is timed, without work that it does only for its caller."""
+        return variant
+
+    def bound(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        """The call that is measured; preparations that are not to be timed are done here."""
+        return partial(self.call(variant), *inputs, **problem.arguments())
+
+    @property
+    def beside(self) -> Mapping[str, str]:
+        """Calls that are timed beside the measured one: their names, and what each is."""
+        return {}
+
+    def calls_beside(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Beside]:
+        """Each of `beside`, on the same inputs."""
+        return {}
+
+    def forget(self) -> None:
+        """Release what the last point left in memory; the next point has another problem."""
+
+    def counting(self) -> AbstractContextManager[None]:
+        """A context in which nothing else uses the GPU's profiler."""
+        return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -254,3 +314,8 @@ class Operation:
             found = inputs.draw(problem, seed, device)
             drawn += (found[name] for name in inputs.names)
         return tuple(drawn)
+
+    def prepared(self, problem: Any, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Inputs in the form in which the variant takes them, so that a timed call converts nothing."""
+        drawn = self.draw(self.workload.sample(problem), seed, device)
+        return self.workload.held(problem, variant, variant.round_inputs(*drawn))

@@ -11,9 +11,8 @@ from typing import Any, Unpack
 
 import torch
 
-from numdev.cache import LeastRecentlyUsed
 from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
-from numdev.measurement.protocol import Context, LooksAhead, Measurement, MeasurementKind
+from numdev.measurement.protocol import Context, Kept, LooksAhead, Measurement, MeasurementKind
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Column, Record, Status, Where, key_of
 
@@ -33,7 +32,7 @@ class Runner:
     def __init__(self, kind: MeasurementKind, device: str = "auto", cache_bytes: int = CACHE_BYTES) -> None:
         self.kind = kind
         self.device = resolve_device(device)
-        self._kept = LeastRecentlyUsed(cache_bytes)
+        self._kept = Kept(cache_bytes)
 
     @property
     def kind_name(self) -> str:

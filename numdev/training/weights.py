@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.wasserstein import wasserstein
+from numdev.measurement.deviation.sample import wasserstein
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.results.record import Column, Use

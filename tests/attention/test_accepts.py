@@ -22,21 +22,18 @@ from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import recurrence
-from numdev.attention import together as stacked
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.backward.instrumented import InstrumentedBackward
 from numdev.attention.backward.triton import TritonBackward
-from numdev.attention.base import Output
+from numdev.attention.compiled import rules
+from numdev.attention.compiled.rules import FUSED
 from numdev.attention.exact import Exact
-from numdev.attention.fused import backward_rule, rule
-from numdev.attention.fused.rule import FUSED
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper import launch as hopper_launch
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
 from numdev.attention.path import Path, by, kernel_refusal
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
@@ -44,7 +41,6 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
-from tests.attention import test_together as stacks
 from tests.attention.backward import test_instrumented as of_kernels
 from tests.attention.backward.cases import draw_all
 from tests.attention.test_instrumented import whole
@@ -162,7 +158,7 @@ def test_compiled() -> None:
         assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
         return got.tensors(), expected.tensors()
 
-    listed = rule._RUN.listed
+    listed = rules._RUN.listed
     try_all([listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]], run, 18)
 
 
@@ -184,7 +180,7 @@ def test_compiled_backward() -> None:
         assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
         return got.tensors(), expected.tensors()
 
-    listed = backward_rule._RUN.listed
+    listed = rules._BACKWARD.listed
     try_all([listed["steps"].listed["precision"], listed["recompute"], listed["mask"]], run, 18)
 
 
@@ -228,18 +224,6 @@ def test_instrumented_backward(device: str) -> None:
     try_all([listed["precision"], listed["recompute"]], run, 16)
 
 
-def test_together() -> None:
-    def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax) -> Drawn:
-        mask = drawn(MASK, turn)
-        assert stacked._ACCEPTS.refusal(Tiled(precision, tiling, softmax)) is None
-        for attend in (Tiled(precision, tiling, softmax), Naive(precision, softmax.normalise))[: 1 + (turn < 4)]:
-            stacks.check(attend, [attend.round_inputs(*draw(SIZES, seed)) for seed in range(2)], mask)
-        return {}, {}
-
-    listed = stacked._ACCEPTS.listed
-    try_all([listed["precision"], listed["tiling"], listed["softmax"]], run, 36)
-
-
 def grown(value: Any, place: tuple[str, ...], novelty: int) -> Any:
     """`value` whose part at `place` is of a class with one more field: 0 by default, or the cast of one more step."""
     if place:
@@ -269,7 +253,8 @@ HOPPER = {"settings": Triton(), "mask": Mask()}
 def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
     found: list[str | None] = []
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("numdev.attention.tiled.obstacle", lambda *run: found.append(rule.obstacle(*run)) or "none runs")
+        name = "numdev.attention.tiled.unsupported_reason"
+        patch.setattr(name, lambda *run: found.append(rules.unsupported_reason(*run)) or "none runs")
         Tiled(precision, tiling, softmax)(*(x.float() for x in draw(SIZES)), mask, 0.3)
     return found[0]
 
@@ -277,8 +262,8 @@ def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask:
 def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
     found: list[str | None] = []
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        told = "numdev.attention.tiled.backward_obstacle"
-        patch.setattr(told, lambda run: found.append(backward_rule.backward_obstacle(run)) or "none runs")
+        name = "numdev.attention.tiled.backward_unsupported_reason"
+        patch.setattr(name, lambda run: found.append(rules.backward_unsupported_reason(run)) or "none runs")
         TiledBackward(Exact(), precision, Tiling(), recompute)(*(x.float() for x in draw_all(SIZES)), mask, 0.3)
     return found[0]
 
@@ -322,21 +307,9 @@ def hopper_backward(settings: TritonBackward, mask: Mask) -> str | None:
     return hopper_launch.backward_refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 4, mask, settings, 132)
 
 
-def together(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    counts = []
-
-    def stack(inputs: tuple[torch.Tensor, ...], mask: Mask, count: int) -> list[Output]:
-        counts.append(count)
-        return [Output(inputs[0], None)] * count
-
-    attend = Tiled(precision, tiling, softmax)
-    stacked.together(attend, [draw(SIZES)] * 2, mask, stacked.Limits(1 << 20, 1 << 20), stack)
-    return None if counts == [2] else "novelty"
-
-
 PATHS: list[tuple[Callable[..., str | None], dict[str, Any]]] = [
-    *((path, FORWARD) for path in (compiled, automatic, instrumented, together)),
-    *((path, FORWARD | {"precision": policy}) for path in (automatic, together) for policy in (QUANTISED, LISTED)),
+    *((path, FORWARD) for path in (compiled, automatic, instrumented)),
+    *((path, FORWARD | {"precision": policy}) for path in (automatic,) for policy in (QUANTISED, LISTED)),
     *((path, BACKWARD) for path in (compiled_backward, instrumented_backward)),
     *((path, HOPPER) for path in (hopper, by_name)),
     *((path, HOPPER | {"settings": TritonBackward(Triton())}) for path in (hopper_backward, by_name_backward)),
@@ -354,7 +327,7 @@ def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
             reason = path(**values | {name: grown(value, place, 1)})
             assert reason is not None, place
             assert "novelty" in reason, (place, reason)
-            if path in (compiled, compiled_backward, automatic, together, hopper, hopper_backward):  # the others compute
+            if path in (compiled, compiled_backward, automatic, hopper, hopper_backward):  # the others compute
                 assert path(**values | {name: grown(value, place, 0)}) is None, place
 
 

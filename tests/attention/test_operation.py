@@ -35,7 +35,7 @@ from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import MEASURED, of_beside
-from numdev.measurement.speed.measurement import DEVIATIONS, Speeds, prepared
+from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.results.record import Record, Status
 
@@ -117,7 +117,7 @@ def test_forward_backward_and_both_are_in_the_record(runner: Runner, name: str) 
 def test_each_pass_does_the_work_and_can_be_made_again(name: str) -> None:
     special = {"flash": SQUARE, "math": SQUARE, "triton": INTERPRETED, "instrumented": INTERPRETED}
     problem, variant = special.get(name, PROBLEM), VARIANTS[name]
-    inputs = prepared(ATTENTION_BACKWARD, problem, variant, 0, CPU)
+    inputs = ATTENTION_BACKWARD.prepared(problem, variant, 0, CPU)
     q, k, v, do = inputs
     expected = variant(q, k, v, do, problem.mask, problem.softmax_scale).tensors()
     passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
@@ -143,13 +143,13 @@ def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.Monke
         return attend(self, *arguments)
 
     monkeypatch.setattr(Tiled, "__call__", counted)
-    inputs = prepared(ATTENTION_BACKWARD, PROBLEM, TILED, 0, CPU)
+    inputs = ATTENTION_BACKWARD.prepared(PROBLEM, TILED, 0, CPU)
     q, k, v, do = inputs
     passes = TILED.passes(q, k, v, do, PROBLEM.mask, PROBLEM.softmax_scale)
     assert calls == ["forward"]
     passes.backward()
     assert calls == ["forward"]
-    call = module.bound(ATTENTION_BACKWARD, PROBLEM, TILED, inputs)
+    call = ATTENTION_BACKWARD.workload.bound(PROBLEM, TILED, inputs)
     calls.clear()
     assert torch.equal(call().dq, passes.backward().dq)
     assert calls == []
@@ -159,7 +159,7 @@ def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.Monke
 
 
 def test_every_head_holds_the_drawn_group() -> None:
-    inputs = prepared(ATTENTION_BACKWARD, PROBLEM, SdpaBackward(Backend.MATH, FP16), 0, CPU)
+    inputs = ATTENTION_BACKWARD.prepared(PROBLEM, SdpaBackward(Backend.MATH, FP16), 0, CPU)
     assert [tuple(x.shape) for x in inputs] == [(2, 4, 32, 16), (2, 2, 48, 16), (2, 2, 48, 16), (2, 4, 32, 16)]
     assert all(x.dtype == torch.float16 and x.is_contiguous() for x in inputs)
     do = inputs[3]

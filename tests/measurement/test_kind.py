@@ -18,7 +18,7 @@ from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings, Measurement, MeasurementKind
+from numdev.measurement.protocol import Context, Findings
 from numdev.measurement.runner import Runner
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.report import make_report
@@ -86,11 +86,6 @@ def store(tmp_path: Path) -> Store:
     store = Store(tmp_path)
     run(Study("mine", "Mine", None, (), points), Runner(Largest(), "cpu"), store)
     return store
-
-
-def test_it_keeps_to_the_protocols() -> None:
-    assert isinstance(Largest(), MeasurementKind)
-    assert isinstance(Largest().of(problem(16), None, None, 3), Measurement)
 
 
 def test_the_runner_gives_it_key_seeds_status_and_progress() -> None:

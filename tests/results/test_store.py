@@ -41,14 +41,6 @@ class TestReadingAndWriting:
         assert store.get("a" * 32) == record(rows=3)
         assert list(store.records()) == [record(rows=3)]
 
-    def test_every_float_comes_back_bit_by_bit(self, tmp_path: Path) -> None:
-        values = [5e-324, 1.7976931348623157e308, 0.1, float("inf"), -0.0, 1 / 3]
-        whole = with_tables({"deviation": [{"values": values}]})
-        Store(tmp_path).put(whole)
-        found = Store(tmp_path).get("k")
-        assert found is not None
-        assert [value.hex() for value in found.rows[0]["values"]] == [value.hex() for value in values]
-
     def test_the_last_put_stands(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         store.put(record(seconds=1.0))
@@ -91,13 +83,6 @@ class TestLongTables:
         assert stated["counters"] == short
         assert stated["training"]["rows"] == LONG + 1
         assert files(tmp_path) == ["records/k.json", f"records/{stated['training']['file']}"]
-
-    def test_nan_stays_nan(self, tmp_path: Path) -> None:
-        rows = [{"value": math.nan} for _ in range(LONG + 1)]
-        Store(tmp_path).put(with_tables({"training": rows}))
-        found = Store(tmp_path).get("k")
-        assert found is not None
-        assert all(math.isnan(row["value"]) for row in found.rows)
 
     def test_others_take_their_place(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
@@ -151,14 +136,6 @@ class TestTornFiles:
         assert [found.key for found in store.records()] == ["good"]
         assert store.torn == [torn]
 
-    def test_every_truncation_of_a_record_is_torn(self, tmp_path: Path) -> None:
-        whole = record(rows=2).to_json()
-        path = tmp_path / "records" / "k.json"
-        path.parent.mkdir()
-        for length in range(len(whole)):
-            path.write_bytes(whole[:length])
-            assert Store(tmp_path).get("k") is None, length
-
     def test_a_torn_study_hides_no_other(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         store.put_study("good", {"points": []})
@@ -207,30 +184,6 @@ class TestFullDisk:
             write_atomically(tmp_path / "a", parts())
         assert files(tmp_path) == ["a"]
         assert (tmp_path / "a").read_bytes() == b"onetwo"
-
-    def test_when_writing_the_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Full:
-            def __init__(self, descriptor: int, *_: object) -> None:
-                self.descriptor = descriptor
-
-            def __enter__(self) -> Full:
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                os.close(self.descriptor)
-
-            write = fail(errno.ENOSPC)
-
-        monkeypatch.setattr(os, "fdopen", Full)
-        with pytest.raises(StoreError, match="free some space"):
-            Store(tmp_path).put(record())
-        assert files(tmp_path) == []
-
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-    def test_is_what_the_system_says_of_one(self) -> None:
-        with open("/dev/full", "wb", buffering=0) as device, pytest.raises(OSError, match="No space left") as full:
-            device.write(b"x")
-        assert full.value.errno == errno.ENOSPC
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "results").write_text("a file")

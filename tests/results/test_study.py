@@ -32,7 +32,7 @@ from numdev.measurement.runner import Runner
 from numdev.results.manifest import Role, Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store, StoreError
-from numdev.results.study import Outcome, Replaced, Shard, Study, StudyPoint, replaced, run
+from numdev.results.study import Replaced, Shard, Study, StudyPoint, replaced, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
 
@@ -147,19 +147,6 @@ class TestRun:
         keys = {p["key"] for p in store.studies()["toy"]["points"]}
         assert len(keys) == 1
         assert len(store.studies()["toy"]["points"]) == 2
-
-    def test_tells_how_far_it_is(self, bench: Bench, store: Store) -> None:
-        seen: list[tuple[int, int]] = []
-        run(GRID, bench, store, progress=lambda done, total, point: seen.append((done, total)))
-        assert seen == [(i, 6) for i in range(6)]
-
-    def test_gives_the_figures_of_a_single_measurement(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        for p in GRID.points:
-            alone = Bench(Exact(), "cpu").measure(p.problem, p.variant, p.baseline, p.seeds)
-            found = store.get(alone.key)
-            assert found is not None
-            assert found.rows == alone.rows
 
 
 class Ahead(Bench):
@@ -394,27 +381,15 @@ class TestReplaced:
         changed = study(*(replace(p, seeds=2 if i else 1) for i, p in enumerate(GRID.points)))
         assert replaced(changed, bench, store) == Replaced(stored=6, ours=6, shared=1)
 
-    def test_points_under_other_labels(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        assert replaced(study(point(2, axis="b")), bench, store) == Replaced(stored=6, ours=1, shared=0)
-
     def test_nothing_in_another_environment(self, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         run(GRID, bench, store)
         monkeypatch.setattr(Bench, "environment", lambda self: {"device": "another"})
         assert bench.key(*what(GRID.points[0])) != store.studies()["toy"]["points"][0]["key"]
         assert replaced(GRID, bench, store) is None
 
-    def test_other_studies_do_not_matter(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        assert replaced(replace(study(point(16)), name="other"), bench, store) is None
-
 
 def what(given: StudyPoint) -> tuple[Any, Any, Any, int]:
     return given.problem, given.variant, given.baseline, given.seeds
-
-
-def test_outcome_starts_with_nothing() -> None:
-    assert Outcome() == Outcome(0, 0, 0.0, [])
 
 
 def experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

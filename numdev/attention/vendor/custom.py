@@ -15,7 +15,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dtype_of
 from numdev.errors import BadInput, BadOutput
 from numdev.settings import setting
-from numdev.usersource import Loaded, loaded
+from numdev.user_code import Loaded, loaded
 
 _FIELD = "attention.function"
 
@@ -31,7 +31,7 @@ class Custom(InDtype):
     Attributes:
         function: where to import it from.
         fmt: the format of its inputs and of its output.
-        digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.usersource`.
+        digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.user_code`.
     """
 
     honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)

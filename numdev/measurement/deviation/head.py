@@ -13,8 +13,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import check_memory
-from numdev.measurement.deviation.replicates import of_replicate
+from numdev.measurement.deviation.measurement import check_memory, of_replicate
 from numdev.measurement.operation import Measurable, Operation, Reproducible
 from numdev.nearest import one_of
 

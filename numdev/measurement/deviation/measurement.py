@@ -6,21 +6,22 @@ What is compared is whatever tensors both return under the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
-from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.measurement.deviation.direction import DIRECTED, Course
-from numdev.measurement.deviation.metrics import METRICS, compare
-from numdev.measurement.deviation.replicates import Computed, References, Replicates, Samples, in_parts
-from numdev.measurement.operation import Measurable, Operation, Outputs, Reproducible
+from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Course, compare
+from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.memory import available_bytes
 from numdev.results.record import Column, Use
+
+Kept = TypeVar("Kept")
 
 KIND = "deviation"
 COMPARISON = (
@@ -80,6 +81,10 @@ class Deviations:
         return DeviationPoint(self.operation, problem, variant, baseline, seeds)
 
 
+Samples = dict[str, Sample]
+References = dict[str, Samples]
+
+
 @dataclass(frozen=True)
 class DeviationPoint:
     """How far a variant, and a baseline beside it, deviates from golden on a problem."""
@@ -105,17 +110,12 @@ class DeviationPoint:
         kernels, course = dict[str, None](), Course(self.operation.directed)
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
-        computed = self._computed(context)
         for seed in context.replicates():
-            found, output = _Replicate(self.operation, self.problem, next(computed), context, course).rows()
-            rows += found
+            own, output = _Replicate(self.operation, self.problem, context, seed, course).rows(self.variant, self.baseline)
+            rows += own
             kernels[output.kernel] = None
             counters.append({"seed": seed} | output.counters)
         return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows), zero(rows))
-
-    def _computed(self, context: Context) -> Iterator[Computed]:
-        for seeds in in_parts(range(context.seeds), self.problem):
-            yield from Replicates(self.operation, self.problem, context, seeds).computed(self.variant, self.baseline)
 
 
 def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> None:
@@ -123,78 +123,96 @@ def check_memory(problem: Reproducible, device: torch.device, smaller: str) -> N
     free = available_bytes(device)
     if problem.bytes > free:
         gib = 2.0**30
-        mend = f"{free / gib:.1f} GiB are free on {device.type}; use {smaller}"
-        raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", mend)
+        hint = f"{free / gib:.1f} GiB are free on {device.type}; use {smaller}"
+        raise BadInput("problem", f"about {problem.bytes / gib:.1f} GiB", hint)
+
+
+def of_replicate(subject: Measurable, seed: int) -> Measurable:
+    """The implementation for one replicate: one that draws random numbers draws different ones in each."""
+    return subject.replicate(seed) if isinstance(subject, Random) else subject
 
 
 @dataclass(frozen=True)
 class _Replicate:
-    """The comparisons of one replicate of a problem. `course` has the directions of the errors in the previous replicate."""
+    """One replicate of a problem: its inputs, the outputs of golden, variant and baseline, and their comparisons.
+
+    What other points of the problem need too is kept for them. `course` has the directions of the errors in the replicate before.
+    """
 
     operation: Operation
     problem: Reproducible
-    computed: Computed
     context: Context
+    seed: int
     course: Course
 
-    def rows(self) -> tuple[list[dict[str, Any]], Outputs]:
+    def rows(self, variant: Measurable, baseline: Measurable | None) -> tuple[list[dict[str, Any]], Outputs]:
         """Every comparison, and the variant's outputs."""
-        computed = self.computed
-        samples, references, others = computed.samples, computed.golden, computed.others
-        rows: list[dict[str, Any]] = []
-        if computed.baseline is not None:
-            references = references | {"baseline": others}
-            rows = self._directed(self._baseline_rows(computed.baseline), others, computed.golden_of_baseline)
-        compared = list(self._compared("variant", samples, references, others, computed.variant.formats))
-        return self._directed(compared, samples, references) + rows, computed.output
+        variant = of_replicate(variant, self.seed)
+        output = variant(*self._rounded(variant), **self.problem.arguments())
+        samples, golden = _samples(output), self._golden(variant)
+        if baseline is None:
+            return self._directed(list(self._compared("variant", samples, golden, {}, variant)), samples, golden), output
+        baseline = of_replicate(baseline, self.seed)
+        others, golden_of_baseline = self._baseline(baseline), self._golden(baseline)
+        references = golden | {"baseline": others}
+        own = list(self._compared("variant", samples, references, others, variant))
+        beside = self._compared("baseline", others, golden_of_baseline, samples, baseline)
+        return self._directed(own, samples, references) + self._directed(list(beside), others, golden_of_baseline), output
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        return self._kept("inputs", lambda: self.operation.draw(self.problem, self.seed, self.context.device))
+
+    def _rounded(self, subject: Measurable) -> tuple[Tensor, ...]:
+        return self._kept("rounded", lambda: subject.round_inputs(*self._inputs()), subject.input_key)
+
+    def _golden(self, subject: Measurable) -> References:
+        """Golden on the unrounded inputs, and on those that the subject sees."""
+
+        def exact(inputs: tuple[Tensor, ...]) -> Samples:
+            return _samples(self.operation.exact(*inputs, **self.problem.arguments()))
+
+        same = self._kept("golden", lambda: exact(self._rounded(subject)), subject.input_key)
+        return {"golden": self._kept("golden", lambda: exact(self._inputs())), "golden_same_inputs": same}
+
+    def _baseline(self, subject: Measurable) -> Samples:
+        return self._kept("baseline", lambda: _samples(subject(*self._rounded(subject), **self.problem.arguments())), subject)
+
+    def _kept(self, what: str, make: Callable[[], Kept], *of: object) -> Kept:
+        return self.context.kept.get((what, self.problem, *of, self.seed), make)
 
     def _directed(self, rows: list[dict[str, Any]], samples: Samples, references: References) -> list[dict[str, Any]]:
         """The comparisons of one subject with rank and direction of their errors, where the operation has them."""
         if not self.course.outputs:
             return rows
-        figures, found = self.course.figures, []
+        directed = []
         for row in rows:
             reference, output = row["reference"], row["output"]
             place = (row["subject"], reference, output)
-            found.append(row | figures(place, samples[output], references[reference][output]))
-        return found
-
-    def _baseline_rows(self, baseline: Measurable) -> list[dict[str, Any]]:
-        """The comparisons of the baseline; they are the same for every variant with finite results, and so are kept."""
-        computed, variant = self.computed, self.computed.samples
-
-        def made() -> list[dict[str, Any]]:
-            references = computed.golden_of_baseline
-            return list(self._compared("baseline", computed.others, references, variant, baseline.formats))
-
-        if all(sample.is_finite for sample in variant.values()):
-            kept: list[dict[str, Any]] = self.context.kept.get(("baseline rows", self.problem, baseline, computed.seed), made)
-            return kept
-        return made()
+            directed.append(row | self.course.figures(place, samples[output], references[reference][output]))
+        return directed
 
     def _compared(
-        self,
-        subject: str,
-        samples: Samples,
-        references: References,
-        others: Samples,
-        formats: Mapping[str, Format],
+        self, name: str, samples: Samples, references: References, others: Samples, subject: Measurable
     ) -> Iterator[dict[str, Any]]:
         """Each output of a subject against each reference, in ulp and u of the output's own format.
 
         `others` are the outputs of the baseline if the subject is the variant, and vice versa. Elements that are not finite
         there are not compared here either, so that the figures of variant and baseline are taken over the same elements.
         """
-        seed = self.computed.seed
-        place = {"seed": seed, "cluster": self.problem.cluster(seed), "subject": subject}
+        place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": name}
         for reference, expected in references.items():
             for output, sample in samples.items():
                 if output in expected:
                     other = others.get(output)
                     leave_out = None if other is None or other.is_finite else ~other.values.isfinite()
-                    deviation = compare(sample, expected[output], formats[output], leave_out)
+                    deviation = compare(sample, expected[output], subject.formats[output], leave_out)
                     head = {"output": output, "primary": output == self.operation.primary, "reference": reference}
                     yield place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
+
+
+def _samples(output: Outputs) -> Samples:
+    """The outputs by name, as comparisons take them."""
+    return {name: Sample(tensor) for name, tensor in output.tensors().items()}
 
 
 def nonfinite(rows: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,10 +15,8 @@ from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import Context, Findings, configuration
-from numdev.measurement.speed.ceiling import matmul_flops
 from numdev.measurement.speed.columns import COUNTED, MEASURED, of_beside
-from numdev.measurement.speed.memory import peak_bytes
-from numdev.measurement.speed.timing import Budget, timed
+from numdev.measurement.speed.timing import Budget, matmul_flops, peak_bytes, timed
 from numdev.measurement.speed.traffic import Traffic
 from numdev.memory import available_bytes
 from numdev.results.record import Column
@@ -111,8 +109,8 @@ class SpeedPoint:
 
     def _replicate(self, seed: int, context: Context) -> tuple[dict[str, Any], Deviation, str]:
         device, workload = context.device, self.operation.workload
-        inputs = prepared(self.operation, self.problem, self.variant, seed, device)
-        run = bound(self.operation, self.problem, self.variant, inputs)
+        inputs = self.operation.prepared(self.problem, self.variant, seed, device)
+        run = workload.bound(self.problem, self.variant, inputs)
         first = run()
         kernel = first.kernel
         deviation = self._deviation(seed, context, first)
@@ -168,17 +166,6 @@ class SpeedPoint:
         wanted, free = self.operation.workload.needed_bytes(self.problem, self.variant), available_bytes(device)
         if wanted > free:
             raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
-
-
-def prepared(operation: Operation, problem: Any, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Inputs in the form in which the variant takes them, so that the timed call converts nothing."""
-    drawn = operation.draw(operation.workload.sample(problem), seed, device)
-    return operation.workload.held(problem, variant, variant.round_inputs(*drawn))
-
-
-def bound(operation: Operation, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-    """The call that is measured."""
-    return operation.workload.bound(problem, variant, inputs)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,17 +1,21 @@
-"""The time of one call, on a GPU by its own clock."""
+"""What one call takes: time, on a GPU by its own clock, and memory; and the rate of a matrix product to hold it against."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import profile
 
 from numdev.errors import BadInput
+from numdev.profiler import profiler
 from numdev.settings import setting
 
 _WARM_UP = 3
@@ -36,6 +40,10 @@ class Budget:
     def calls(self, seconds: float) -> int:
         """How many calls fit, if each takes so many seconds."""
         return min(self.most, max(self.least, math.ceil(self.seconds / max(seconds, 1e-9))))
+
+
+_GPU_SIDE, _CPU_SIDE = 8192, 512  # of products; on a CPU some formats are multiplied a thousand times more slowly than FP32
+_OF_PRODUCTS = Budget(seconds=0.2, least=3, most=50)
 
 
 @dataclass(frozen=True)
@@ -125,3 +133,59 @@ def _on_cpu(run: Callable[[], object]) -> Call:
     run()
     seconds = time.perf_counter() - begin
     return Call(seconds, seconds, 0.0)
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that a call has allocated at one time, its results among them, as torch's allocator counts them."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        kept = run()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        del kept
+        return peak
+    with profiler(device, profile_memory=True) as watched:
+        kept = run()
+    del kept
+    return _highest(watched)
+
+
+def _highest(watched: profile) -> int:
+    """The highest sum of allocations and releases, in the order of time, that the profiler recorded."""
+    assert watched.profiler is not None
+    results: Any = watched.profiler.kineto_results
+    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    held = highest = 0
+    for _, change in changes:
+        held += change
+        highest = max(highest, held)
+    return highest
+
+
+@lru_cache(maxsize=16)
+def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -> float:
+    """Operations per second of `torch.matmul` on square matrices, 2 n^3 over the median time; once per process.
+
+    FP32 is IEEE FP32 unless `tf32`. Formats of 8 bits are compared with FP16, since kernels without a product in 8 bits convert
+    their operands to it.
+    """
+    if dtype.itemsize == 1:
+        dtype = torch.float16
+    side = _GPU_SIDE if device.type == "cuda" else _CPU_SIDE
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(side, side, generator=generator, device=device).to(dtype) for _ in range(2))
+    with _products("high" if tf32 else "highest"):
+        return 2 * side**3 / timed(lambda: torch.matmul(a, b), device, _OF_PRODUCTS).latency
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Sets the precision of torch's FP32 products, and restores the previous one."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.measurement.deviation.metrics import Deviation
-from numdev.measurement.deviation.scaled import Scaled, exponent_of, shifted
-from numdev.measurement.deviation.wasserstein import wasserstein
+from numdev.measurement.deviation.sample import Scaled, exponent_of, shifted, wasserstein
 from tests.cases import U64
 
 LEAST = Fraction(1, 2**1074)

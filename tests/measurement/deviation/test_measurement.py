@@ -192,11 +192,6 @@ def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None
     assert alone.rows == [row for row in two.rows if row["subject"] == "variant" and row["reference"] != "baseline"]
 
 
-def test_replicates_differ(bench: Bench) -> None:
-    rows = only(bench.measure(NORMAL, KERNEL, seeds=4), output="out", reference="golden")
-    assert len({row["rmse"] for row in rows}) == 4
-
-
 def test_total_error_is_not_arithmetic_error(bench: Bench) -> None:
     """Exact arithmetic on rounded inputs: all of its error is that of the inputs."""
     record = bench.measure(NORMAL, Wrong(), seeds=3)
@@ -265,15 +260,6 @@ def test_a_baseline_with_nan_is_told(bench: Bench) -> None:
     assert (against["reference_nan_count"], against["reference_inf_count"], against["nan_count"]) == (4, 2, 0)
 
 
-def test_golden_with_nan_is_told() -> None:
-    """Also where the variant has it too, which is not the variant's fault."""
-    record = Bench(Wrong("nan"), "cpu").measure(NORMAL, Exact(), seeds=1)
-    assert (record.status, record.reason) == (Status.NONFINITE, "6 elements of golden's out are not finite (4 NaN, 2 Inf)")
-    both = Bench(Wrong("nan"), "cpu").measure(NORMAL, Wrong("nan"), seeds=1)
-    assert both.status is Status.NONFINITE
-    assert both.reason == "4 elements of golden's out are not finite (4 NaN)"
-
-
 def test_zeros_are_told(bench: Bench) -> None:
     """Golden's are not; where they are, as in rows that see no key, zeros are right."""
     record = bench.measure(NORMAL, Wrong("zeros"), BASELINE, seeds=2)
@@ -314,22 +300,6 @@ def test_random_roundings_differ_between_replicates() -> None:
         record = Bench(Exact(), "cpu").measure(problem, variant, None, 3)
         rmse = {row["rmse"] for row in record.rows if (row["output"], row["reference"]) == ("out", "golden")}
         assert (len(rmse - {0.0}) >= 3) == variant.precision.is_random
-
-
-def test_log_sums_are_in_ulp_of_their_own_format(bench: Bench) -> None:
-    """Of 16-bit kernels FP32: a log-sum that is off by one ulp of FP32 is off by 2^-16 ulp of BF16."""
-    kernel, golden = Tiled(Precision.kernel(BF16)), Exact()
-    assert kernel.formats == {"out": BF16, "lse": FP32}
-    assert Tiled(Precision.uniform(BF16)).formats == Naive(Precision.uniform(BF16)).formats == {"out": BF16, "lse": BF16}
-    assert golden.formats == {"out": FP64, "lse": FP64}
-    (row,) = only(bench.measure(NORMAL, kernel, seeds=1), output="lse", reference="golden_same_inputs")
-    inputs = kernel.round_inputs(*NORMAL.inputs(0).values())
-    found, exact = (one(*inputs, NORMAL.mask, NORMAL.softmax_scale).lse for one in (kernel, golden))
-    assert found is not None
-    assert exact is not None
-    assert row["max_ulp"] == float(((found.double() - exact).abs() / FP32.ulp(exact)).max())
-    assert row["max_u"] == pytest.approx(float((found.double() - exact).abs().max() / exact.abs().max()) / FP32.u, rel=1e-12)
-    assert row["max_u"] > 0.01, "2^-16 of it in BF16"
 
 
 def test_own_sources_are_in_the_configuration(bench: Bench) -> None:

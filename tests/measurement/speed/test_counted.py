@@ -23,7 +23,7 @@ from numdev.attention.vendor import dispatch as vendor
 from numdev.attention.vendor.dispatch import InDtype
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.measurement.speed import counted
+from numdev.measurement.speed import traffic
 
 PROBLEM = Problem(Distribution(), Shape(1, 2, 2, 16, 16, 8))
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(word: str) -> Callable[..., None]:
         return lambda *_: SEEN.append(word)
 
-    monkeypatch.setattr(counted, "FLUSH_BYTES", 1024)
+    monkeypatch.setattr(traffic, "FLUSH_BYTES", 1024)
     runtime = SimpleNamespace(cudaProfilerStart=seen("start"), cudaProfilerStop=seen("stop"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "synchronize", seen("wait"))
@@ -65,7 +65,7 @@ def written(folder: Path, *packed: bytes) -> Path:
 
 
 def test_one_call_lies_within_the_range_and_one_before_it(tmp_path: Path) -> None:
-    counted.main(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
+    traffic.count_calls(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
     assert SEEN == ["call", "wait", "numdev:0", "start", "call", "wait", "stop", "pop"]
 
 
@@ -74,13 +74,13 @@ def test_what_fails_is_remarked_on_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails_at: int, expected: list[str]
 ) -> None:
     points = [pickle.dumps((ATTENTION, PROBLEM, variant)) for variant in (Watched(fails_at), Vanilla(FP32))]
-    counted.main(written(tmp_path, *points), CPU)
+    traffic.count_calls(written(tmp_path, *points), CPU)
     assert capsys.readouterr().err == "numdev:0 RuntimeError: deliberate second line\n"
     assert ["call", *expected, "wait", "numdev:1", "start", "wait", "stop", "pop"] == SEEN
 
 
 def test_what_cannot_be_loaded_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    counted.main(written(tmp_path, b"cno_such_module\nname\n.", pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
+    traffic.count_calls(written(tmp_path, b"cno_such_module\nname\n.", pickle.dumps((ATTENTION, PROBLEM, Watched()))), CPU)
     assert "numdev:0 ModuleNotFoundError: No module named 'no_such_module'" in capsys.readouterr().err
     assert "numdev:1" in SEEN
 
@@ -91,6 +91,6 @@ def test_nobody_asks_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(profiling, "kernels", forbidden)
     monkeypatch.setattr(vendor, "_RAN", {})
-    counted.main(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Sdpa(Backend.MATH, FP32)))), CPU)
+    traffic.count_calls(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Sdpa(Backend.MATH, FP32)))), CPU)
     assert "numdev:0" in SEEN
     assert vendor._RAN == {}  # what is not proven is not said to be

@@ -20,14 +20,13 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.dispatch import InDtype
-from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import MEASURED, derived
-from numdev.measurement.speed.measurement import DEVIATIONS, prepared
+from numdev.measurement.speed.measurement import DEVIATIONS
 from numdev.measurement.speed.timing import Budget
 from numdev.results.record import Record, Status
 
@@ -102,7 +101,7 @@ def test_what_is_compared_is_a_result_of_the_timed_call(bench: Runner, wrong_fro
 
 
 def test_every_head_holds_the_drawn_group() -> None:
-    q, k, v = prepared(ATTENTION, PROBLEM, Vanilla(), 0, torch.device("cpu"))
+    q, k, v = ATTENTION.prepared(PROBLEM, Vanilla(), 0, torch.device("cpu"))
     drawn = Vanilla().round_inputs(*ATTENTION.workload.sample(PROBLEM).inputs(0).values())
     assert q.shape == (2, 4, 32, 16)
     assert k.shape == v.shape == (2, 2, 48, 16)
@@ -112,20 +111,6 @@ def test_every_head_holds_the_drawn_group() -> None:
         for b in range(2):
             for h in range(0, whole.shape[1], step):
                 assert torch.equal(whole[b, h : h + step], one[0])
-
-
-def test_a_group_keeps_mask_and_sizes() -> None:
-    lengths = Problem(Distribution(), Shape(2, 6, 3, 8, 8, 4), Mask(window=3, key_lengths=(5, 8)), scale=0.5)
-    small = ATTENTION.workload.sample(lengths)
-    assert small.shape == Shape(1, 2, 1, 8, 8, 4)
-    assert small.mask == Mask(window=3, key_lengths=(5,))
-    assert small.scale == 0.5
-
-
-def test_unsupported_with_the_reason(bench: Runner) -> None:
-    found = bench.measure(PROBLEM, Sdpa(Backend.CUDNN))
-    assert (found.status, found.rows) == (Status.UNSUPPORTED, [])
-    assert found.reason.startswith("attention.backend: cudnn")
 
 
 def test_refuses_memory_that_is_not_there(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,31 +126,6 @@ def test_refuses_memory_that_is_not_there(bench: Runner, monkeypatch: pytest.Mon
 def test_takes_no_baseline(bench: Runner) -> None:
     with pytest.raises(BadInput, match=r"baseline: .*baseline=none"):
         bench.key(PROBLEM, Vanilla(), Vanilla())
-
-
-def test_the_budget_is_part_of_the_key() -> None:
-    keys = {speed_bench("cpu", budget).key(PROBLEM, Vanilla()) for budget in (QUICK, Budget())}
-    assert len(keys) == 2
-
-
-def test_a_record_shows_its_figures(bench: Runner) -> None:
-    text = repr(bench.measure(PROBLEM, Vanilla(FP32), seeds=2))
-    assert text.startswith("Record(ok, 2 seeds")
-    assert all(name in text for name in MEASURED)
-
-
-@dataclass(frozen=True)
-class Fails(InDtype):
-    fmt: Format = FP32
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        raise RuntimeError("it broke")
-
-
-def test_an_error_is_a_status(bench: Runner) -> None:
-    found = bench.measure(PROBLEM, Fails())
-    assert found.status is Status.ERROR
-    assert "it broke" in found.reason
 
 
 def test_an_unknown_algorithm_has_no_model(bench: Runner) -> None:

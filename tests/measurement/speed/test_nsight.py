@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from numdev.errors import BadInput
-from numdev.measurement.speed import nsight
-from numdev.measurement.speed.nsight import find, profile, range_name, read, remark
+from numdev.measurement.speed.traffic import profile, read
 from tests.fake_ncu import HEADER, UNITS, row
 
 READ, WRITTEN, CACHE = METRICS = ["dram__bytes_read.sum", "dram__bytes_write.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"]
@@ -31,11 +29,6 @@ def test_figures_by_range_without_separators() -> None:
 def test_kernels_of_one_range_add_up() -> None:
     found = read(log(row(1, "10", "20", "30", "first"), row(1, "1", "2", "3", "second, with a comma")), METRICS)
     assert found == {1: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0}}
-
-
-def test_what_lies_in_no_range_of_ours_does_not_count() -> None:
-    foreign = row(1, "10", "20", "30").replace("numdev:1", "torch:1")
-    assert read(log(foreign), METRICS) == {}
 
 
 @pytest.mark.parametrize("text", ["", PROF, "==ERROR== nothing\n", HEADER])
@@ -65,12 +58,6 @@ def test_what_is_no_number_and_what_is_missing_are_named() -> None:
         read(log(row(0, "1", "1", "1")), [*METRICS, "lts__t_sectors.sum"])
 
 
-def test_ncu_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInput, match=r"counters: True cannot be used; .*ncu is not on PATH"):
-        find()
-
-
 def fake(folder: Path, body: str) -> str:
     """A program that has the path of the log in `log`."""
     program = folder / "ncu"
@@ -81,22 +68,12 @@ def fake(folder: Path, body: str) -> str:
 
 
 def test_a_run_tells_figures_and_remarks(tmp_path: Path) -> None:
-    said = remark(4, "RuntimeError: one\ntwo")
-    assert said == f"{range_name(4)} RuntimeError: one two"
+    said = "numdev:4 RuntimeError: one two"
     ncu = fake(tmp_path, f"log.write_text({log(row(2, '1', '2', '3'))!r}); print({said!r}, file=sys.stderr); print(sys.argv)\n")
     found = profile(ncu, METRICS, ["program", "file"], {}, 30.0)
     assert found.bytes == {2: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
     assert found.remarks == {4: "RuntimeError: one two"}
     assert found.trouble == ""
-
-
-def test_the_flags_and_the_command_are_passed_on(tmp_path: Path) -> None:
-    ncu = fake(tmp_path, f"Path({str(tmp_path / 'seen')!r}).write_text(chr(10).join(sys.argv[1:]))\n")
-    profile(ncu, METRICS, ["program", "file"], {}, 30.0)
-    seen = (tmp_path / "seen").read_text().split("\n")
-    assert seen[: len(nsight.FLAGS)] == list(nsight.FLAGS)
-    assert seen[seen.index("--metrics") + 1] == ",".join(METRICS)
-    assert seen[-2:] == ["program", "file"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.measurement.speed import ceiling
-from numdev.measurement.speed.memory import peak_bytes
-from numdev.measurement.speed.timing import Budget, fills_to_outlast, timed
+from numdev.measurement.speed import timing
+from numdev.measurement.speed.timing import Budget, fills_to_outlast, peak_bytes, timed
 
 CPU = torch.device("cpu")
 
@@ -77,12 +76,12 @@ def test_peak_memory_counts_the_result_and_nothing_from_before() -> None:
 
 
 def test_the_ceiling_is_operations_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling, "timed", lambda run, device, budget: type("T", (), {"latency": 0.5})())
-    ceiling.matmul_flops.cache_clear()
+    monkeypatch.setattr(timing, "timed", lambda run, device, budget: type("T", (), {"latency": 0.5})())
+    timing.matmul_flops.cache_clear()
     try:
-        assert ceiling.matmul_flops(torch.float32, CPU) == 2 * 512**3 / 0.5
+        assert timing.matmul_flops(torch.float32, CPU) == 2 * 512**3 / 0.5
     finally:
-        ceiling.matmul_flops.cache_clear()
+        timing.matmul_flops.cache_clear()
 
 
 @pytest.mark.parametrize(("tf32", "expected"), [(False, "highest"), (True, "high")])
@@ -93,13 +92,13 @@ def test_the_ceiling_of_fp32_is_ieee_unless_asked(monkeypatch: pytest.MonkeyPatc
         seen.append(torch.get_float32_matmul_precision())
         return type("T", (), {"latency": 1.0})()
 
-    monkeypatch.setattr(ceiling, "timed", watched)
-    ceiling.matmul_flops.cache_clear()
+    monkeypatch.setattr(timing, "timed", watched)
+    timing.matmul_flops.cache_clear()
     before = torch.get_float32_matmul_precision()
     try:
-        ceiling.matmul_flops(torch.float32, CPU, tf32)
+        timing.matmul_flops(torch.float32, CPU, tf32)
     finally:
-        ceiling.matmul_flops.cache_clear()
+        timing.matmul_flops.cache_clear()
     assert seen == [expected]
     assert torch.get_float32_matmul_precision() == before
 

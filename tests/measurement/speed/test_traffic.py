@@ -23,9 +23,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli import runners, show_speed
-from numdev.cli.asked import Asked
-from numdev.cli.show import Metrics
+from numdev.cli import runners
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COMPARISON
 from numdev.measurement.protocol import LooksAhead
@@ -96,16 +94,6 @@ def test_a_record_has_what_was_counted(bench: Runner, told: list[str]) -> None:
     assert told == []
 
 
-def test_what_follows_from_what_was_counted(bench: Runner) -> None:
-    row = bench.measure(problem(16), VARIANT).rows[0]
-    found = derived(row)
-    assert found["measured_intensity"] == row["operations"] / 1500
-    assert found["l2_over_model"] == 4000 / row["model_bytes"]
-    nothing = derived(row | {"dram_read_bytes": 0.0, "dram_write_bytes": 0.0})
-    assert math.isnan(nothing["measured_intensity"])
-    assert not set(OF_COUNTED) & set(derived(speed_bench("cpu", QUICK).measure(problem(16), VARIANT).rows[0]))
-
-
 def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
     assert isinstance(bench.kind, LooksAhead)
     store = Store(tmp_path / "results")
@@ -131,12 +119,6 @@ def test_what_cannot_be_timed_starts_no_process(bench: Runner, ncu: FakeNcu, tmp
     outcome = run(Study("toy", "A toy", None, (), grid), bench, Store(tmp_path / "results"))
     assert len(outcome.failures) == 2
     assert ncu.chunks == [2]
-
-
-def test_a_point_that_was_not_announced_is_counted_alone(bench: Runner, ncu: FakeNcu) -> None:
-    bench.announce(pairs(*points(4, 5)))
-    bench.measure(problem(9), VARIANT)
-    assert ncu.chunks == [1]
 
 
 def uncounted(found: Record) -> str:
@@ -217,14 +199,6 @@ def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: Runner) ->
     assert bench.key(problem(4), VARIANT) != plain.key(problem(4), VARIANT)
 
 
-def test_one_point_on_a_terminal_shows_them(bench: Runner, tmp_path: Path) -> None:
-    console = Console(width=200, record=True)
-    asked = Asked("attention=vanilla", "vanilla", "none")
-    show_speed.record(console, bench.measure(problem(16), VARIANT), tmp_path, asked, already=False, metrics=Metrics.ALL)
-    text = console.export_text()
-    assert all(name in text for name in (*COUNTED, *OF_COUNTED))
-
-
 def test_the_report_sets_the_model_against_them(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     run(Study("counted", "A toy", None, (), points(16, 32)), bench, store)
@@ -240,12 +214,6 @@ def test_the_report_sets_the_model_against_them(bench: Runner, ncu: FakeNcu, tmp
     assert written["l2_bytes"][written["study"] == "timed"].isna().all()
     told = (tmp_path / "out" / "columns.md").read_text()
     assert all(f"| `{name}` |" in told for name in (*COUNTED, *OF_COUNTED))
-
-
-def test_a_report_without_them_has_no_such_table(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results")
-    run(Study("timed", "A toy", None, (), points(16)), speed_bench("cpu", QUICK), store)
-    assert traffic(frame(load(store))).empty
 
 
 TOY = """\

@@ -5,15 +5,11 @@ A function is known by what it computes, not by its name. So its digest is taken
 - the file of its module, and of every module that the file imports, also inside of functions, from the same folder or package,
   and what these import in turn. A compiled extension among them counts with its bytes. Where the module lies in an installation
   (site-packages, the standard library), only its own package is followed;
-- the name and the version of every other package that those files import. torch, numpy, triton and numdev are left out: the
-  environment of a record names them;
-- of a module that is built into Python, its name and the version of Python.
+- the name and the version of every other package that those files import, and of Python for a module that is built into it.
+  torch, numpy, triton and numdev are left out: the environment of a record names them.
 
 Imports are read from the syntax tree, so a module whose name is computed when the program runs is not seen, nor is a file that
-the function opens.
-
-Python keeps a module as it was imported, also after a change of its file. `loaded` refuses a function whose file differs from
-what was imported: see there.
+the function opens. Python keeps a module as it was imported, also after a change of its file: see `loaded`.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import platform
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
@@ -76,31 +72,27 @@ def loaded(name: str, field: str) -> Loaded:
     Raises:
         BadInput: naming `field`, where there is no such function, or its sources are not those that were imported.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or module.startswith("."):
+    module, _, attribute = name.partition(":")
+    if not module or not attribute or module.startswith("."):
         raise BadInput(field, name, "write it as package.module:function")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        function = getattr(importlib.import_module(module), attribute, None)
     except SyntaxError as error:
         where = f"{error.filename}, line {error.lineno}"
         raise BadInput(field, name, f"its module cannot be read ({where}: {error.msg}); correct that line") from None
     except ImportError as error:
         raise BadInput(field, name, f"its module cannot be imported ({error})") from None
     except Exception as error:
-        raise BadInput(field, name, f"its module cannot be imported ({_place(error)}: {error})") from None
-    if not callable(found):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
+        raise BadInput(field, name, f"its module cannot be imported ({where}: {error})") from None
+    if not callable(function):
         raise BadInput(field, name, f"module {module} has no function {attribute}")
     if module == "__main__" and _path(module) is None:
         raise BadInput(field, name, "results are filed by its source; write the function to a file, and name it module:function")
     files, parts = _sources(module, name, field)
-    digest = hashlib.sha256("\0".join([name, *parts]).encode()).hexdigest()
-    return Loaded(found, digest, tuple((own, _spec(own)) for own in files if own in sys.modules))
-
-
-def _place(error: Exception) -> str:
-    """The kind of an error, and the file and line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
+    modules = tuple((own, _spec(own)) for own in files if own in sys.modules)
+    return Loaded(function, hashlib.sha256("\0".join([name, *parts]).encode()).hexdigest(), modules)
 
 
 def foreign(*objects: object) -> dict[str, str]:
@@ -112,12 +104,8 @@ def foreign(*objects: object) -> dict[str, str]:
         BadInput: where a file has changed since it was imported, see `loaded`.
     """
     modules = sorted({type(each).__module__ for each in objects if each is not None})
-    parts = [
-        part
-        for module in modules
-        if module.partition(".")[0] not in ("numdev", "builtins") and module in sys.modules and _path(module) is not None
-        for part in _sources(module, module, "variant")[1]
-    ]
+    own = [name for name in modules if name.partition(".")[0] not in ("numdev", "builtins")]
+    parts = [part for name in own if name in sys.modules and _path(name) for part in _sources(name, name, "variant")[1]]
     return {"sources": hashlib.sha256("\0".join(parts).encode()).hexdigest()} if parts else {}
 
 
@@ -126,8 +114,8 @@ def _sources(module: str, name: str, field: str) -> tuple[dict[str, Path], list[
     files, outside = _walk(module)
     for own in files:
         if own in sys.modules and not _is_imported(own, files[own]):
-            mend = f"{files[own]} has changed since {own} was imported; call importlib.reload on it, or start Python again"
-            raise BadInput(field, name, mend)
+            hint = f"{files[own]} has changed since {own} was imported; call importlib.reload on it, or start Python again"
+            raise BadInput(field, name, hint)
     parts = [f"{own} {_digest(files[own])}" for own in sorted(files)]
     return files, parts + [f"{top} {_version(top)}" for top in sorted(outside)]
 
@@ -137,8 +125,9 @@ def _walk(module: str) -> tuple[dict[str, Path], set[str]]:
     top, start = module.partition(".")[0], _path(module)
     if start is None:
         return {}, {top}
-    folder = _folder(module, start)
-    installed = any(folder.is_relative_to(place) for place in _installations())
+    folder = start.parents[module.count(".") + (start.stem == "__init__")]  # holds the module, or its outermost package
+    places = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+    installed = any(folder.is_relative_to(place) for place in places)
     files: dict[str, Path] = {}
     outside = {top} if installed else set()
     todo = [module, *_with_parents(module)]
@@ -148,8 +137,9 @@ def _walk(module: str) -> tuple[dict[str, Path], set[str]]:
         path = start if name == module else None if installed and first != top else _below(folder, name)
         if path is not None and name not in files and (name == module or first not in _NAMED_BY_THE_ENVIRONMENT):
             files[name] = path
-            todo += [] if first in _NAMED_BY_THE_ENVIRONMENT else _imports(_read(path), name, path.name)
-        elif path is None and (installed or not _is_in(folder, first)) and first != top:
+            if first not in _NAMED_BY_THE_ENVIRONMENT and path.suffix == ".py":
+                todo += _imports(path.read_bytes(), name, path.name)
+        elif path is None and first != top and (installed or not (_below(folder, first) or (folder / first).is_dir())):
             outside.add(first)
     return files, outside - _NAMED_BY_THE_ENVIRONMENT - sys.stdlib_module_names
 
@@ -164,17 +154,6 @@ def _spec(module: str) -> Any:
     return getattr(sys.modules.get(module), "__spec__", None)
 
 
-def _folder(module: str, file: Path) -> Path:
-    """What holds the module, or the outermost package that it lies in."""
-    up = module.count(".") + (file.stem == "__init__")
-    return file.parents[up]
-
-
-@lru_cache(maxsize=1)
-def _installations() -> tuple[Path, ...]:
-    return tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib")})
-
-
 def _below(folder: Path, module: str) -> Path | None:
     """The file of a module, if it lies in the folder."""
     base = folder.joinpath(*module.split("."))
@@ -182,19 +161,10 @@ def _below(folder: Path, module: str) -> Path | None:
     return next((file for ending in endings if (file := Path(f"{base}{ending}")).is_file()), None)
 
 
-def _is_in(folder: Path, top: str) -> bool:
-    return _below(folder, top) is not None or (folder / top).is_dir()
-
-
 def _with_parents(module: str) -> list[str]:
     """`a`, `a.b`, `a.b.c` of `a.b.c`: Python runs them all."""
     parts = module.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def _read(path: Path) -> bytes:
-    """The source, or nothing of a compiled extension."""
-    return path.read_bytes() if path.suffix == ".py" else b""
 
 
 @lru_cache(maxsize=256)
@@ -205,11 +175,7 @@ def _imports(source: bytes, module: str, file: str) -> tuple[str, ...]:
     except SyntaxError:  # what cannot be read cannot be imported
         return ()
     package = module.split(".") if file == "__init__.py" else module.split(".")[:-1]
-    found: dict[str, None] = {}
-    for node in nodes:
-        for name in _named(node, package):
-            found |= dict.fromkeys(_with_parents(name))
-    return tuple(found)
+    return tuple(dict.fromkeys(part for node in nodes for name in _named(node, package) for part in _with_parents(name)))
 
 
 def _named(node: ast.AST, package: list[str]) -> Iterator[str]:
@@ -236,13 +202,8 @@ def _version(top: str) -> str:
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
-        owners = _distributions().get(top, ())
+        owners = importlib.metadata.packages_distributions().get(top, ())
         return " ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in sorted(set(owners))) or "unknown"
-
-
-@lru_cache(maxsize=1)
-def _distributions() -> Mapping[str, Sequence[str]]:
-    return importlib.metadata.packages_distributions()
 
 
 def _is_imported(module: str, path: Path) -> bool:
@@ -259,7 +220,8 @@ def _is_imported(module: str, path: Path) -> bool:
 def _is_of(module: ModuleType, path: Path) -> bool:
     """Whether the functions of a module, and the bytecode that Python keeps of it, are those of its source.
 
-    Of a compiled extension, and of a module that an import hook has rewritten, that cannot be told.
+    Of a compiled extension, and of a module that an import hook has rewritten, that cannot be told, nor of functions that come
+    from another file or from a decorator.
     """
     loader = getattr(module.__spec__, "loader", None)
     if path.suffix != ".py" or type(loader) not in (SourceFileLoader, type(None)):
@@ -267,8 +229,10 @@ def _is_of(module: ModuleType, path: Path) -> bool:
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     if isinstance(loader, SourceFileLoader) and loader.get_code(loader.name) != code:  # of `python -m` the module is __main__
         return False
-    known = set(_codes(code))
-    return all(found in known for found in _functions(module, code))
+    known, held = set(_codes(code)), list(vars(module).values())
+    methods = [method for cls in held if isinstance(cls, type) for method in vars(cls).values()]
+    own = [each for each in held + methods if isinstance(each, FunctionType) and each.__module__ == module.__name__]
+    return all(each.__code__ in known for each in own if Path(each.__code__.co_filename).resolve() == Path(code.co_filename))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -276,15 +240,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _functions(module: ModuleType, code: CodeType) -> Iterator[CodeType]:
-    """The code of the functions and methods of a module that come from its file, and not from another or from a decorator."""
-    held = list(vars(module).values())
-    for value in held + [method for cls in held if isinstance(cls, type) for method in vars(cls).values()]:
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and _same(value.__code__, code):
-            yield value.__code__
-
-
-def _same(one: CodeType, other: CodeType) -> bool:
-    return Path(one.co_filename).resolve() == Path(other.co_filename)

@@ -238,10 +238,10 @@ def columns() -> Iterator[str]:
 
 def rules() -> Iterator[str]:
     """How an interval becomes a verdict."""
-    from numdev.report.claims import finding
+    from numdev.report.claims import verdicts
 
     yield from ("| question | holds if the interval | fails if the interval |", "|---|---|---|")
-    yield from ("| " + " | ".join(map(cell, rule)) + " |" for rule in finding.rules())
+    yield from ("| " + " | ".join(map(cell, rule)) + " |" for rule in verdicts.rules())
 
 
 def launch_table() -> Iterator[str]:

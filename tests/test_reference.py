@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from numdev.report.claims.finding import Verdict
+from numdev.report.claims.verdicts import Verdict
 
 REFERENCE = Path(__file__).resolve().parent.parent / "reports" / "reference"
 

@@ -48,11 +48,12 @@ def gradients() -> Study:
         "kernel": (Kind.NORMAL, "kernel_", Role.BEYOND, "toy normal inputs, FP32 inside"),
     }
     points = [
-        StudyPoint(problem(kind, n), variant(f"{preset}{fmt}", bc), None, SEEDS, name, {"precision": fmt, "n": n, "bc": bc})
+        StudyPoint(problem(kind, n), variant(f"{preset}{fmt}", bc), None, SEEDS, name, labels)
         for name, (kind, preset, _, _) in scenarios.items()
         for fmt in ("bf16", "fp16", "fp32", "fp64")
         for n in (32, 64)
         for bc in (8, 16)
+        for labels in ({"precision": fmt, "problem.n": n, "tiling.bc": bc},)
     ]
     stated = tuple(Scenario(name, title, role) for name, (_, _, role, title) in scenarios.items())
     claims = ("gradients", "gradients_formats", "gradients_tiles", "gradients_direction")

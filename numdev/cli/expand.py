@@ -1,11 +1,10 @@
 """From a study's YAML to its points.
 
     title: Larger tiles make the deviation smaller
-    question: Do larger tiles deviate less?   # for the section of the report
-    figure: fig6c                       # a figure function, or null
-    plot: "x: tiling.bc, y: out.rmse"   # or a figure in words, where there is no function for it
-    more: [rescales]                    # further figures of the same rows
-    claims:                             # names of claims that ship with numdev, and claims of its own (`numdev.results.manifest`)
+    question: Do larger tiles deviate less?   # for the section of the report, as are measured, source, table and place
+    plot: "x: tiling.bc, y: out.rmse"   # a figure in words; or `figure` and `more`, names of figures that `figures` here or in
+                                        # another study's file says how to draw
+    claims:                             # claims of its own (`numdev.results.claim`), and names of those of other studies
       - fig6c
       - {claim: The RMSE falls with Bc, kind: slope, metric: out.rmse, over: tiling.bc, below: -0.1}
     base: {tiling.br: 64}               # common to all points
@@ -50,13 +49,17 @@ from numdev.cli.composed import Composer, composer
 from numdev.cli.contradicted import left, settings_of
 from numdev.cli.layers import Ground, Layers
 from numdev.cli.library import OPERATION, Library
-from numdev.cli.plots import plot_of
+from numdev.cli.plots import figures_of, function, plot_of
 from numdev.cli.requests import Flat, Request, Statement, written
 from numdev.cli.runners import operation_of
 from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.results.manifest import EntryRole, StatedClaim
+from numdev.results.claim import ClaimStatement
+from numdev.results.manifest import EntryRole
 from numdev.results.study import Study, StudyPoint
+
+_SECTION = ("place", "measured", "source", "table", "figures")
+"""Fields of a study's file that the report alone reads."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Expander:
             {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             fields["question"],
             plot,
+            {name: fields[name] for name in _SECTION if fields[name]},
             tuple(scenario_of(key, own).title for key, own in every.items() if key not in stated),
         )
 
@@ -154,11 +158,14 @@ class Expander:
                 known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
         return axes
 
-    def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | StatedClaim, ...], dict[str, Any] | None]:
+    def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         axes = self.axes(fields)
         try:
             claims = claims_of(fields["claims"], axes, self._comparable)
+            figures_of(fields["figures"])
+            if fields["table"]:
+                function("table", fields["table"])
             if fields["plot"] is not None and fields["figure"] is not None:
                 raise BadInput(
                     "plot", fields["plot"], f"the study names the figure {fields['figure']} too; leave one of them out"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numdev.results.record import Record, Status, Use
 
 if TYPE_CHECKING:
-    from numdev.report.statistics.estimates import Interval
+    from numdev.report.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Compared:
 
 def compared(found: Record) -> Compared:
     """What the rows of a record say."""
-    from numdev.report.statistics.estimates import mean, ratio  # late: a report's libraries
+    from numdev.report.statistics import mean, ratio  # late: a report's libraries
 
     metric = next(column.name for column in found.primary if column.use is Use.CHIEF)
     output = found.outputs[0]
@@ -57,7 +57,7 @@ def sentences(found: Record, variant: str, baseline: str) -> list[str]:
 
     No verdict follows from an output that holds NaN or Inf, or zeros alone; `found.reason` says how many.
     """
-    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+    from numdev.report.statistics import significant  # late: a report's libraries
 
     one = compared(found)
     head = f"{one.metric} of {one.output} from golden: {variant} {significant(one.variant.estimate, 3)}"
@@ -72,7 +72,7 @@ def sentences(found: Record, variant: str, baseline: str) -> list[str]:
 
 
 def _quotient(found: Interval, variant: str, *, judged: bool) -> str:
-    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+    from numdev.report.statistics import significant  # late: a report's libraries
 
     replicates = f"{found.excluded} replicate{'s' * (found.excluded != 1)}"
     left_out = f"; {replicates} left out (a deviation is zero or not finite)" if found.excluded else ""
@@ -91,7 +91,7 @@ def _quotient(found: Interval, variant: str, *, judged: bool) -> str:
 
 
 def _interval(found: Interval) -> str:
-    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+    from numdev.report.statistics import significant  # late: a report's libraries
 
     if found.count < 2:
         return "no interval from one replicate"

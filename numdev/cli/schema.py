@@ -41,7 +41,12 @@ class StudyConfig:
     figure: str | None = None
     more: list[str] = field(default_factory=list)
     claims: Any = field(default_factory=list)  # a list; `numdev.cli.claims` checks it
+    place: int = 1000
     question: str = ""
+    measured: str = ""
+    source: str = ""
+    table: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)  # by name, what draws them
     plot: Any = None  # text or a mapping; `numdev.cli.plots` checks it
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)

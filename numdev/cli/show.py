@@ -79,7 +79,7 @@ def status(found: Record, *, already: bool) -> Text:
 
 def cells(found: Record) -> tuple[str, ...]:
     """The figures of one point of a sweep, as `numdev.cli.sweeptable.HEADINGS` names them."""
-    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+    from numdev.report.statistics import significant  # late: a report's libraries
 
     if not found.rows:
         return ()
@@ -187,7 +187,7 @@ def _interval(metric: str, values: list[float]) -> str:
     """The mean, and half the confidence interval where there are replicates that differ; nothing without values."""
     if not values:
         return ""
-    from numdev.report.statistics.estimates import significant  # late: a report's libraries
+    from numdev.report.statistics import significant  # late: a report's libraries
 
     found = summary(values)
     half = (found.high - found.low) / 2

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, Unpack, runtime_checkable
 
 from numdev.errors import BadInput
-from numdev.results.manifest import EntryRole, Scenario, StatedClaim, is_old, manifest_of, plain, stored_point
+from numdev.results.claim import ClaimStatement, named
+from numdev.results.manifest import EntryRole, Scenario, is_old, manifest_of, plain, stored_point
 from numdev.results.record import BAD_OUTPUT, Column, Record, Status, Where, describe
 from numdev.results.store import Store
 
@@ -77,13 +78,15 @@ class Study:
         words: word and unit of the axes by name, for figures.
         question: what it asks, in words.
         plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
+        section: further parts of its section of the report, as its file has them: `place` among the sections, on what it was
+            `measured`, what the `source` says, a `table`, and `figures` by name with the function that draws each.
         left_out: titles of the scenarios of its file that the command line left out.
     """
 
     name: str
     title: str
     figure: str | None = None
-    claims: tuple[str | StatedClaim, ...] = ()
+    claims: tuple[str | ClaimStatement, ...] = ()
     points: tuple[StudyPoint, ...] = ()
     more: tuple[str, ...] = ()
     command: str = ""
@@ -92,13 +95,14 @@ class Study:
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     question: str = ""
     plot: Mapping[str, Any] | None = None
+    section: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
         known = {scenario.name: scenario for scenario in self.scenarios}
         names = dict.fromkeys(point.scenario for point in self.points)
-        claims = {one if isinstance(one, str) else f"{self.name}_{place}": one for place, one in enumerate(self.claims, 1)}
+        claims = named(self.name, self.claims)
         return manifest_of(
             self.name,
             kind,
@@ -111,10 +115,11 @@ class Study:
             more=list(self.more),
             plot=None if self.plot is None else dict(self.plot),
             claims=list(claims),
-            stated_claims={name: plain(claim) for name, claim in claims.items() if not isinstance(claim, str)},
+            stated_claims={name: plain(claim) for name, claim in claims.items() if claim is not None},
             scenarios=[plain(known.get(name, Scenario(name, name))) for name in names],
             settings={column.name: [column.unit, column.meaning] for column in settings},
             words={name: list(word) for name, word in self.words.items()},
+            **self.section,
         )
 
 

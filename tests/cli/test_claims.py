@@ -10,7 +10,8 @@ from numdev.cli.claims import Comparable, claims_of
 from numdev.cli.expand import Expander
 from numdev.cli.library import Library, config_folder, study_fields
 from numdev.errors import BadInput
-from numdev.results.manifest import BASELINE, ClaimKind, Reference, StatedClaim, plain
+from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement, Reference
+from numdev.results.manifest import plain
 from numdev.results.study import Study
 
 AXES: dict[str, list[Any]] = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}
@@ -28,29 +29,47 @@ ORDER = {"claim": "In order", "kind": "order", "metric": "out.rmse", "over": "st
 SAME = {"claim": "Alike", "kind": "same", "metric": "out.rmse", "of": {"step": "scores"}, "to": "baseline", "margin": 1.2}
 
 
-def read(*stated: Any) -> tuple[str | StatedClaim, ...]:
+def read(*stated: Any) -> tuple[str | ClaimStatement, ...]:
     return claims_of(stated, AXES, lambda: Comparable(FIGURES))
 
 
 def test_every_kind_is_read() -> None:
     slope, ratio, order, same, name = read(SLOPE, RATIO, ORDER, SAME, "fig5a")
-    assert slope == StatedClaim("It grows", ClaimKind.SLOPE, "out.rmse", over="problem.n", above=0.1)
-    assert ratio == StatedClaim(
+    assert slope == ClaimStatement("It grows", ClaimKind.SLOPE, "out.rmse", over="problem.n", above=0.1)
+    assert ratio == ClaimStatement(
         "It is larger", ClaimKind.RATIO, "out.rmse", of={"step": "scores"}, to={"step": "none"}, above=2.0
     )
-    assert order == StatedClaim("In order", ClaimKind.ORDER, "out.rmse", over="step", order=("scores", "none"))
-    assert same == StatedClaim("Alike", ClaimKind.SAME, "out.rmse", of={"step": "scores"}, to=BASELINE, margin=1.2)
+    assert order == ClaimStatement("In order", ClaimKind.ORDER, "out.rmse", over="step", order=("scores", "none"))
+    assert same == ClaimStatement("Alike", ClaimKind.SAME, "out.rmse", of={"step": "scores"}, to=BASELINE, margin=1.2)
     assert name == "fig5a"
     (rest,) = read(SLOPE | {"reference": "baseline", "source": "A paper", "where": {"step": "none"}})
-    assert isinstance(rest, StatedClaim)
+    assert isinstance(rest, ClaimStatement)
     assert (rest.reference, rest.source, rest.where) == (Reference.BASELINE, "A paper", {"step": "none"})
 
 
-@pytest.mark.parametrize("own", [SLOPE, RATIO, ORDER, SAME])
+PARTS: dict[str, Any] = {"claim": "Both", "kind": "ratio", "metric": "out.rmse", "to": "baseline", "result": "{far}"}
+PARTS |= {"parts": {"far": {"of": {"step": "scores"}, "above": 2}, "beside": {"metric": "lse.rmse", "also": "It is {value}."}}}
+ROLES: dict[str, Any] = {
+    "claim": "Alike",
+    "kind": "same",
+    "metric": "out.rmse",
+    "each": "step",
+    "to": {"step": {"role": "control"}},
+}
+JUDGED: dict[str, Any] = {
+    "claim": "So",
+    "judge": "mine.study:weigh",
+    "options": {"most": 2},
+    "name": "mine",
+    "says": {"fails": "No."},
+}
+
+
+@pytest.mark.parametrize("own", [SLOPE, RATIO, ORDER, SAME, PARTS, ROLES, JUDGED])
 def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
     (claim,) = read(own)
-    assert isinstance(claim, StatedClaim)
-    assert StatedClaim.read(plain(claim)) == claim
+    assert isinstance(claim, ClaimStatement)
+    assert ClaimStatement.read(plain(claim)) == claim
 
 
 @pytest.mark.parametrize(
@@ -106,6 +125,27 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
         (SAME | {"margin": 0.9}, "claims[1].margin: 0.9 cannot be used; give the factor within which two are the same, above 1"),
         (ORDER | {"order": ["none"]}, "claims[1].order: ['none'] cannot be used; give two or more different entries of step"),
         (ORDER | {"order": "none"}, "claims[1].order: 'none' cannot be used; give a list of entries"),
+        ({"claim": "So", "judge": "weigh"}, "claims[1].judge: 'weigh' cannot be used; give a function as module:name"),
+        (SLOPE | {"result": "N^{valu}"}, "claims[1].result: 'N^{valu}' cannot be used; it may name value, list, low"),
+        (SLOPE | {"finding": "N^{value"}, "claims[1].finding: 'N^{value' cannot be used; give every brace a partner"),
+        (SLOPE | {"rmse": 1}, "claims[1].rmse: 1 cannot be used; give true or false"),
+        (RATIO | {"each": "steps"}, "claims[1].of"),
+        (
+            RATIO | {"above": None, "parts": {"far": {"above": "2"}}},
+            "claims[1].parts.far.above: '2' cannot be used; give a number",
+        ),
+        (
+            RATIO | {"parts": {"far": {"metric": "out.rsme"}}},
+            "claims[1].parts.far.metric: 'out.rsme' cannot be used; did you mean out.rmse",
+        ),
+        (
+            RATIO | {"parts": {"far": {"claim": "It is"}}},
+            "claims[1].parts.far.claim: 'It is' cannot be used; a claim has no such field",
+        ),
+        (
+            RATIO | {"to": {"step": {"role": "controls"}}},
+            "claims[1].to.step.role: 'controls' cannot be used; did you mean control",
+        ),
         (ORDER | {"order": ["none", "score"]}, "claims[1].order: 'score' cannot be used; did you mean scores"),
     ],
 )
@@ -128,7 +168,7 @@ def test_a_study_has_its_question_and_its_claims() -> None:
     assert manifest["question"] == "Does it grow?"
     assert manifest["claims"] == ["fig5a", "mine_2"]
     assert list(manifest["stated_claims"]) == ["mine_2"]
-    assert StatedClaim.read(manifest["stated_claims"]["mine_2"]) == made.claims[1]
+    assert ClaimStatement.read(manifest["stated_claims"]["mine_2"]) == made.claims[1]
 
 
 def test_the_outputs_and_metrics_are_the_operations() -> None:
@@ -139,7 +179,7 @@ def test_the_outputs_and_metrics_are_the_operations() -> None:
 def test_the_axes_are_those_of_any_scenario() -> None:
     own = {"plain": {"title": "plain"}, "more": {"title": "more", "axes": {"tiling.bc": [8, 16]}}}
     made = loaded(claims=[SLOPE | {"over": "tiling.bc"}], scenarios=own)
-    assert isinstance(made.claims[0], StatedClaim)
+    assert isinstance(made.claims[0], ClaimStatement)
     with pytest.raises(BadInput, match=r"claims\[0\]\.where\.tiling\.bc: 32 cannot be used; use one of 8, 16"):
         loaded(claims=[SLOPE | {"where": {"tiling.bc": 32}}], scenarios=own)
 
@@ -152,7 +192,7 @@ def test_the_command_line_may_leave_one_value_of_an_axis_that_a_claim_compares()
     assert len(made.claims) == 1
 
 
-def of_command(claim: dict[str, Any], program: str, operation: str) -> tuple[str | StatedClaim, ...]:
+def of_command(claim: dict[str, Any], program: str, operation: str) -> tuple[str | ClaimStatement, ...]:
     """The claims of a study with two entries on an axis, as a command loads it."""
     entries = (
         {"a": {"rung.repeat": 1}, "b": {}} if program == "train" else {"a": {"precision": "bf16"}, "b": {"precision": "fp16"}}
@@ -182,7 +222,7 @@ ALONE = "numdev speed measures each point by itself, and deviations from golden 
 )
 def test_claims_on_speed_and_training_compare_what_these_have(program: str, operation: str, claim: dict[str, Any]) -> None:
     (found,) = of_command(claim, program, operation)
-    assert isinstance(found, StatedClaim)
+    assert isinstance(found, ClaimStatement)
     assert found.metric == claim["metric"]
 
 
@@ -216,3 +256,31 @@ def test_a_rule_without_meaning_there_is_refused_when_the_study_is_loaded(
     with pytest.raises(BadInput) as raised:
         of_command(claim, program, {"speed": "attention", "train": "training"}[program])
     assert str(raised.value).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        (
+            {"figures": {"mine": {"draw": "draw", "about": "It."}}},
+            "figures.mine.draw: 'draw' cannot be used; give a function",
+        ),
+        ({"figures": {"mine": {"draw": "m:draw"}}}, "figures.mine.about: None cannot be used; describe it for those who cannot"),
+        (
+            {"figures": {"mine": {"drawn": "m:draw"}}},
+            "figures.mine.drawn: 'm:draw' cannot be used; a figure has no such part",
+        ),
+        ({"table": "mine"}, "table: 'mine' cannot be used; give a function as module:name"),
+    ],
+)
+def test_a_mistake_in_what_draws_a_study_is_told(parts: dict[str, Any], error: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        loaded(**parts)
+    assert str(raised.value).startswith(error)
+
+
+def test_a_manifest_has_what_a_report_says_of_a_study() -> None:
+    drawn = {"mine": {"draw": "mine.study:draw", "about": "Lines."}}
+    made = loaded(figure="mine", figures=drawn, measured="On toys.", source="A paper says so.", place=7)
+    manifest = made.manifest(["k"] * len(made.points), "deviation")
+    assert [manifest[name] for name in ("figures", "measured", "source", "place")] == [drawn, "On toys.", "A paper says so.", 7]

@@ -23,7 +23,7 @@ from numdev.cli.requests import flat, resolved
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
-from numdev.report.studies.published import FA3_RMSE
+from numdev.report.studies.kernels import FA3_RMSE
 from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.training.rung import Rung
@@ -233,7 +233,7 @@ class TestBadStudies:
             ({"base": {"precision.values": "bf17"}}, r"precision\.values: 'bf17'"),
             (
                 {"axis": {}},
-                r"study: 'toy' .*no field axis; did you mean axes or claims, or another of title, figure, more, question, plot",
+                r"study: 'toy' .*no field axis; did you mean axes or claims, or another of title, figure, more, place, question",
             ),
             ({"title": "???"}, r"study: 'toy' .*title"),
         ],

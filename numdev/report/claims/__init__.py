@@ -1,4 +1,4 @@
-"""What a claim is, the comparisons that several claims make, and the rules by which evidence becomes a verdict.
+"""Claims: what they say, the evidence that rows give for what a study's file states, and the rules by which it becomes a verdict.
 
-The claims of studies live in `numdev.report.studies`; nothing here draws or writes.
+Which claims there are, the files of studies state; nothing here draws or writes.
 """

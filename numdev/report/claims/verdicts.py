@@ -1,19 +1,295 @@
-"""What the measurements say of each claim in every scenario."""
+"""Claims, and every rule by which intervals become verdicts on them.
+
+A claim says that a value lies in a region: that an exponent is above 0.1, that a ratio is within 10 % of 1. It *holds* if the
+whole interval of the value lies inside the region, *fails* if the whole interval lies outside it, and is *undecided* else. So one
+verdict at most can apply, a wide interval decides nothing, and that two things are the same has to be shown as their being
+different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
+
+The p-value of a value is the least alpha at which the interval of confidence 1 - alpha decides it; of replicates that are all
+equal, which have no interval, see `p_of_equal`. A claim may ask for several values: that each of five kernels lies in the region.
+It holds if each value is shown to lie inside, so its p is the largest of theirs, without an adjustment among them
+(intersection-union: Berger 1982, Technometrics 24, 295). It fails if one of its m values is shown to lie outside, which is a
+choice among m, so its p is m times the least (Bonferroni).
+
+A table holds many verdicts. A claim in one scenario, by one metric, is one question of the table, and what decides it is its p
+adjusted for the number of questions (Holm 1979): the probability of any wrong decision in the whole table is below 5 %.
+
+Whether runs that were measured have equal bits is no question about others: it is seen, not inferred, and has no p.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import pandas as pd
 
-from numdev.report.claims.claim import Claim
-from numdev.report.claims.finding import Finding, Verdict, count, judged
+from numdev.errors import NumdevError
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import by_role, is_sources, of, shown_first
-from numdev.report.reading.wording import generality
+from numdev.report.reading.wording import PLAIN, Words, generality
+from numdev.report.statistics import Interval, holm, largest_share
 from numdev.results.manifest import Role, Scenario
+
+ALPHA = 0.05
+TREND = 0.1
+"""An exponent within this of 0 is no trend: y changes by less than 7 % when x doubles."""
+MARGIN = 1.1
+"""Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error
+that is 1.1 times that of plain attention as no worse."""
+OURS = "Our question"
+"""How the source of a claim begins that no paper makes."""
+
+
+class Verdict(Enum):
+    """Whether measurements bear a claim out."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    NOT_MEASURED = "not measured"  # nothing that the claim speaks of: it is neither true nor false
+
+
+class Undecidable(NumdevError):
+    """The rows cannot answer the question; the message says what they lack."""
+
+
+class NotMeasured(Undecidable):
+    """Nothing was measured that the claim speaks of; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The values at which a claim holds: those between two bounds, without the bounds themselves."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def verdict(self, value: Interval) -> Verdict:
+        """Of an interval: inside the region, outside it, or neither."""
+        if self.low < value.low and value.high < self.high:
+            return Verdict.HOLDS
+        if value.high <= self.low or value.low >= self.high:
+            return Verdict.FAILS
+        return Verdict.UNDECIDED
+
+    def p(self, value: Interval) -> tuple[float, float]:
+        """The p-values of its lying inside and of its lying outside: the least alpha at which its interval decides that.
+
+        A mean inside the region is tested against both bounds, one outside against the bound that it lies beyond; the p-value of
+        the other is 1. Clusters have to agree, each by itself. NaN where there is no value.
+        """
+        low, high = value.scaled(self.low), value.scaled(self.high)
+        if math.isnan(value.estimate) or not value.shares:
+            return math.nan, math.nan
+        sides = {-1 if share.mean <= low else 1 if share.mean >= high else 0 for share in value.shares}
+        if len(sides) > 1:
+            return 1.0, 1.0
+        side = sides.pop()
+        bounds = {-1: (low,), 1: (high,), 0: (low, high)}[side]
+        p = max(share.beyond(bound) for share in value.shares for bound in bounds)
+        return (1.0, p) if side else (p, 1.0)
+
+
+GROWS = Region(low=TREND)  # of an exponent
+LARGER, ALIKE = Region(low=MARGIN), Region(1 / MARGIN, MARGIN)  # of a ratio
+NO_LARGER, NO_SMALLER = Region(high=MARGIN), Region(low=1 / MARGIN)  # alike, or beyond that
+ABOVE = Region(low=1.0)  # of the ratio of two that are put in order: an order needs no margin
+
+
+def about(value: float, factor: float) -> Region:
+    """Within a factor of a value."""
+    return Region(value / factor, value * factor)
+
+
+def rules() -> list[tuple[str, str, str]]:
+    """How an interval becomes a verdict: a question, when the claim holds, and when it fails."""
+    least, most = f"{1 / MARGIN:.3f}", f"{MARGIN:g}"
+    return [
+        ("does it grow? (exponent)", f"lies above {TREND:g}", f"lies below {TREND:g}"),
+        ("does it shrink? (exponent)", f"lies below -{TREND:g}", f"lies above -{TREND:g}"),
+        ("does it stay? (exponent)", f"lies between -{TREND:g} and {TREND:g}", "lies outside them"),
+        ("is it larger? (ratio)", f"lies above {most}", f"lies below {most}"),
+        ("is it smaller? (ratio)", f"lies below {least}", f"lies above {least}"),
+        ("are they alike? (ratio)", f"lies between {least} and {most}", "lies outside them"),
+        ("is it about a value? (10 in Figure 4)", "lies between half and twice the value", "lies outside them"),
+        ("are they in this order? (ratio)", "lies above 1", "lies below 1"),
+    ]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether a value lies in a region.
+
+    Attributes:
+        value: what was measured.
+        region: where the claim holds.
+        is_condition: whether it only makes the others worth asking: if not met, the claim is undecided and has not failed.
+    """
+
+    value: Interval
+    region: Region
+    is_condition: bool = False
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """See `Region.p`."""
+        return self.region.p(self.value)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a claim in one scenario.
+
+    Attributes:
+        verdict: see `Verdict`.
+        figure: the measured figure that decides, such as `9.1 [8.7, 9.5]`.
+        sentence: what was measured, with the other figures that belong to it.
+        p: of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test.
+        over: what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`.
+        beside: the verdict by another metric than the source's.
+    """
+
+    verdict: Verdict
+    figure: str
+    sentence: str
+    p: float = math.nan
+    over: str = ""
+    beside: Finding | None = None
+
+    @property
+    def told(self) -> str:
+        """The verdict with its p-value."""
+        if math.isnan(self.p):
+            return self.verdict.value
+        return f"{self.verdict.value} ({'p < 0.001' if self.p < 0.001 else f'p = {self.p:.2g}'})"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The evidence of one scenario's rows for a claim, before it is known how many others are judged beside it.
+
+    Attributes:
+        figure, sentence: as in `Finding`.
+        questions: the claim holds if all of them do, and fails if one fails; without any it is undecided.
+        beside: the evidence by RMSE, which sees every element; it has no sentence.
+        says: what a verdict means in words that stand before the sentence, by verdict.
+        is_measured: whether anything was measured that the claim speaks of.
+        seen: the verdict where the claim is about the measured runs alone, so that nothing is inferred; then it has no questions.
+    """
+
+    figure: str
+    sentence: str
+    questions: tuple[Question, ...] = ()
+    beside: Evidence | None = None
+    says: Mapping[Verdict, str] = field(default_factory=dict)
+    is_measured: bool = True
+    seen: Verdict | None = None
+
+    def each(self) -> Iterator[Evidence]:
+        """All that has a p-value of its own: this, and what is judged beside it."""
+        yield self
+        if self.beside is not None:
+            yield from self.beside.each()
+
+    def p(self) -> tuple[float, float]:
+        """The p-values of the claim's holding and of its failing, as the module derives them; NaN where nothing can be tested."""
+        each = [(question.p, question.is_condition) for question in self.questions]
+        known = [(p, is_condition) for p, is_condition in each if not math.isnan(p[0])]
+        if not known:
+            return math.nan, math.nan
+        outside = [p[1] for p, is_condition in known if not is_condition]
+        inside = max(p[0] for p, _ in known) if len(known) == len(each) else 1.0
+        return inside, min(1.0, len(outside) * min(outside, default=1.0))
+
+    def judged(self, adjusted: Iterator[float], over: str = "") -> Finding:
+        """The finding, with the adjusted p-value of `each`."""
+        p, (inside, outside) = next(adjusted), self.p()
+        verdict = Verdict.UNDECIDED
+        if p < ALPHA:
+            verdict = Verdict.HOLDS if inside < outside else Verdict.FAILS
+        verdict = self.seen or verdict if self.is_measured else Verdict.NOT_MEASURED
+        beside = None if self.beside is None else self.beside.judged(adjusted)
+        by_rmse = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
+        first = f"{self.says[verdict]} " if verdict in self.says else ""
+        over = "over no runs but these" if self.seen else over
+        return Finding(verdict, self.figure, f"{first}{self.sentence}{self._equal()}{by_rmse}", p, over, beside)
+
+    def _equal(self) -> str:
+        """A sentence on replicates that are all equal, or nothing."""
+        counts = [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]
+        if not counts:
+            return ""
+        return f" Where all {min(counts)} replicates are equal, at most {largest_share(min(counts)):.0%} of others differ (95 %)."
+
+
+def equal(ratios: Iterable[Interval]) -> Verdict:
+    """Whether ratios are 1 in every measured replicate: seen, not inferred."""
+
+    def is_one(value: Interval) -> bool:
+        whole = bool(value.shares) and not value.excluded
+        return whole and all(share.mean == 0 and share.error in (0, math.inf) for share in value.shares)
+
+    return Verdict.HOLDS if all(map(is_one, ratios)) else Verdict.FAILS
+
+
+def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
+    """The findings of one table, with all its questions adjusted together. What cannot be tested is no question."""
+    raw = [min(part.p()) for one in evidence for part in one.each()]
+    tested = iter(holm([p for p in raw if not math.isnan(p)]))
+    adjusted = iter([math.nan if math.isnan(p) else next(tested) for p in raw])
+    return [one.judged(adjusted, words) for one, words in zip(evidence, over or [""] * len(evidence), strict=True)]
+
+
+def count(evidence: Iterable[Evidence]) -> int:
+    """The number of questions of a table that can be tested."""
+    return sum(not math.isnan(min(part.p())) for one in evidence for part in one.each())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that measurements can bear out or not.
+
+    Attributes:
+        name: as a study's manifest lists it.
+        figure: the name of the figure that shows it.
+        text: the claim.
+        source: where it is made, or to which claims of papers it is our question.
+        test: weighs it on the rows of one scenario.
+        across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
+        words: for the operation of which it speaks.
+        table: of the records whose rows it is weighed on; empty for the primary one.
+    """
+
+    name: str
+    figure: str
+    text: str
+    source: str
+    test: Callable[[pd.DataFrame], Evidence]
+    across: bool = False
+    words: Words = PLAIN
+    table: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether no paper makes it, so that there is nothing to reproduce."""
+        return self.source.startswith(OURS)
+
+    def weigh(self, rows: pd.DataFrame) -> Evidence:
+        """Weighs the rows of one scenario. If they cannot answer, the evidence has no question and gives the reason."""
+        try:
+            return self.test(rows)
+        except Undecidable as reason:
+            sentence, is_measured = f"{str(reason)[:1].upper()}{str(reason)[1:]}.", not isinstance(reason, NotMeasured)
+            return Evidence("unknown" if is_measured else "not measured", sentence, is_measured=is_measured)
+
+    def find(self, rows: pd.DataFrame) -> Finding:
+        """The finding on the rows of one scenario alone."""
+        return judged([self.weigh(rows)], [generality(rows, self.words)])[0]
+
 
 _REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
 
@@ -46,17 +322,17 @@ class ClaimResult:
 
     @property
     def word(self) -> str:
-        """What the chief scenarios say of the claim: that it is reproduced, partly or not reproduced, undecided or not measured.
+        """The word on the claim by the chief scenarios: reproduced, partly or not reproduced, undecided or not measured.
 
         Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not. Scenarios
         in which nothing was measured do not count.
         """
         word = _BORNE_OUT if self.claim.is_ours or not is_sources(self.main) else _REPRODUCED
-        found = {self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}
-        if found <= {Verdict.UNDECIDED}:
-            return (Verdict.UNDECIDED if found else Verdict.NOT_MEASURED).value
-        if Verdict.HOLDS in found:
-            return word if len(found) == 1 else f"partly {word}"
+        verdicts = {self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}
+        if verdicts <= {Verdict.UNDECIDED}:
+            return (Verdict.UNDECIDED if verdicts else Verdict.NOT_MEASURED).value
+        if Verdict.HOLDS in verdicts:
+            return word if len(verdicts) == 1 else f"partly {word}"
         return f"not {word}"
 
     @property
@@ -76,8 +352,8 @@ class ClaimResult:
         """`word`, and where scenarios differ, the verdict and figure of each."""
         parts = [self.word + self.where]
         for verdict, scenarios in self._rest().items():
-            told = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
-            parts.append(f"{verdict.value.capitalize()} with {told}")
+            each = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
+            parts.append(f"{verdict.value.capitalize()} with {each}")
         return ". ".join(parts)
 
     @property
@@ -89,9 +365,9 @@ class ClaimResult:
     def _rest(self) -> dict[Verdict, list[Scenario]]:
         """The scenarios that `word` does not cover, by verdict; none where all agree."""
         agree = len({self.findings[own].verdict for own in self.chief}) == 1
-        told = [] if self.everywhere else [scenario for scenario in self.findings if not agree or scenario not in self.chief]
-        found = {verdict: [scenario for scenario in told if self.findings[scenario].verdict is verdict] for verdict in Verdict}
-        return {verdict: scenarios for verdict, scenarios in found.items() if scenarios}
+        others = [] if self.everywhere else [one for one in self.findings if not agree or one not in self.chief]
+        by_verdict = {verdict: [one for one in others if self.findings[one].verdict is verdict] for verdict in Verdict}
+        return {verdict: scenarios for verdict, scenarios in by_verdict.items() if scenarios}
 
 
 def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
@@ -103,42 +379,36 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
     for claim in claims.values():
         for name, manifest in results.manifests.items():
             if claim.name in manifest["claims"]:
-                whole = {_whole(results, name): results.study(name, claim.table)}
-                scenarios = whole if claim.across else by_scenario(results, name, claim.table)
-                for scenario, rows in scenarios.items():
-                    weighed.append((claim, name, scenario, claim.weigh(rows), generality(rows, claim.words)))
+                rows = results.study(name, claim.table)
+                roles = by_role(results.scenarios(name).values())
+                by_scenario = {_whole(results, name): rows} if claim.across else {one: of(rows, one) for one in roles}
+                for scenario, own in by_scenario.items():
+                    weighed.append((claim, name, scenario, claim.weigh(own), generality(own, claim.words)))
     findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
-    asked = count(evidence for *_, evidence, _ in weighed)
+    questions = count(evidence for *_, evidence, _ in weighed)
     of_claim: dict[tuple[str, str], dict[Scenario, Finding]] = {}
     for (claim, study, scenario, *_), finding in zip(weighed, findings, strict=True):
         of_claim.setdefault((claim.name, study), {})[scenario] = finding
-    return [ClaimResult(claims[name], study, own, asked) for (name, study), own in of_claim.items()]
+    return [ClaimResult(claims[name], study, own, questions) for (name, study), own in of_claim.items()]
 
 
 def _whole(results: Results, study: str) -> Scenario:
     """All scenarios of a study as one, with the most cautious of their roles."""
     own = list(results.scenarios(study).values())
     role = max((scenario.role for scenario in own), key=list(Role).index, default=Role.BEYOND)
-    title = str(results.manifests[study]["title"])
-    overrides = results.manifests[study]["overrides"]
+    title, overrides = str(results.manifests[study]["title"]), results.manifests[study]["overrides"]
     return Scenario(study, f"{title}, with overrides: {' '.join(overrides)}" if overrides else title, role)
-
-
-def by_scenario(results: Results, study: str, table: str = "") -> dict[Scenario, pd.DataFrame]:
-    """A study's rows by scenario, the source's own first; one of which nothing is measured has none."""
-    rows = results.study(study, table)
-    return {scenario: of(rows, scenario) for scenario in by_role(results.scenarios(study).values())}
 
 
 def note(claims: Sequence[ClaimResult]) -> str:
     """How to read the intervals and verdicts of some claims."""
-    asked = list(dict.fromkeys(result.questions for result in claims)) or [0]
-    counts = " and ".join(map(str, asked))
-    of = f"all {counts} questions of this table" if len(asked) == 1 else f"all questions of their kind of measurement, {counts}"
+    questions = list(dict.fromkeys(result.questions for result in claims)) or [0]
+    counts = " and ".join(map(str, questions))
+    several = f"all questions of their kind of measurement, {counts}"
     return (
         "Intervals are 95 % confidence intervals of one figure each. Verdicts are decided by p-values, below 0.05, that are "
-        f"adjusted for {of} (Holm), so an interval alone may look more certain than its verdict. A claim in one scenario by one "
-        "metric is one question. "
+        f"adjusted for {f'all {counts} questions of this table' if len(questions) == 1 else several} (Holm), so an interval "
+        "alone may look more certain than its verdict. A claim in one scenario by one metric is one question. "
         "What the source of a claim leaves open is our assumption, and is marked as that."
     )
 

@@ -1,7 +1,7 @@
 """Two result sets side by side, A before and B after: which points changed, by what factor, and how surely.
 
 Points match by study, scenario and labels; their keys hold the environment, which is what may differ. Replicates of one problem
-and baseline are paired by seed, others are not; see `numdev.report.statistics.significance`.
+and baseline are paired by seed, others are not; see `numdev.report.statistics`.
 
 Many points are tested at once, and of those that did not change one in twenty would look changed. So p-values are adjusted by
 Holm's method, and not one such point is called worse or better, with a probability of 0.95.
@@ -22,8 +22,7 @@ import pandas as pd
 from numdev.errors import BadInput
 from numdev.report.reading.frames import METRIC_NAMES, Results
 from numdev.report.reading.scenarios import LABEL, SCENARIO, TITLE
-from numdev.report.statistics.estimates import typical
-from numdev.report.statistics.significance import holm, paired, unpaired
+from numdev.report.statistics import holm, paired, typical, unpaired
 
 COMPARABLE = (
     *("max_difference", "rmse", "mean_absolute", "std", "relative_frobenius", "relative_l1", "wasserstein"),

@@ -14,16 +14,14 @@ import pandas as pd
 
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.report.claims.finding import Verdict, rules
-from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.claims.verdicts import ClaimResult, Verdict, note, rules
 from numdev.report.document.tables import MOST_FAILURES, bad_outputs, deviations, figures_table, place
 from numdev.report.figures.plot import Plot
 from numdev.report.reading.frames import SHIPPED, SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.wording import Words, circumstances
-from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.latency import frame, latest, of_attention
-from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, chapter_of, words_of
+from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, Chapter, chapter_of, plots_of, words_of
+from numdev.report.studies.speed import frame, latest, of_attention
 from numdev.results.record import Use, points_by_kernel
 
 WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
@@ -257,7 +255,7 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
         "source": _source(own),
         "question": text(chapter.question),
         "measured": text(chapter.measured),
-        "paper": markup.chapter(chapter.paper),
+        "paper": text(chapter.paper),
         "claims": claims,
         "figures": [_figure(path, _plot(manifest, study, name), markup) for name, path in part.drawn(study).items()],
         "found": "" if by_claim else " ".join(markup.plain(result.findings[result.main].sentence) for result in own),
@@ -295,7 +293,8 @@ def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
     """What drew a file: the study's first figure has its name, others have their own behind that."""
     own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
     names = [own] if own else [manifest["figure"], *manifest["claims"]]
-    return next((FIGURES[name] for name in names if name in FIGURES), None)
+    known = FIGURES | plots_of(manifest)
+    return next((known[name] for name in names if name in known), None)
 
 
 def _figure(path: Path, plot: Plot | None, markup: Markup) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Resu
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
 from numdev.report.reading.wording import Words
-from numdev.report.studies.latency import crossovers, frame, of_attention
 from numdev.report.studies.registry import words_of
+from numdev.report.studies.speed import crossovers, frame, of_attention
 from numdev.results.record import Column, summary
 from numdev.results.store import write_atomically
 

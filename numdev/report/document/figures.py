@@ -22,10 +22,8 @@ from numdev.report.figures.sweep import default_of, plot_of
 from numdev.report.reading.frames import EVERY, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.tidy import of_comparison, tidy
-from numdev.report.studies.latency import frame, of_attention
-from numdev.report.studies.own import own_plot
-from numdev.report.studies.registry import FIGURES
-from numdev.report.studies.speed import SPEED_FIGURES
+from numdev.report.studies.registry import FIGURES, own_plot, plots_of
+from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.store import write_atomically
 
 _FEWEST = 8  # figures; to start processes for fewer takes about as long as it saves
@@ -140,10 +138,11 @@ def _findings(claims: Sequence[ClaimResult], study: str, figure: str) -> Iterato
 
 def _picture(results: Results, study: str, name: str, home: Path) -> Picture | str:
     """A figure of a study, the usual one where `name` is empty; or a note on why it is not drawn."""
-    if name and name not in FIGURES:
-        return f"there is no figure {name}; there are {', '.join(FIGURES)}"
+    plots = FIGURES | plots_of(results.manifests[study])
+    if name and name not in plots:
+        return f"there is no figure {name}; there are {', '.join(plots)}"
     try:
-        picture = _named(results, study, FIGURES[name], home) if name else usual(results, study)
+        picture = _named(results, study, plots[name], home) if name else usual(results, study)
     except BadInput as error:
         return f"its figure is not drawn: {error}"
     plot, rows = picture.plot, picture.rows

@@ -19,8 +19,8 @@ from numdev.report.document.figures import figure_of, write_figures, write_speed
 from numdev.report.document.tables import bad_outputs, claims_table, failures_table, printed, worst_table
 from numdev.report.reading.frames import EVERY, SPEED, TRAINING, Results, Rows, load
 from numdev.report.reading.tidy import tidy
-from numdev.report.studies.latency import TABLES, frame, of_attention
 from numdev.report.studies.registry import claims_of
+from numdev.report.studies.speed import TABLES, frame, of_attention
 from numdev.results.store import Store, write_atomically
 
 

@@ -10,11 +10,10 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from numdev.report.claims.finding import Verdict
-from numdev.report.claims.verdicts import ClaimResult, note
+from numdev.report.claims.verdicts import ClaimResult, Verdict, note
 from numdev.report.reading.frames import DEFAULTS, Results, figures_of, is_broken, places_of
 from numdev.report.reading.scenarios import LABEL, TITLE
-from numdev.report.statistics.estimates import mean, significant, typical
+from numdev.report.statistics import mean, significant, typical
 from numdev.results.record import BAD_OUTPUT, Column, Use
 
 MOST_FAILURES = 40

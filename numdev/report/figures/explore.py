@@ -17,7 +17,7 @@ from numdev.report.figures.labels import WHITE
 from numdev.report.figures.style import BLUE, PAGE, SMALL, VERMILION, laid_out
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, of, ordered
 from numdev.report.reading.wording import Wording
-from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.statistics import Interval, significant
 from numdev.results.manifest import EntryRole
 
 SUBJECTS = {"variant": "measured", "baseline": "baseline"}

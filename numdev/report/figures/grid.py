@@ -15,12 +15,12 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.arithmetic.formats import Format
-from numdev.report.claims.comparisons import per_replicate
+from numdev.report.claims.evidence import per_replicate
 from numdev.report.figures.labels import room_above
 from numdev.report.figures.style import GREY, HALF_PAGE, PAGE, SMALL
 from numdev.report.reading.frames import is_broken
 from numdev.report.reading.scenarios import ROLES, SCENARIO, compared, formats, is_sources, of, ordered
-from numdev.report.statistics.estimates import Interval, significant, typical
+from numdev.report.statistics import Interval, significant, typical
 from numdev.results.manifest import Scenario
 
 

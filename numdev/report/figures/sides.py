@@ -22,7 +22,7 @@ from numdev.report.figures.elements import BINS, COLUMN, ROW, SHADES, element_er
 from numdev.report.figures.explore import REFERENCES, SUBJECTS, axis_of, dot
 from numdev.report.figures.grid import chosen, highest, lowest, name_steps, replicates
 from numdev.report.figures.style import GREY, PAGE, PALE, styled, to_png
-from numdev.report.statistics.estimates import Interval
+from numdev.report.statistics import Interval
 
 _NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
 _SIZE = (PAGE, 5.3)

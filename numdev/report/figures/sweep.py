@@ -25,7 +25,7 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL
 from numdev.report.reading.view import Shown, View, is_numeric, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
-from numdev.report.statistics.estimates import Interval
+from numdev.report.statistics import Interval
 
 _LOG_FROM = 8.0
 """The ratio of the greatest and the least positive number from which an axis is logarithmic."""

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from numdev.report.statistics.estimates import significant
+from numdev.report.statistics import significant
 
 _MOST = 200  # points of a line: what has more is a curve, whose single points say nothing
 _LABEL = 40  # characters of a label beside a line; what is longer is a remark

@@ -180,7 +180,7 @@ class Words:
         cluster: what a cluster of replicates that are alike is.
         findings: of some results, each a heading, a sentence in plain words, and the claims on what it says; a report begins with
             the first three, and says which of their claims are undecided.
-        rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.finding.rules`.
+        rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.verdicts.rules`.
     """
 
     operation: str = ""

@@ -1,4 +1,5 @@
-"""What the report knows of each study: a module declares the study's claims with their evidence, its figures and its section.
+"""Functions that the files of studies name for what their words cannot say: figures, evidence for claims, tables.
 
-Rules of verdicts, drawing that several figures share, and the writing of files live elsewhere; no module here reads a file.
+`registry` reads those files (`configs/study`), and no other module here reads any. Rules of verdicts and drawing that all figures
+share live elsewhere.
 """

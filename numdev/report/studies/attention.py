@@ -1,21 +1,29 @@
-"""What a reader calls the parts of a study of attention, and the findings with which a report on it begins."""
+"""Words for the parts of a study of attention, of either pass, and the findings with which a report on it begins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 
 import pandas as pd
 
-from numdev.report.claims.claim import Claim
-from numdev.report.claims.comparisons import DEVIATION, exponent_of, over_baseline
-from numdev.report.claims.finding import Undecidable
+from numdev.report.claims.evidence import DEVIATION, over_baseline, over_column
+from numdev.report.claims.verdicts import Undecidable
+from numdev.report.figures.style import OUTPUT_COLOURS
 from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import of, ordered
+from numdev.report.reading.scenarios import PRIMARY, formats, of, ordered
 from numdev.report.reading.wording import Words
-from numdev.report.statistics.estimates import Interval, significant
+from numdev.report.statistics import Interval, significant
 
 LENGTH, AREA = "problem.shape.keys", "tiling.area"
+SAME_INPUTS = "golden_same_inputs"
+FIG4_RATIO = 10.0
+"""Golden et al. 2024, section IV.A, Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""
+AROUND = 2.0  # "about ten times" is within this factor of ten
+SYMBOLS = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV", "delta": "delta"}
+"""Symbols of the outputs."""
+GRADIENTS = ("dq", "dk", "dv")
+SHADES = OUTPUT_COLOURS
 _KIND = "problem.source.kind"
 _INPUTS = {
     "uniform": "U[0, 1)",
@@ -29,26 +37,20 @@ _INPUTS = {
     "constant": "constant",
 }
 _POLICIES = {"uniform": "all steps in F", "kernel": "kernel(F)"}
-_SIZES = {
-    "N": "problem.shape.keys",
-    "d": "problem.shape.head_dim",
-    "Br": "variant.tiling.br",
-    "Bc": "variant.tiling.bc",
-}
+_SIZES = {"N": LENGTH, "d": "problem.shape.head_dim", "Br": "variant.tiling.br", "Bc": "variant.tiling.bc"}
 _RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
 def inputs(rows: pd.DataFrame) -> str:
     """The source of q, k, v, if it is the same in all rows."""
-    return _only(rows, "problem.source.kind", _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"})
+    return _only(rows, _KIND, _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"})
 
 
 def arithmetic(rows: pd.DataFrame) -> str:
     """Inputs, policy and recurrence, where the rows agree on them: `U[0, 1), all steps in F, FA2`."""
-    narrow = _narrow(rows)
     parts = [
         inputs(rows),
-        _only(narrow, "policy", _POLICIES) + (" (baseline too)" if is_strict(rows) else ""),
+        _only(_narrow(rows), "policy", _POLICIES) + (" (baseline too)" if is_strict(rows) else ""),
         _only(rows, "variant.softmax.normalise", _RECURRENCES),
     ]
     return ", ".join(part for part in parts if part)
@@ -59,7 +61,7 @@ def describe(rows: pd.DataFrame) -> str:
     shown = [
         f"{name} = {_span(rows[column])}" for name, column in _SIZES.items() if column in rows and rows[column].notna().any()
     ]
-    if (rows["problem.shape.queries"] != rows["problem.shape.keys"]).any():
+    if (rows["problem.shape.queries"] != rows[LENGTH]).any():
         shown.insert(0, f"queries = {_span(rows['problem.shape.queries'])}")
     return "; ".join(part for part in (arithmetic(rows), ", ".join(shown)) if part)
 
@@ -89,30 +91,45 @@ def _only(rows: pd.DataFrame, column: str, words: dict[str, str]) -> str:
     return words.get(values[0], "") if len(values) == 1 else ""
 
 
-def over_length(rows: pd.DataFrame, metric: str, reference: str = "baseline") -> Interval:
-    """The exponent of N, the number of keys."""
-    return exponent_of(rows, LENGTH, metric, "N", reference)
+def of_output(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of one output, as if that were the primary one: what claims and figures select from.
+
+    Raises:
+        Undecidable: if it was not measured.
+    """
+    own = rows[rows["output"] == name]
+    if own.empty:
+        raise Undecidable(f"nothing was measured of {SYMBOLS.get(name, name)}")
+    return own.assign(**{PRIMARY: True})
 
 
-def over_area(rows: pd.DataFrame, metric: str) -> Interval:
-    """The exponent of the block area Br Bc."""
-    return exponent_of(rows, AREA, metric, "block area")
+def measured(rows: pd.DataFrame) -> list[str]:
+    """The gradients that were measured."""
+    outputs = set(rows["output"].unique())
+    return [name for name in GRADIENTS if name in outputs]
+
+
+def narrowest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows at BF16, or at the narrowest format: those of which a claim speaks."""
+    names = formats(rows)
+    return rows[rows["format"] == ("bf16" if "bf16" in names else names[0])]
 
 
 def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """A heading, a sentence and its claim for each finding whose study was measured."""
-    known = {"fig4": _distance, "fig5a": _growth, "fig4_assumptions": _dependence}
-    for study, tell in known.items():
+    for study, sentence_of in {"fig4": _distance, "fig5a": _growth, "fig4_assumptions": _dependence}.items():
         if study in results.manifests:
+            rows = results.study(study)
             try:
-                heading, sentence = tell(_bf16(results.study(study)))
+                heading, sentence = sentence_of(rows[rows["format"] == "bf16"])
             except Undecidable:
                 continue
             yield heading, sentence, (study,)
 
 
-def _bf16(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["format"] == "bf16"]
+def _both(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], Interval]) -> tuple[Interval, Interval]:
+    """With every step in the format, and with FP32 inside."""
+    return measure(_of_policy(rows, "uniform")), measure(_of_policy(rows, "kernel"))
 
 
 def _of_policy(rows: pd.DataFrame, policy: str) -> pd.DataFrame:
@@ -120,11 +137,6 @@ def _of_policy(rows: pd.DataFrame, policy: str) -> pd.DataFrame:
     like = of(rows, ordered(rows)[0])[_KIND].iloc[0] if len(rows) else ""
     own = rows[(rows["policy"] == policy) & (rows[_KIND] == like)]
     return of(own, ordered(own)[0]) if len(own) else own
-
-
-def _both(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], Interval]) -> tuple[Interval, Interval]:
-    """With every step in the format, and with FP32 inside."""
-    return measure(_of_policy(rows, "uniform")), measure(_of_policy(rows, "kernel"))
 
 
 def _distance(rows: pd.DataFrame) -> tuple[str, str]:
@@ -139,7 +151,7 @@ def _distance(rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def _growth(rows: pd.DataFrame) -> tuple[str, str]:
-    every, inside = _both(rows, lambda own: over_length(own, DEVIATION))
+    every, inside = _both(rows, lambda own: over_column(own, LENGTH, DEVIATION, "N"))
     sentence = (
         f"At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
         f"N^{every.text()} where every step is rounded to BF16, and as N^{inside.text()} with FP32 inside."
@@ -148,21 +160,17 @@ def _growth(rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def _dependence(rows: pd.DataFrame) -> tuple[str, str]:
-    scenarios = ordered(rows)
-    main = of(rows, scenarios[0])
-    lengths = sorted(main[LENGTH].unique())
-    ends = [over_baseline(main[main[LENGTH] == n], DEVIATION).estimate for n in (lengths[0], lengths[-1])]
-    rest = []
-    for scenario in scenarios[1:]:
-        own = of(rows, scenario)
-        rest.append(over_baseline(own[own[LENGTH] == lengths[-1]], DEVIATION).estimate)
-    others = (
+    main, *others = [of(rows, scenario) for scenario in ordered(rows)]
+    least, most = min(main[LENGTH]), max(main[LENGTH])
+    ends = [over_baseline(main[main[LENGTH] == n], DEVIATION).estimate for n in (least, most)]
+    rest = [over_baseline(own[own[LENGTH] == most], DEVIATION).estimate for own in others]
+    elsewhere = (
         f", and {significant(min(rest))} to {significant(max(rest))} with other distributions at the latter N" if rest else ""
     )
     sentence = (
         f"The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio goes from "
-        f"{significant(ends[0])} at N = {int(lengths[0])} to {significant(ends[-1])} at N = {int(lengths[-1])} with inputs from "
-        f"{inputs(main)}{others}."
+        f"{significant(ends[0])} at N = {int(least)} to {significant(ends[-1])} at N = {int(most)} with inputs from "
+        f"{inputs(main)}{elsewhere}."
     )
     return "What the tenfold ratio depends on", sentence
 
@@ -184,5 +192,10 @@ WORDS = Words(
     cluster="layer",
     findings=findings,
 )
-claim = partial(Claim, words=WORDS)
-"""A claim on attention."""
+BACKWARD = replace(
+    WORDS,
+    operation="attention_backward",
+    title="How far the gradients of fast attention deviate from exact ones",
+    methods="",
+    headlines=("attribution.svg", "gradients.svg"),
+)

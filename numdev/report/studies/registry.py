@@ -1,63 +1,218 @@
-"""Every chapter, claim and figure that the modules of this folder declare, and the words of every operation.
+"""Every chapter, claim and figure that the files of the studies that ship with numdev state, and the words of every operation.
 
-What the files of studies state besides, their manifests keep: `claims_of` and `chapter_of` have both.
+A study of a user's own is not among these files: its manifest keeps what its file states, and is read the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
-from pkgutil import iter_modules
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from numdev.report import studies
-from numdev.report.claims.claim import Claim
+import numdev
+from numdev.report.claims.evidence import claim_of
+from numdev.report.claims.verdicts import Claim
 from numdev.report.figures.plot import Plot
-from numdev.report.reading.frames import Results
-from numdev.report.reading.wording import PLAIN, Words
-from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.own import own_chapter, stated_claims
+from numdev.report.figures.sweep import plot_of
+from numdev.report.reading.frames import RUN, TRAINING, Results
+from numdev.report.reading.scenarios import TITLE
+from numdev.report.reading.wording import PLAIN, Words, wording_of_study
+from numdev.report.studies import attention, training
+from numdev.results.claim import ClaimStatement, named
+
+MOST_ENTRIES = 100
+"""Entries of an axis that the chapter of a study lists."""
+_OPERATION = "override /operation@_global_.operation"
+_LAST = 1000  # the place of a chapter whose file states none
 
 
-def _declared() -> Iterator[dict[str, Any]]:
-    for module in iter_modules(studies.__path__, f"{studies.__name__}."):
-        if module.name != __name__:
-            yield vars(import_module(module.name))
+@dataclass(frozen=True)
+class Chapter:
+    """A study's part of the report; texts are Typst markup.
+
+    Attributes:
+        place: its place among the chapters, which is that of its claims in the table too.
+        study: whose results it shows.
+        title: of the section.
+        question: what the study asks.
+        measured: on what.
+        paper: what the source says.
+        claims: with the evidence for each.
+        figures: by the name that a study's file gives them.
+        operation: of which the study measures implementations.
+        by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
+        table: a table of text for a reader, of the results and the name of the study.
+        with_points: whether a table of the deviation of every point is shown, where `table` is none.
+    """
+
+    place: int
+    study: str
+    title: str
+    question: str
+    measured: str
+    paper: str
+    claims: tuple[Claim, ...] = ()
+    figures: Mapping[str, Plot] = field(default_factory=dict)
+    operation: str = "attention"
+    by_claim: bool = False
+    table: Callable[[Results, str], pd.DataFrame] | None = None
+    with_points: bool = False
 
 
-_MODULES = tuple(_declared())
-_chapters: Iterator[Chapter] = (chapter for module in _MODULES for chapter in module.get("CHAPTERS", ()))
-CHAPTERS: tuple[Chapter, ...] = tuple(sorted(_chapters, key=lambda chapter: chapter.place))
+WORDS: dict[str, Words] = {words.operation: words for words in (attention.WORDS, attention.BACKWARD, training.WORDS)}
+
+
+def _folder() -> Path:
+    """The studies that ship with numdev: in an installed package, or beside it in a checkout."""
+    package = Path(numdev.__file__).resolve().parent
+    return next(path for path in (package / "configs/study", package.parent / "configs/study") if path.is_dir())
+
+
+def _chapter(study: str, fields: Mapping[str, Any], operation: str) -> Chapter:
+    """The chapter that a study's file tells; where it states a claim, the claim's figure is the study's unless it names one."""
+    words = WORDS.get(operation, PLAIN)
+    statements = [ClaimStatement.read(one) for one in fields["claims"] if not isinstance(one, str)]
+    claims = {name: claim for name, claim in named(study, tuple(statements)).items() if claim is not None}
+    table = fields.get("table") or (f"{training.__name__}:run_table" if operation == TRAINING else "")
+    return Chapter(
+        fields.get("place", _LAST),
+        study,
+        fields["title"],
+        fields.get("question", ""),
+        fields.get("measured", ""),
+        fields.get("source", ""),
+        tuple(claim_of(name, replace(own, figure=own.figure or fields["figure"]), words) for name, own in claims.items()),
+        plots_of(fields),
+        operation,
+        by_claim=operation == TRAINING,
+        table=resolve_name(table) if table else None,
+    )
+
+
+def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
+    """The figures that a study's file, or its manifest, says how to draw, by name."""
+    return {name: _plot(**own) for name, own in (fields.get("figures") or {}).items()}
+
+
+def _plot(
+    draw: str,
+    about: str,
+    options: Mapping[str, Any] | None = None,
+    needs: Iterable[str] = (),
+    title: str = "",
+    table: str = "",
+    files: Iterable[str] = (),
+) -> Plot:
+    return Plot(partial(resolve_name(draw), **(options or {})), about, tuple(needs), title, table, tuple(files))
+
+
+def _shipped() -> list[Chapter]:
+    chapters = []
+    for path in sorted(_folder().glob("*.yaml")):
+        fields = yaml.load(path.read_text(), yaml.CSafeLoader)
+        defaults = [item[_OPERATION] for item in fields.get("defaults", ()) if isinstance(item, Mapping)]
+        if "place" in fields:
+            chapters.append(_chapter(path.stem, fields, *defaults or ["attention"]))
+    return sorted(chapters, key=lambda chapter: chapter.place)
+
+
+CHAPTERS: tuple[Chapter, ...] = tuple(_shipped())
 CLAIMS: dict[str, Claim] = {claim.name: claim for chapter in CHAPTERS for claim in chapter.claims}
 FIGURES: dict[str, Plot] = {name: plot for chapter in CHAPTERS for name, plot in chapter.figures.items()}
-WORDS: dict[str, Words] = {
-    module["WORDS"].operation: module["WORDS"] for module in _MODULES if isinstance(module.get("WORDS"), Words)
-}
 
 
 def words_of(points: pd.DataFrame) -> Words:
-    """The words for the operation of some points; plain ones where there are several, or where no module knows it."""
+    """The words for the operation of some points; plain ones where there are several, or where no study knows it."""
     operations = points["operation"].dropna().unique().tolist()
     return WORDS.get(operations[0], PLAIN) if len(operations) == 1 else PLAIN
 
 
 def claims_of(results: Results) -> dict[str, Claim]:
-    """Every claim that ships with numdev, then those that the files of the results' studies state, by name."""
-    own = {name: claim for study in results.manifests for name, claim in _stated(results, study).items()}
-    return CLAIMS | own
+    """Every claim that ships with numdev, as the studies' manifests have it where they do, then those of their own, by name."""
+    return CLAIMS | {name: claim for study in results.manifests for name, claim in _own_claims(results, study).items()}
+
+
+def _own_claims(results: Results, study: str) -> dict[str, Claim]:
+    """The claims that a study's manifest keeps, each on the table of the records that has its figure."""
+    manifest, words = results.manifests[study], words_of(results.points[results.points["study"] == study])
+    statements = {name: ClaimStatement.read(own) for name, own in manifest.get("stated_claims", {}).items()}
+    names, figure = wording_of_study(manifest), manifest["figure"] or ""
+    return {
+        name: claim_of(name, replace(own, figure=own.figure or figure), words, _table(results, own.column), names)
+        for name, own in statements.items()
+    }
+
+
+def _table(results: Results, column: str) -> str:
+    """The further table that has a figure which the primary one has not; of training those of whole runs come first."""
+    if column in results.primary:
+        return ""
+    names = sorted(results.further, key=lambda name: name != RUN)
+    return next((name for name in names if column in results.further[name]), "")
 
 
 def chapter_of(results: Results, study: str) -> Chapter:
-    """The chapter of a study: its module's, or what its file says, in text that is no markup."""
+    """The chapter of a study: of its file, where that ships with numdev, or of its manifest, in text that is no markup."""
     known = next((chapter for chapter in CHAPTERS if chapter.study == study), None)
     if known is not None:
         return known
     operations = set(results.points["operation"][results.points["study"] == study])
-    like = next((chapter for chapter in CHAPTERS if chapter.table is not None and operations == {chapter.operation}), None)
-    return own_chapter(results.manifests[study], tuple(_stated(results, study).values()), like)
+    table = training.run_table if operations == {TRAINING} else None
+    return own_chapter(results.manifests[study], tuple(_own_claims(results, study).values()), table)
 
 
-def _stated(results: Results, study: str) -> dict[str, Claim]:
-    return stated_claims(results, study, words_of(results.points[results.points["study"] == study]))
+def own_chapter(
+    manifest: Mapping[str, Any], claims: tuple[Claim, ...], table: Callable[[Results, str], pd.DataFrame] | None = None
+) -> Chapter:
+    """The chapter that a study's manifest tells, its texts as the file has them; `table` is that of its operation."""
+    table = resolve_name(manifest["table"]) if manifest.get("table") else table
+    return Chapter(
+        manifest.get("place", _LAST),
+        manifest["name"],
+        manifest["title"],
+        manifest.get("question", ""),
+        manifest.get("measured") or _measured(manifest),
+        manifest.get("source", ""),
+        claims,
+        plots_of(manifest),
+        by_claim=table is not None or len(claims) > 1,
+        table=table,
+        with_points=table is None,
+    )
+
+
+def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:
+    """The figure that a study's file asks for, if it does; each scenario has a panel unless the file says otherwise.
+
+    Raises:
+        BadInput: if the rows do not have what is asked for.
+    """
+    view = manifest.get("plot")
+    if view is None or rows.empty:
+        return None
+    shown = {view["x"], *view.get("colour", ()), *view.get("facet", ())}
+    apart = {"facet": [TITLE, *view.get("facet", ())]} if TITLE not in shown and rows[TITLE].nunique() > 1 else {}
+    return plot_of(rows, {**view, **apart})
+
+
+def _measured(manifest: Mapping[str, Any]) -> str:
+    """The number of points, and the entries of every axis: `6 points: step (none, scores), sequence length N (256, 512)`."""
+    entries: dict[str, dict[str, None]] = {}
+    for point in manifest["points"]:
+        for axis, label in point["labels"].items():
+            entries.setdefault(axis, {})[str(label)] = None
+    names = wording_of_study(manifest)
+    axes = [f"{names.name(axis)} ({', '.join(_first(list(own)))})" for axis, own in entries.items()]
+    count = len({point["key"] for point in manifest["points"]})
+    return f"{count} {'point' if count == 1 else 'points'}{': ' if axes else ''}{', '.join(axes)}."
+
+
+def _first(entries: list[str]) -> list[str]:
+    left = len(entries) - MOST_ENTRIES
+    return [*entries[:MOST_ENTRIES], f"and {left} more in points.csv"] if left > 0 else entries

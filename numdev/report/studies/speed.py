@@ -1,8 +1,9 @@
-"""Speed over N, memory over N, and deviation over speed."""
+"""The speed of attention: tables by shape, crossovers with vanilla attention, and figures of speed and memory over N."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,23 +11,191 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.speed.columns import derived
 from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
 from numdev.report.figures.labels import Name, name_points
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import BLACK, GREY, PAGE, SERIES, SMALL
-from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.entries import ROLE
-from numdev.report.studies.latency import SHAPE, N, shape_text
+from numdev.report.reading.frames import COMPARISON, Results
+from numdev.report.statistics import significant
+from numdev.report.studies.attention import LENGTH as N
+from numdev.report.studies.kernels import KERNEL, ROLE
+from numdev.report.studies.marks import legend
 from numdev.results.manifest import EntryRole
+
+NAME = "series"  # the column that says what is measured
+_NOT_HERE = {*COMPARISON, "max_index", *METRICS} - {"seed", "rmse", "max_difference", "max_u"}
+
+SHAPE = (
+    *("scenario", "scenario.title", "phase", "format", "problem.shape.head_dim", "problem.shape.heads", "problem.shape.kv_heads"),
+    *("problem.mask.causal", "problem.mask.window"),
+)
+"""The columns that measurements on one line over N have in common, beside `series`."""
+
+
+def shape_text(shape: Mapping[Any, Any]) -> str:
+    """The values of `SHAPE`, in few words: `d = 64, causal, bf16, 32 heads`."""
+    window = shape["problem.mask.window"]
+    windowed = "" if window is None or math.isnan(window) else f"window {window:g}"  # NaN where a table has none
+    causal = "causal" if shape["problem.mask.causal"] else ""
+    mask = " ".join(part for part in (causal, windowed) if part) or "no mask"
+    heads, kv_heads = shape["problem.shape.heads"], shape["problem.shape.kv_heads"]
+    counted = "1 head" if heads == 1 else f"{heads} heads"
+    grouped = counted if heads == kv_heads else f"{counted} on {kv_heads}"
+    return f"d = {shape['problem.shape.head_dim']}, {mask}, {shape['format']}, {grouped}"
+
+
+def _titled(shape: Mapping[Any, Any]) -> str:
+    return ": ".join(part for part in (shape["scenario.title"], shape_text(shape)) if part)
+
+
+def frame(results: Results) -> pd.DataFrame:
+    """One row per point and replicate of studies of speed, with what follows from the figures; `series` names what is measured.
+
+    Derived figures are those of `numdev.measurement.speed.columns.derived`, and of attention `phase`: `decode` for one query,
+    else `prefill`.
+    """
+    own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
+    every = results.primary
+    names = [name for name in every.columns if name not in _NOT_HERE]
+    rows = every.frame(every.column("study").isin(own).to_numpy(dtype=bool), names)
+    if rows.empty:
+        return rows.iloc[:0].assign(phase="", series="", operation="")
+    made = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]
+    table = pd.DataFrame(made).astype(rows.dtypes.to_dict())
+    name = table["attention"] if "attention" in table else pd.Series("", table.index)
+    operation = results.points.drop_duplicates("key").set_index("key")["operation"]
+    queries = table["problem.shape.queries"] if "problem.shape.queries" in table else pd.Series(pd.NA, table.index)
+    phase = queries.map(lambda count: "" if pd.isna(count) else "decode" if count == 1 else "prefill")
+    label = table.get(KERNEL, name).fillna(name)
+    return table.assign(phase=phase, operation=table["key"].map(operation), **{NAME: label})
+
+
+def of_attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frame` that are of attention."""
+    return rows[rows["operation"] == "attention"]
+
+
+def crossovers(rows: pd.DataFrame) -> pd.DataFrame:
+    """The number of keys from which a tiled algorithm is faster than vanilla attention, for each of them and each shape.
+
+    `crossover` is where the two lines cross between measured lengths, straight on log axes; the least measured length where
+    the tiled one is faster everywhere (`from_the_start`); NaN where it is not faster at the longest.
+    """
+    columns = ["study", *SHAPE, NAME, "crossover", "from_the_start", "longest", "times_at_longest"]
+    return pd.DataFrame(list(_crossovers(rows)), columns=columns)
+
+
+def _crossovers(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for place, group in _shapes(rows):
+        vanilla = _times(group[_is_vanilla(group)])
+        for name, own in group[group["algorithm"] == "tiled"].groupby(NAME, sort=False):
+            pairs = [(n, vanilla[n] / time) for n, time in _times(own).items() if n in vanilla]
+            if pairs:
+                yield place | {NAME: name} | _crossing(pairs)
+
+
+def _shapes(rows: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """The rows of each study and shape; none of another operation, whose rows have no columns of shapes."""
+    if len(rows):
+        for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
+            yield dict(zip(["study", *SHAPE], place, strict=True)), group
+
+
+def _is_vanilla(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of what the others are held against: the control that the study declares, else vanilla attention."""
+    declared = rows[ROLE] == EntryRole.CONTROL.value if ROLE in rows else pd.Series(data=False, index=rows.index)
+    return declared if bool(declared.any()) else rows["attention"] == "vanilla"
+
+
+def _times(rows: pd.DataFrame) -> dict[int, float]:
+    """The median latency over replicates at each number of keys, ascending."""
+    medians = rows.groupby(N, sort=True)["latency"].median()
+    return {int(str(n)): float(time) for n, time in medians.items()}
+
+
+def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """Finds the crossover in pairs (N, speed-up) in ascending order of N."""
+    longest, times = pairs[-1]
+    at = {"longest": longest, "times_at_longest": times, "from_the_start": False}
+    slower = [i for i, (_, speedup) in enumerate(pairs) if speedup <= 1]
+    if not slower:
+        return at | {"crossover": float(pairs[0][0]), "from_the_start": True}
+    last = slower[-1]
+    if last == len(pairs) - 1:
+        return at | {"crossover": math.nan}
+    (n0, r0), (n1, r1) = pairs[last], pairs[last + 1]
+    share = -math.log(r0) / (math.log(r1) - math.log(r0))
+    return at | {"crossover": n0 * (n1 / n0) ** share}
+
+
+_PLACE = ("study", "shape", "N", "attention")
+
+
+def _longest(rows: pd.DataFrame, figures: list[str]) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
+    """At the greatest length of each shape, of each attention: its `_PLACE`, and the medians of some figures."""
+    for place, group in _shapes(rows):
+        n = group[N].max()
+        for name, own in group[group[N] == n].groupby(NAME, sort=False):
+            medians = {str(k): float(v) for k, v in own[figures].median().items()}
+            yield (str(place["study"]), _titled(place), str(n), str(name)), medians
+
+
+def latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Speed, memory and deviation at the greatest length of each shape, as text."""
+    lines = []
+    for place, mean in _longest(rows, ["latency", "tflops", "share", "peak_bytes", "rmse"]):
+        figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
+        lines.append((*place, *figures, _mebibytes(mean["peak_bytes"]), significant(mean["rmse"], 3)))
+    columns = (*_PLACE, "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
+    return pd.DataFrame(lines, columns=list(columns))
+
+
+def traffic(rows: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by the cost model and by the GPU's counters at the greatest length of each shape, as text; none without counters."""
+    names = ["model_bytes", "l2_bytes", "l2_over_model", "dram_read_bytes", "dram_write_bytes"]
+    lines = []
+    for place, mean in _longest(rows, names) if "l2_bytes" in rows else ():
+        if not math.isnan(mean["l2_bytes"]):
+            model, cache, ratio, read, written = (mean[name] for name in names)
+            times = "" if math.isnan(ratio) else f"{ratio:.2f}"
+            lines.append((*place, _mebibytes(model), _mebibytes(cache), times, _mebibytes(read), _mebibytes(written)))
+    columns = (*_PLACE, "model", "second-level cache", "over model", "memory read", "memory written")
+    return pd.DataFrame(lines, columns=list(columns))
+
+
+def _mebibytes(value: float) -> str:
+    return "" if math.isnan(value) else f"{value / 2**20:.3g} MiB"
+
+
+def crossings(rows: pd.DataFrame) -> pd.DataFrame:
+    """`crossovers` as text."""
+    lines = []
+    for row in crossovers(rows).to_dict("records"):
+        where = "never" if math.isnan(row["crossover"]) else f"{row['crossover']:.0f}"
+        where = f"≤ {where}" if row["from_the_start"] else where
+        lines.append((row["study"], _titled(row), row[NAME], where, f"{row['times_at_longest']:.2f} times"))
+    return pd.DataFrame(lines, columns=["study", "shape", "attention", "crossover", "at the longest"])
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "At the greatest length": latest,
+    "Bytes moved at the greatest length, by the cost model and by the GPU's counters": traffic,
+    "From which number of keys a tiled algorithm is faster than vanilla attention": crossings,
+}
+"""The tables that the report of speed prints, by title."""
 
 _CONTROL, _ASIDE = (GREY, "s"), (BLACK, "D")
 _SUBJECTS = tuple(zip(SERIES, "^v<>oXP", strict=True))
+_WORDS: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "color": GREY}
+Looks = Mapping[str, tuple[str, str]]
 
 
 def looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Colour and marker of each attention: those of its role in the study, and of its place among the subjects."""
     roles = rows[ROLE] if ROLE in rows else pd.Series(None, rows.index, dtype="str")
-    declared = dict(zip(rows["series"], roles, strict=True))
+    declared = dict(zip(rows[NAME], roles, strict=True))
     known = {EntryRole.CONTROL.value: _CONTROL, EntryRole.ASIDE.value: _ASIDE}
     others = [name for name, role in declared.items() if role not in known]
     shown = {name: _SUBJECTS[i % len(_SUBJECTS)] for i, name in enumerate(others)}
@@ -69,15 +238,17 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
     """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
     names: dict[Axes, list[Name]] = {}
     seen = looks(rows)
+    inside = _WORDS | {"xycoords": "axes fraction"}
 
     def draw(axes: Axes, own: pd.DataFrame) -> None:
-        common = own.groupby(N)["series"].nunique()
+        common = own.groupby(N)[NAME].nunique()
         n = int(str(common[common == common.max()].index.max()))
-        axes.annotate(f"N = {n}", (1, 1), (0, -2), **_inside("right", "top"))
-        middle = own[own[N] == n].groupby("series", sort=False)[["tflops", "rmse"]].median()
+        axes.annotate(f"N = {n}", (1, 1), (0, -2), ha="right", va="top", **inside)
+        middle = own[own[N] == n].groupby(NAME, sort=False)[["tflops", "rmse"]].median()
         inexact = middle[middle["rmse"] > 0]
         if len(inexact) < len(middle):
-            axes.annotate(f"{len(middle) - len(inexact)} without a deviation", (0, 0), (2, 2), **_inside("left", "bottom"))
+            words = f"{len(middle) - len(inexact)} without a deviation"
+            axes.annotate(words, (0, 0), (2, 2), ha="left", va="bottom", **inside)
         names[axes] = [(x, y, str(name), seen[str(name)][0]) for name, (x, y) in inexact.iterrows()]
         for x, y, name, shade in names[axes]:
             axes.plot(x, y, marker=seen[name][1], color=shade, linestyle="", markersize=5)
@@ -87,8 +258,8 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
 
     figure = _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
     figure.draw_without_rendering()
-    for axes, found in names.items():
-        name_points(axes, found)
+    for axes, own in names.items():
+        name_points(axes, own)
     return figure
 
 
@@ -127,34 +298,28 @@ def _panels(
     down = -(-len(groups) // across)
     figure = Figure(figsize=(PAGE if across > 1 else PAGE * 0.65, 2.3 * down + 0.5), layout="constrained")
     grid: Any = figure.subplots(down, across, sharey=sharey, squeeze=False)
-    every = [axes for row in grid for axes in row]
-    for axes, own in zip(every, groups, strict=False):
+    for axes, own in zip(grid.flat, groups, strict=False):
         first = own.iloc[0].to_dict()
         title = f"{first['scenario.title']}: " if rows["scenario"].nunique() > 1 else ""
         axes.set_title(f"{title}{shape_text(first)}", loc="left", fontweight="bold")
         draw(axes, own)
         if over_n:
             plain_ticks(axes, own[N].unique().astype(float).tolist())
-    for axes in every[len(groups) :]:
+    for axes in grid.flat[len(groups) :]:
         axes.remove()
     if over_n:
-        _legend(figure, looks(rows), columns=2 * across + 1)
+        keys = {name: Line2D([], [], color=shade, marker=marker) for name, (shade, marker) in looks(rows).items()}
+        legend(figure, keys, min(len(keys), 2 * across + 1), "outside upper center")
     figure.supxlabel(texts[0], fontsize=8)
     figure.supylabel(texts[1], fontsize=8)
     return figure
 
 
-def _legend(figure: Figure, seen: Mapping[str, tuple[str, str]], columns: int) -> None:
-    keys = [Line2D([], [], color=shade, marker=marker) for shade, marker in seen.values()]
-    figure.legend(keys, list(seen), loc="outside upper center", ncols=min(len(seen), columns), frameon=False)
-
-
-def _lines(axes: Axes, own: pd.DataFrame, column: str, seen: Mapping[str, tuple[str, str]]) -> None:
-    for name, group in own.groupby("series", sort=False):
+def _lines(axes: Axes, own: pd.DataFrame, column: str, seen: Looks) -> None:
+    for name, group in own.groupby(NAME, sort=False):
         shade, marker = seen[str(name)]
         table = group.groupby(N, sort=True)[[column, "latency", "latency_low", "latency_high"]].median()
-        value = table[column]
-        spread = None
+        value, spread = table[column], None
         if column in ("tflops", "bandwidth"):  # in proportion to 1 / latency
             high, low = value * table["latency"] / table["latency_low"], value * table["latency"] / table["latency_high"]
             spread = [value - low, high - value]
@@ -171,44 +336,4 @@ def _guide(axes: Axes, own: pd.DataFrame) -> None:
     for start, power, text in ((first.min(), 1, "N"), (first.max(), 2, "N²")):
         end = start * grown**power
         axes.plot([lengths[0], lengths[-1]], [start, end], color=GREY, linewidth=0.5, linestyle=":", zorder=0)
-        axes.annotate(text, (lengths[-1], end), (3, 0), **_beside(GREY) | {"ha": "left", "va": "center"})
-
-
-def _beside(shade: str) -> dict[str, Any]:
-    return {"textcoords": "offset points", "fontsize": SMALL, "color": shade, "ha": "center"}
-
-
-def _inside(ha: str, va: str) -> dict[str, Any]:
-    return _beside(GREY) | {"xycoords": "axes fraction", "ha": ha, "va": va}
-
-
-CHAPTERS = (
-    Chapter(
-        place=120,
-        study="speed_prefill",
-        title="Speed and memory over the sequence length",
-        question="How fast is each kernel, how much memory does it need, and what does its speed cost in accuracy?",
-        measured="The same number of tokens, and of columns of all heads, at every $N$; times by CUDA events with inputs in "
-        "memory, without the host's share.",
-        paper="Tiled attention moves $Theta(N^2 d^2 \\/ M)$ elements where vanilla attention moves $Theta(N d + N^2)$ (Dao et "
-        "al. 2022, Theorem 2).",
-    ),
-    Chapter(
-        place=130,
-        study="speed_decode",
-        title="Speed of one query",
-        question="What bandwidth does each kernel reach with one query per sequence, where reading keys and values is all "
-        "there is?",
-        measured="One query for each sequence; query heads share KV heads. Times by CUDA events with inputs in memory, "
-        "without the host's share.",
-        paper="With few queries parallelism must come from splitting the keys (Dao 2023, section 3.2).",
-    ),
-    Chapter(
-        place=140,
-        study="speed_cpu",
-        title="Vanilla and tiled attention on a CPU",
-        question="What does tiling gain without a fused kernel?",
-        measured="`tiled` is the emulation in pure tensors.",
-        paper="Vanilla attention holds $Theta(N^2)$ scores, tiled attention none of them (Dao et al. 2022).",
-    ),
-)
+        axes.annotate(text, (lengths[-1], end), (3, 0), ha="left", va="center", **_WORDS)

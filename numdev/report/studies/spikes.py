@@ -1,35 +1,193 @@
-"""The paper's open question: do large logits, ties, or a deviation of attention precede loss spikes?"""
+"""The paper's open question: do large logits, ties, or a deviation of attention precede loss spikes?
+
+A loss is out of range if it lies more than `FACTOR` standard deviations above the median of the ordinary values before it. The
+spike score of OLMo 2 (2025, arXiv 2501.00656) counts values of a loss that are at least seven standard deviations away from a
+rolling average of the last 1,000. Runs here are shorter, so the window is, and with few values one spike would move mean and
+standard deviation by itself: in their place stand the median, and 1.4826 times the median absolute deviation, which estimates the
+standard deviation of a normal distribution (Rousseeuw & Croux 1993). The estimate from `W` values has a relative error of about
+1.17 / sqrt(W), so that a value of white noise passes 7 estimated deviations more often than 7 true ones: for W = 40, fewer than 1
+in 10^5 (tests/report/studies/test_spikes.py).
+
+A figure around a spike is divided by its median over ordinary steps of the same run, those from 40 to 11 steps before. Figures
+drift over training without any spike, so the same quotient is taken at the same steps of the other replicates of the run that
+have no spike near, and their geometric mean divides it: what is left is the *lift*, 1 where a spike makes no difference. Of
+signed figures the size enters. Replicates are seeds: runs of one seed start from the same weights and see the same batches,
+whatever their attention.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import median_abs_deviation
 
-from numdev.report.claims.claim import OURS
-from numdev.report.claims.finding import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
+from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
 from numdev.report.figures.grid import log_y
-from numdev.report.figures.plot import Plot
 from numdev.report.figures.style import GREY, PAGE, TILED
 from numdev.report.reading.frames import WATCH, Results
-from numdev.report.reading.scenarios import LABEL
-from numdev.report.statistics.estimates import mean, significant, typical
-from numdev.report.statistics.excursions import FACTOR, WINDOW
-from numdev.report.studies.aligned import AFTER, BEFORE, FIGURES, Spike, Watched, lift_at, lifts, spikes, watched
-from numdev.report.studies.published import GOLDEN
-from numdev.report.studies.training import chapter, claim
+from numdev.report.reading.scenarios import LABEL, SCENARIO
+from numdev.report.statistics import Floats, Interval, mean, ratio, significant, typical
+from numdev.report.studies.marks import no_figure
 
-_RUNG = f"{LABEL}rung"
-_INSIDE, _OUTSIDE = "BF16 inside", "FP32 inside"  # the entries of the study's axis that the last claim compares
-_LEAST = 3  # seeds with a known value for a band: the interval of two is 12.7 standard errors to each side
-_MORE = Region(low=0.0)
+WINDOW, FACTOR = 40, 7.0
+_NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution
+BEFORE, AFTER = 20, 5  # steps around a spike that are shown
+FIGURES = {
+    "largest_logit": "largest logit",
+    "tie_rate": "share of tied rows",
+    "deviation": "largest deviation of O",
+    "relative_deviation": "relative deviation of O",
+    "delta_bias": "bias of delta (size)",
+    "dq_error": "relative error of dQ",
+}
+"""The figures of attention in a step, as a reader knows them."""
+_FAR, _NEAR = 40, 11  # steps before a spike between which its run is ordinary
 
 
-def _found(rows: pd.DataFrame) -> tuple[list[Watched], list[Spike]]:
+@dataclass(frozen=True)
+class Excursion:
+    """Values in a row that are out of range.
+
+    Attributes:
+        first: the place of the first of them.
+        last: of the last.
+        height: the largest distance from the median before it, in estimated standard deviations; infinite for what is not finite.
+    """
+
+    first: int
+    last: int
+    height: float
+
+
+def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> list[Excursion]:
+    """The excursions of a series, each from its first value out of range to the last before one in range.
+
+    The range is that of the last `window` values that were in range. After `window` values out of range it is made anew, of
+    what follows: they are a level, not an excursion any more. The first `window` values have no range, and none of them is an
+    excursion. NaN is out of range.
+    """
+    every: list[Excursion] = []
+    ordinary: list[float] = []
+    open_at: int | None = None
+    for place, value in enumerate(values):
+        middle, spread = _range(ordinary[-window:]) if len(ordinary) >= window else (np.inf, 1.0)
+        if value <= middle + factor * spread or (middle == np.inf and np.isfinite(value)):
+            ordinary.append(value)
+            open_at = None
+            continue
+        if middle == np.inf:
+            continue  # neither ordinary nor to be told from it
+        height = (value - middle) / spread if spread and np.isfinite(value) else np.inf
+        if open_at is None:
+            open_at = place
+            every.append(Excursion(place, place, height))
+        else:
+            every[-1] = Excursion(open_at, place, max(height, every[-1].height))
+        if place - open_at + 1 == window:
+            ordinary, open_at = [], None
+    return every
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and the standard deviation by the median absolute deviation."""
+    return float(np.median(values)), _NORMAL * float(median_abs_deviation(values))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One run, its loss and the sizes of its figures by step, from step 1."""
+
+    scenario: str
+    key: str
+    seed: int
+    loss: Floats
+    figures: Mapping[str, Floats]
+    spikes: tuple[Excursion, ...]
+
+    def quotient(self, figure: str, place: int) -> Floats:
+        """A figure at the steps around a place over its median at ordinary ones before; NaN where either is nothing."""
+        values, around = self.figures[figure], np.arange(place - BEFORE, place + AFTER + 1)
+        inside = (around >= 0) & (around < len(values))
+        sizes = np.full(len(around), np.nan)
+        sizes[inside] = values[around[inside]]
+        return np.where(sizes > 0, sizes, np.nan) / self.ordinary(figure, place)
+
+    def ordinary(self, figure: str, place: int) -> float:
+        """The median of a figure over ordinary steps before a place; NaN where it is 0 or there are none."""
+        values = self.figures[figure][max(place - _FAR, 0) : max(place - _NEAR + 1, 0)]
+        values = values[np.isfinite(values)]
+        middle = float(np.median(values)) if len(values) else np.nan
+        return middle if middle > 0 else np.nan
+
+    def is_quiet(self, place: int) -> bool:
+        """Whether no spike is near a place."""
+        return all(spike.last < place - _FAR or spike.first > place + AFTER for spike in self.spikes) and len(self.loss) > place
+
+
+def watched(rows: pd.DataFrame) -> list[Watched]:
+    """The runs of rows of the table `watch`."""
+    runs = []
+    for (scenario, key, seed), run in rows.groupby([SCENARIO, "key", "seed"], sort=False):
+        own = run.sort_values("step")
+        loss = own["loss"].to_numpy(dtype=float)
+        figures = {name: np.abs(own[name].to_numpy(dtype=float)) for name in FIGURES}
+        runs.append(Watched(str(scenario), str(key), int(str(seed)), loss, figures, tuple(excursions(loss.tolist()))))
+    return runs
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A spike of a run, with the runs that it is compared with."""
+
+    run: Watched
+    place: int
+    quiet: tuple[Watched, ...]
+
+    def lift(self, figure: str) -> Floats:
+        """The logarithm of the lift at each step from `BEFORE` before to `AFTER` after; NaN where it has none."""
+        others = _nanmean(np.log([other.quotient(figure, self.place) for other in self.quiet]))
+        lift: Floats = np.log(self.run.quotient(figure, self.place)) - others
+        return lift
+
+
+def _nanmean(values: Any) -> Floats:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of steps at which no run has a value
+        means: Floats = np.nanmean(values, axis=0)
+        return means
+
+
+def spikes(runs: Sequence[Watched]) -> list[Spike]:
+    """Every spike that has runs to be compared with: other replicates of the same point without a spike near."""
+    every = []
+    for run in runs:
+        others = [other for other in runs if (other.scenario, other.key) == (run.scenario, run.key) and other is not run]
+        for each in run.spikes:
+            every.append(Spike(run, each.first, tuple(other for other in others if other.is_quiet(each.first))))
+    return [spike for spike in every if spike.quiet]
+
+
+def lifts(every: Sequence[Spike], figure: str) -> Floats:
+    """Mean logarithms of the lift `[seeds, steps]`: spikes of one seed count once, by their mean."""
+    by_seed: dict[Hashable, list[Floats]] = {}
+    for spike in every:
+        by_seed.setdefault(spike.run.seed, []).append(spike.lift(figure))
+    return np.array([_nanmean(own) for own in by_seed.values()]).reshape(-1, BEFORE + AFTER + 1)
+
+
+def lift_at(every: Sequence[Spike], figure: str, offset: int) -> Interval:
+    """The lift so many steps after a spike, negative for before it, with its interval over seeds."""
+    logs = [spike.lift(figure)[BEFORE + offset] for spike in every]
+    return ratio(np.exp(logs), np.ones(len(logs)), [spike.run.seed for spike in every])
+
+
+def _compared(rows: pd.DataFrame) -> tuple[list[Watched], list[Spike]]:
     """The runs of some rows and their spikes.
 
     Raises:
@@ -42,75 +200,73 @@ def _found(rows: pd.DataFrame) -> tuple[list[Watched], list[Spike]]:
     count = sum(len(run.spikes) for run in runs)
     if not count:
         raise NotMeasured(f"the loss of none of {len(runs)} runs spiked")
-    found = spikes(runs)
-    if not found:
+    every = spikes(runs)
+    if not every:
         raise Undecidable(f"{count} spikes, and no replicate without one near the same step to compare with; give more seeds")
-    return runs, found
+    return runs, every
 
 
-def _lifted(figure: str) -> Callable[[pd.DataFrame], Evidence]:
-    """Weighs whether a figure is larger in the step before a spike than at ordinary steps."""
+def weigh_before(rows: pd.DataFrame, figure: str) -> Evidence:
+    """A figure is larger in the step before a spike than at ordinary steps."""
+    runs, every = _compared(rows)
+    before, at = (lift_at(every, figure, offset) for offset in (-1, 0))
+    if not before.count:
+        raise Undecidable(f"{FIGURES[figure]} is 0 or not known at every spike")
+    seeds = len({spike.run.seed for spike in every})
+    out = f" Left out, because it is 0 or not known: {before.excluded}." if before.excluded else ""
+    sentence = (
+        f"{_upper(FIGURES[figure])} one step before a spike over ordinary steps: {before.text()}; at the spike "
+        f"{at.text()}. {len(every)} spikes of {seeds} seeds; {_spiked(runs)} of {len(runs)} runs spiked.{out}"
+    )
+    return Evidence(before.text(), sentence, (Question(before, LARGER),))
 
-    def weigh(rows: pd.DataFrame) -> Evidence:
-        runs, found = _found(rows)
-        before, at = (lift_at(found, figure, offset) for offset in (-1, 0))
-        if not before.count:
-            raise Undecidable(f"{FIGURES[figure]} is 0 or not known at every spike")
-        seeds = len({spike.run.seed for spike in found})
-        spiked = sum(bool(run.spikes) for run in runs)
-        out = f" Left out, because it is 0 or not known: {before.excluded}." if before.excluded else ""
-        sentence = (
-            f"{_upper(FIGURES[figure])} one step before a spike over ordinary steps: {before.text()}; at the spike "
-            f"{at.text()}. {len(found)} spikes of {seeds} seeds; {spiked} of {len(runs)} runs spiked.{out}"
-        )
-        return Evidence(before.text(), sentence, (Question(before, LARGER),))
 
-    return weigh
+def _spiked(runs: Sequence[Watched]) -> int:
+    return sum(bool(run.spikes) for run in runs)
 
 
 def _upper(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}"
 
 
-def weigh_inside(rows: pd.DataFrame) -> Evidence:
-    """The loss spikes more often with BF16 inside attention than with FP32 inside."""
-    runs, _ = _found(rows)
-    names = {str(key): str(name) for key, name in rows.groupby("key")[_RUNG].first().items()} if _RUNG in rows else {}
-    counts = pd.Series({(names.get(run.key, ""), run.scenario, run.seed): len(run.spikes) for run in runs}, dtype=float).unstack(
-        0
-    )
-    for name in (_INSIDE, _OUTSIDE):
+def weigh_inside(rows: pd.DataFrame, more: str, than: str) -> Evidence:
+    """The loss spikes more often with one entry of the axis `rung` than with another."""
+    runs, _ = _compared(rows)
+    axis = f"{LABEL}rung"
+    names = {str(key): str(name) for key, name in rows.groupby("key")[axis].first().items()} if axis in rows else {}
+    each = {(names.get(run.key, ""), run.scenario, run.seed): len(run.spikes) for run in runs}
+    counts = pd.Series(each, dtype=float).unstack(0)
+    for name in (more, than):
         if name not in counts:
             raise NotMeasured(f"no run was trained with {name}")
-    more = (counts[_INSIDE] - counts[_OUTSIDE]).dropna().groupby(level=1).sum()
-    value = mean(more.tolist())
-    told = ", ".join(f"{name} {int(own.sum())} in {int(own.count())} runs" for name, own in counts.items())
-    sentence = f"Spikes: {told}. More with {_INSIDE} than with {_OUTSIDE}, by seed: {value.text()}."
-    return Evidence(f"{value.text()} more spikes", sentence, (Question(value, _MORE),))
+    excess = (counts[more] - counts[than]).dropna().groupby(level=1).sum()
+    value = mean(excess.tolist())
+    listed = ", ".join(f"{name} {int(own.sum())} in {int(own.count())} runs" for name, own in counts.items())
+    sentence = f"Spikes: {listed}. More with {more} than with {than}, by seed: {value.text()}."
+    return Evidence(f"{value.text()} more spikes", sentence, (Question(value, Region(low=0.0)),))
 
 
 def draw_aligned(rows: pd.DataFrame) -> Figure:
     """The lift of every figure around spikes, with a band of its 95 % intervals by Student's t over seeds."""
     try:
-        runs, found = _found(rows)
+        runs, every = _compared(rows)
     except Undecidable as reason:
-        figure = Figure(figsize=(PAGE, 0.5), layout="constrained")
-        figure.text(0.5, 0.5, str(reason), ha="center", va="center", color=GREY, fontsize=8)
-        return figure
+        return no_figure(str(reason))
     figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
     panels: Any = figure.subplots(2, 3, sharex=True).flat
-    steps = np.arange(-BEFORE, AFTER + 1)
     for axes, (name, words) in zip(panels, FIGURES.items(), strict=True):
-        _panel(axes, steps, lifts(found, name))
+        _panel(axes, lifts(every, name))
         axes.set_title(_upper(words), loc="left", fontweight="bold", fontsize=8)
-    figure.supxlabel(
-        f"steps after a spike; {len(found)} spikes in {sum(bool(run.spikes) for run in runs)} of {len(runs)} runs", fontsize=8
-    )
+    figure.supxlabel(f"steps after a spike; {len(every)} spikes in {_spiked(runs)} of {len(runs)} runs", fontsize=8)
     figure.supylabel("over ordinary steps", fontsize=8)
     return figure
 
 
-def _panel(axes: Any, steps: Any, logs: Any) -> None:
+_LEAST = 3  # seeds with a known value for a band: the interval of two is 12.7 standard errors to each side
+
+
+def _panel(axes: Any, logs: Floats) -> None:
+    steps = np.arange(-BEFORE, AFTER + 1)
     axes.axhline(1.0, color=GREY, linewidth=0.6)
     axes.axvline(0, color=GREY, linewidth=0.6, linestyle=":")
     known = np.isfinite(logs).any(axis=0)
@@ -123,79 +279,27 @@ def _panel(axes: Any, steps: Any, logs: Any) -> None:
     bands = [mean(own[np.isfinite(own)].tolist()) for own in logs.T]  # of logarithms
     ends = np.array([(one.low, one.high) if one.count >= _LEAST else (np.nan, np.nan) for one in bands])
     axes.fill_between(steps, *np.exp(ends).T, color=TILED, alpha=0.2, linewidth=0)
-    ends = np.exp(logs[np.isfinite(logs)])
-    log_y(axes, min(float(ends.min()), 0.5) / 1.1, max(float(ends.max()), 2.0) * 1.1)
+    values = np.exp(logs[np.isfinite(logs)])
+    log_y(axes, min(float(values.min()), 0.5) / 1.1, max(float(values.max()), 2.0) * 1.1)
 
 
 def spike_table(results: Results, study: str) -> pd.DataFrame:
     """A row per figure: typical size at ordinary steps, before and at a spike, and the ratios with their intervals, as text."""
     try:
-        _, found = _found(results.study(study, WATCH))
+        _, every = _compared(results.study(study, WATCH))
     except Undecidable as reason:
         return pd.DataFrame([{"figure": str(reason)}])
-    return pd.DataFrame([{"figure": words} | _cells(found, name) for name, words in FIGURES.items()])
+    return pd.DataFrame([{"figure": words} | _cells(every, name) for name, words in FIGURES.items()])
 
 
-def _cells(found: Sequence[Spike], name: str) -> dict[str, str]:
-    usual = [spike.run.ordinary(name, spike.place) for spike in found]
-    cells = {"ordinary": _size(usual)}
+def _cells(every: Sequence[Spike], name: str) -> dict[str, str]:
+    cells = {"ordinary": _size([spike.run.ordinary(name, spike.place) for spike in every])}
     for offset, words in ((-5, "5 before"), (-1, "1 before"), (0, "at the spike")):
-        sizes = [float(spike.run.figures[name][spike.place + offset]) for spike in found]
-        cells |= {words: _size(sizes), f"{words}, ratio": lift_at(found, name, offset).text()}
+        sizes = [float(spike.run.figures[name][spike.place + offset]) for spike in every]
+        cells |= {words: _size(sizes), f"{words}, ratio": lift_at(every, name, offset).text()}
     return cells
 
 
 def _size(values: Sequence[float]) -> str:
     known = [value for value in values if np.isfinite(value)]
     return significant(typical(known).estimate) if known else "unknown"
-
-
-_MEASURED = (
-    f"A loss spikes at a step where it lies more than {FACTOR:g} standard deviations above the median of the {WINDOW} "
-    "ordinary losses before it (by the median absolute deviation); of such steps in a row the first counts. In each step, "
-    "attention is compared with exact attention in FP64 on the same inputs. A ratio is that of a figure to its median from "
-    "40 to 11 steps before the spike, over the same of the replicates that do not spike near that step, so that what grows "
-    "in all of them is no ratio above 1. Replicates are seeds. A ratio above 1 before a spike is a sign of it, and need not "
-    "be its cause."
-)
-
-
-def _claim(name: str, text: str, weigh: Callable[[pd.DataFrame], Evidence]) -> Any:
-    source = f"{OURS}: {GOLDEN}, section VI, asks whether numeric deviation and loss spikes are connected"
-    return replace(claim(name, "spikes_aligned", text, source, weigh, across=True, is_ours=True), table=WATCH)
-
-
-CHAPTERS = (
-    chapter(
-        place=350,
-        study="spikes",
-        title="Loss spikes, and what attention does at and before them",
-        question="Do large logits, ties of the largest scores, or a deviation of attention precede or accompany loss spikes?",
-        measured=_MEASURED,
-        paper="Numeric deviation might add up to loss spikes (section I). The exact step of a spike should be related to the "
-        "deviation at that step, which is left to future work (section VI).",
-        claims=(
-            _claim(
-                "spikes_logit", "The largest logit is larger before a loss spike than at ordinary steps", _lifted("largest_logit")
-            ),
-            _claim(
-                "spikes_deviation",
-                "Attention deviates farther from exact attention before a loss spike than at ordinary steps",
-                _lifted("relative_deviation"),
-            ),
-            _claim("spikes_ties", "More rows are tied before a loss spike than at ordinary steps", _lifted("tie_rate")),
-            _claim("spikes_delta", "Delta is biased more before a loss spike than at ordinary steps", _lifted("delta_bias")),
-            _claim("spikes_inside", "The loss spikes more often with BF16 inside attention than with FP32 inside", weigh_inside),
-        ),
-        figures={
-            "spikes_aligned": Plot(
-                draw_aligned,
-                "Six panels, one for each figure of attention, from 20 steps before a loss spike to 5 after it: its ratio to "
-                "ordinary steps, on a log axis. Thin grey lines are seeds, the blue line is their geometric mean, its band the "
-                "95 % interval by Student's t where three seeds or more have a value; grey marks 1, dots the spike.",
-                table=WATCH,
-            ),
-        },
-        table=spike_table,
-    ),
-)

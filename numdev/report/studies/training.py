@@ -1,43 +1,553 @@
-"""Chapters on training: whether the deviation of attention reaches the weights, and what else moves them (Figures 7 and 8)."""
+"""Training runs beside their references: in what each differs, how far its weights go, and what claims on them weigh.
+
+Every difference is that of a run from its reference, of all weights together, by replicate. What claims compare is the difference
+at the last step, by the Wasserstein distance as in the source, unless they say otherwise.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from numdev.report.claims.claim import OURS, Claim
-from numdev.report.claims.finding import MARGIN
-from numdev.report.figures.plot import Plot
-from numdev.report.reading.frames import LOSS, RUN
-from numdev.report.reading.wording import Words
-from numdev.report.studies.chapter import Chapter
-from numdev.report.studies.losses import draw_losses, draw_samples, run_table
-from numdev.report.studies.parting import draw_ladder, draw_weights
-from numdev.report.studies.published import GOLDEN
-from numdev.report.studies.weights import (
-    RANKS,
-    ULP,
-    findings,
-    weigh_fig7,
-    weigh_fig8,
-    weigh_fig8_order,
-    weigh_fig8_precision,
-    weigh_fig8_ranks,
-    weigh_fig8_rate,
-    weigh_fig8_ulp,
-    weigh_restart_exact,
-    weigh_restart_lossy,
-    weigh_training_sham,
+from numdev.report.claims.evidence import left_out
+from numdev.report.claims.verdicts import (
+    GROWS,
+    LARGER,
+    MARGIN,
+    NO_LARGER,
+    NO_SMALLER,
+    Evidence,
+    NotMeasured,
+    Question,
+    Region,
+    Undecidable,
+    Verdict,
 )
+from numdev.report.figures.style import BLACK, CHANGE_COLOURS, GREY, TILED
+from numdev.report.reading.frames import RUN, WHOLE, Results
+from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
+from numdev.report.reading.wording import Words
+from numdev.report.statistics import Interval, mean, ratio, significant, slope, typical
+from numdev.results.manifest import EntryRole
+
+WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
+METRICS = {WASSERSTEIN: "Wasserstein distance", LARGEST: "max difference", SIZE: "relative Frobenius norm"}
+"""The metrics of a difference of weights, as a reader knows them."""
+ACTS = 10.0
+"""A control acts where the Wasserstein distance of all weights grows by more than this factor in every replicate.
+
+It is the sum of all differences over the number of weights. While the forward pass sees nothing of a moved weight, that weight
+alone differs and the distance stays what it was; ten times as much cannot be its own rounding.
+"""
 
 
-def inputs(rows: pd.DataFrame) -> str:
-    """What the seed of a replicate draws."""
+class Group(Enum):
+    """In what a run differs from its reference."""
+
+    SHAM = "sham"
+    FLASH = "flash"
+    ULP = "ulp"
+    INIT = "init"
+    ORDER = "order"
+    RANKS = "ranks"
+    RESTART = "restart"
+    PRECISION = "precision"
+    OTHER = "other"
+
+    @property
+    def words(self) -> str:
+        """Of a legend."""
+        return _GROUPS[self][0]
+
+    @property
+    def shade(self) -> str:
+        return _GROUPS[self][1]
+
+
+_GROUPS = {
+    Group.SHAM: ("the reference again (sham)", GREY, "", ""),
+    Group.FLASH: ("flash attention", TILED, "attention.type", "VanillaBackward"),
+    Group.ULP: ("one weight moved by one ulp", BLACK, "ulp", "0"),
+    Group.INIT: ("other initial weights", CHANGE_COLOURS["init"], "init", "0"),
+    Group.ORDER: ("other order of the data", CHANGE_COLOURS["order"], "order", "0"),
+    Group.RANKS: ("another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"),
+    Group.RESTART: ("stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"),
+    Group.PRECISION: ("lower precision than FP32", CHANGE_COLOURS["precision"], "numerics", ""),
+    Group.OTHER: ("several of these", CHANGE_COLOURS["several"], "", ""),
+}
+"""Words and colour of each group, the field of a run that tells it from its reference, and its value where a record lacks it."""
+_NUMERICS = {
+    "fp32": "FP32",
+    "autocast_bf16": "BF16 (autocast)",
+    "autocast_fp16": "FP16 (autocast)",
+    "bf16_weights": "BF16 weights",
+}
+_BF16_ULP = 2**16  # ulps of FP32, which has 16 bits of the significand more
+_RESTARTS = {"exact": "resumed exactly", "lossy": "resumed from BF16", "weights_only": "resumed without moments"}
+
+
+def _differences(row: Mapping[str, Any]) -> list[Group]:
+    """In what the run of a row differs from its reference."""
+    differing = []
+    for group, (_, _, name, usual) in _GROUPS.items():
+        own = _text(row, f"variant.{name}") or usual
+        if name and own != (_text(row, f"baseline.{name}") or usual or own):
+            differing.append(group)
+    return differing
+
+
+def group_of(row: Mapping[str, Any]) -> Group:
+    """The group of a row's run: the sham differs in nothing, and what differs in several ways is of no other group."""
+    differing = _differences(row)
+    return Group.SHAM if not differing else differing[0] if len(differing) == 1 else Group.OTHER
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """The run of a row in words, such as "cuDNN" or "other initial weights"."""
+    return ", ".join(_words(row, group) for group in _differences(row)) or Group.SHAM.words
+
+
+def _words(row: Mapping[str, Any], group: Group) -> str:
+    if group is Group.FLASH:
+        return _kernel(row)
+    if group is Group.PRECISION:
+        both = (_text(row, f"{side}.numerics") for side in ("variant", "baseline"))
+        return " against ".join(_NUMERICS.get(name, name) for name in both)
+    if group is Group.RANKS:
+        return f"{_text(row, 'variant.ranks')} processes for 1"
+    if group is Group.RESTART:
+        return _RESTARTS.get(_text(row, "variant.restart"), group.words)
+    if group is Group.ULP and abs(count := float(row["variant.ulp"])) != 1:
+        return f"one weight moved by {'one ulp of BF16' if count == _BF16_ULP else f'{count:.0f} ulp'}"
+    return group.words
+
+
+def _kernel(row: Mapping[str, Any]) -> str:
+    """The implementation of attention, and of an emulation its precision policy."""
+    kind, policy = _text(row, "variant.attention.type"), _text(row, "variant.attention.precision.name")
+    if kind == "SdpaBackward":
+        backend = _text(row, "variant.attention.backend")
+        return "cuDNN" if backend == "cudnn" else f"PyTorch {backend}"
+    if kind in ("TiledBackward", "InstrumentedBackward"):
+        inside = "FP32 inside" if policy.startswith("kernel_") else f"every step in {policy.removeprefix('uniform_').upper()}"
+        return f"tiled with {inside}"
+    return {"TritonBackward": "our Triton kernel", "FlexBackward": "FlexAttention"}.get(kind, kind.removesuffix("Backward"))
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    """A cell as text; empty where a row has none."""
+    value = row.get(name)
+    if value is None or pd.isna(value):
+        return ""
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The runs of one point: every replicate of one difference from the reference.
+
+    Attributes:
+        name: in words, no two alike in a scenario.
+        group: see `Group`.
+        is_judged: whether claims speak of it, which a study may decline.
+        rows: of all weights together.
+        end: the last step of its scenario.
+    """
+
+    name: str
+    group: Group
+    is_judged: bool
+    rows: pd.DataFrame
+    end: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every run was resumed from its checkpoint as it is."""
+        return "variant.restart" in self.rows and bool((self.rows["variant.restart"] == "exact").all())
+
+    @property
+    def trained(self) -> pd.DataFrame:
+        """The rows after the first step."""
+        return self.rows[self.rows["step"] > 0]
+
+    def at(self, step: int, metric: str = WASSERSTEIN) -> pd.Series[float]:
+        """A metric at one step by replicate, but for runs that stopped before it.
+
+        Raises:
+            Undecidable: if none got there, or one holds NaN or Inf.
+        """
+        here = self.rows[self.rows["step"] == step].set_index("seed")[metric].astype(float)
+        if here.empty:
+            raise Undecidable(f"{self.name}: no run reached step {step}")
+        if not np.isfinite(here).all():
+            raise Undecidable(f"{self.name}: {METRICS[metric]} is not finite at step {step}")
+        return here
+
+    def last(self, metric: str = WASSERSTEIN) -> pd.Series[float]:
+        """At the last step; see `at`."""
+        return self.at(self.end, metric)
+
+    def exponent(self, metric: str) -> Interval:
+        """The exponent of the step in a metric."""
+        return slope(self.trained["step"], self.trained[metric], self.trained["seed"])
+
+    def steps(self) -> list[int]:
+        """Steps after the first at which the runs differ in every replicate."""
+        least = self.trained.groupby("step", sort=True)[list(METRICS)].min().min(axis=1)
+        return [int(str(step)) for step, value in least.items() if value > 0]
+
+    def idle(self) -> int:
+        """In how many replicates it does not act; see `ACTS`."""
+        return int((self.last() <= ACTS * self.at(0).reindex(self.last().index)).sum())
+
+    def growth(self, metric: str) -> Interval:
+        """The difference at the last step over that at the first after which runs differ."""
+        steps = self.steps()
+        return over(self.last(metric), self.at(steps[0], metric)) if steps else ratio([], [])
+
+    def rates(self) -> pd.Series[float]:
+        """How much the Wasserstein distance grows per step, by replicate: the slope of a least-squares line through all steps."""
+        own = {seed: run[["step", WASSERSTEIN]].dropna() for seed, run in self.rows.groupby("seed")}
+        return pd.Series(
+            {seed: float(np.polyfit(run["step"], run[WASSERSTEIN], 1)[0]) for seed, run in own.items() if len(run) > 1}
+        )
+
+    def curve(self, metric: str) -> pd.DataFrame:
+        """Median, least and greatest of the replicates by step, where the median is positive."""
+        own = self.trained.groupby("step", sort=True)[metric].agg(["median", "min", "max"])
+        return own[own["median"] > 0]
+
+    def end_of(self) -> Interval:
+        """The geometric mean of the Wasserstein distance over replicates at the last step."""
+        return typical(self.last().tolist())
+
+
+def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
+    """The ratio of a series to others, paired by replicate; pairs of one replicate are averaged."""
+    pairs = pd.concat([pd.DataFrame({"above": above, "below": each}).dropna() for each in below])
+    return ratio(pairs["above"], pairs["below"], pairs.index)
+
+
+def rungs(rows: pd.DataFrame) -> list[Rung]:
+    """The rungs of one scenario in the order of `names_of`."""
+    own = rows[rows["tensor"] == WHOLE] if len(rows) else rows
+    end = int(own["step"].max()) if len(own) else 0
+    every = []
+    for key, (name, group) in names_of(own).items():
+        runs = own[own["key"] == key]
+        roles = [str(runs[column].iloc[0]) for column in runs if str(column).startswith(ENTRY_ROLE)]
+        every.append(Rung(name, group, EntryRole.ASIDE.value not in roles, runs, end))
+    return every
+
+
+def names_of(rows: pd.DataFrame) -> dict[str, tuple[str, Group]]:
+    """Name and group of each point of one scenario by key, in the order of `Group`; names that are alike are numbered."""
+    firsts = {
+        str(key): {str(name): value for name, value in runs.iloc[0].items()} for key, runs in rows.groupby("key", sort=False)
+    }
+    names = {key: name_of(first) for key, first in firsts.items()}
+    counts, seen = Counter(names.values()), Counter[str]()
+    for key, name in names.items():
+        seen[name] += 1
+        names[key] = f"{name} {seen[name]}" if counts[name] > 1 else name
+    groups, order = {key: group_of(first) for key, first in firsts.items()}, list(Group)
+    return {key: (names[key], groups[key]) for key in sorted(names, key=lambda key: order.index(groups[key]))}
+
+
+def of_group(every: Iterable[Rung], group: Group) -> list[Rung]:
+    """The rungs of a group of which claims speak.
+
+    Raises:
+        NotMeasured: if there are none.
+    """
+    own = [rung for rung in every if rung.group is group and rung.is_judged]
+    if not own:
+        raise NotMeasured(f"no run was trained with {group.words}")
+    return own
+
+
+TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
+_BESIDE = (LARGEST, SIZE)  # what is told beside the Wasserstein distance, and decides nothing
+_FIRST = f"The {METRICS[WASSERSTEIN]}"
+
+
+def weigh_growth(rows: pd.DataFrame) -> Evidence:
+    """The difference between flash and baseline attention grows over training, by both metrics."""
+    flash = of_group(_sound(rows), Group.FLASH)
+    powers = {rung.name: (rung.exponent(LARGEST), rung.exponent(WASSERSTEIN)) for rung in flash}
+    every = [power for pair in powers.values() for power in pair]
+    least = [min(each, key=lambda power: power.estimate) for each in zip(*powers.values(), strict=True)]
+    which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
+    figure = f"max difference step^{least[0].text()}, Wasserstein step^{least[1].text()}{which}"
+    listed = "; ".join(_grown(rung, powers[rung.name]) for rung in flash)
+    sentence = f"The difference from baseline attention: {listed}.{left_out(*every)}{_stopped(flash)}"
+    return Evidence(figure, sentence, tuple(Question(power, GROWS) for power in every))
+
+
+def _grown(rung: Rung, powers: tuple[Interval, Interval]) -> str:
+    """How the difference of one rung grows: the exponents of the step, and by which factor it is larger at the end."""
+    steps = rung.steps()
+    if not steps:
+        return f"{rung.name}: none"
+    parts = [
+        f"{METRICS[metric]} scales as step^{power.text()} and grows {rung.growth(metric).text()}-fold"
+        for metric, power in zip((LARGEST, WASSERSTEIN), powers, strict=True)
+    ]
+    return f"{rung.name}, from step {steps[0]} to {rung.end}: {' and '.join(parts)}"
+
+
+def weigh_no_more(rows: pd.DataFrame, other: str) -> Evidence:
+    """Flash attention moves the weights no more than another group of runs does."""
+    every, group = _sound(rows), Group(other)
+    others, flash = of_group(every, group), of_group(every, Group.FLASH)
+
+    def times(metric: str) -> dict[str, Interval]:
+        return {rung.name: over(rung.last(metric), *(each.last(metric) for each in others)) for rung in flash}
+
+    judged = times(WASSERSTEIN)
+    rest = [f"{_span(list(times(metric).values()))} by {METRICS[metric]}" for metric in _BESIDE]
+    sentence = f"{_FIRST} with flash attention over that with {group.words}: {_listed(judged)}; {', '.join(rest)}."
+    name, most = max(judged.items(), key=lambda item: item[1].estimate)
+    figure = most.text() if len(judged) == 1 else f"at most {most.text()} ({name})"
+    questions = tuple(Question(each, NO_LARGER) for each in judged.values())
+    return Evidence(figure, sentence + _stopped([*flash, *others]), questions)
+
+
+def weigh_precision(rows: pd.DataFrame) -> Evidence:
+    """Low-precision training moves the weights 2 to 5 times as much as flash attention; by FP16 where it was trained."""
+    every = _sound(rows)
+    low, flash = of_group(every, Group.PRECISION), of_group(every, Group.FLASH)
+    halves = [rung for rung in low if rung.name.startswith("FP16")] or low
+    return _compared(low, flash, ("lower precision", "flash attention"), TIMES, f".{_stopped([*flash, *low])}", halves)
+
+
+def _compared(
+    above: list[Rung], below: list[Rung], names: tuple[str, str], region: Region, rest: str, judged: Sequence[Rung] = ()
+) -> Evidence:
+    """Each rung over each of others at the last step, with the `rest` of the sentence; those `judged` decide, or all."""
+    times = [over(one.last(), rung.last()) for one in judged or above for rung in below]
+    nested = {one.name: {rung.name: over(one.last(), rung.last()) for rung in below} for one in above}
+    each = "; ".join(f"{name}: {_listed(own)}" if len(nested) > 1 else _listed(own) for name, own in nested.items())
+    sentence = f"{_FIRST} with {names[0]} over that with {names[1]}: {each}{rest}"
+    return Evidence(_span(times), sentence, tuple(Question(one, region) for one in times))
+
+
+def weigh_rate(rows: pd.DataFrame) -> Evidence:
+    """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
+    every = _sound(rows)
+    flash = of_group(every, Group.FLASH)
+    margins = {Group.INIT: MARGIN, Group.PRECISION: 1 / MARGIN}
+    others = {group: pd.concat([rung.rates() for rung in of_group(every, group)], axis=1).mean(axis=1) for group in margins}
+    excess = [rung.rates() - margins[group] * rates for rung in flash for group, rates in others.items()]
+    own = {rung.name: mean(rung.rates().tolist()) for rung in flash}
+    rest = {group.words: mean(rates.tolist()) for group, rates in others.items()}
+    fastest = max(own.values(), key=lambda rate: rate.estimate)
+    short = [f"{words} {significant(each.estimate)}" for words, each in ({Group.FLASH.words: fastest} | rest).items()]
+    sentence = f"Growth of the {METRICS[WASSERSTEIN]} per step, the slope of a straight line: {_listed(own | rest)}."
+    questions = tuple(Question(mean(each.dropna().tolist()), Region(high=0.0)) for each in excess)
+    return Evidence(f"{'; '.join(short)} per step", sentence, questions)
+
+
+def weigh_as_much(rows: pd.DataFrame, other: str) -> Evidence:
+    """A control, such as one unit in the last place of one weight, moves the weights as much as flash attention does."""
+    every, group = _sound(rows), Group(other)
+    (controls, idle), flash = _acting(of_group(every, group)), of_group(every, Group.FLASH)
+
+    def times(metric: str) -> list[Interval]:
+        return [over(control.last(metric), rung.last(metric)) for control in controls for rung in flash]
+
+    beside = ", ".join(f"{_span(times(metric))} by {METRICS[metric]}" for metric in _BESIDE)
+    name = controls[0].name if len(controls) == 1 else group.words
+    rest = f"; {beside}.{left_out(*times(WASSERSTEIN))}{idle}{_stopped([*flash, *controls])}"
+    return _compared(controls, flash, (name, "flash attention"), NO_SMALLER, rest)
+
+
+def weigh_lossy(rows: pd.DataFrame) -> Evidence:
+    """A resume from less than the whole checkpoint moves the weights more than one ulp in one weight does."""
+    every = _sound(rows)
+    lossy, moved = [rung for rung in of_group(every, Group.RESTART) if not rung.is_exact], of_group(every, Group.ULP)
+    if not lossy:
+        raise NotMeasured("no run was resumed from less than its checkpoint")
+    controls, idle = _acting(moved)
+    name = controls[0].name if len(controls) == 1 else Group.ULP.words
+    return _compared(lossy, controls, ("a resume", name), LARGER, f".{idle}{_stopped([*lossy, *controls])}")
+
+
+def weigh_same_bits(rows: pd.DataFrame, group: str) -> Evidence:
+    """No weight of the sham, or of runs resumed from their checkpoints, ever differs from the reference's."""
+    is_sham = Group(group) is Group.SHAM
+    own = [rung for rung in of_group(rungs(rows) if is_sham else _sound(rows), Group(group)) if is_sham or rung.is_exact]
+    if not own:
+        raise NotMeasured("no run was resumed from its checkpoint as it is")
+    most = max(_largest(rows, rung) for rung in own)
+    count = len({(rung.name, seed) for rung in own for seed in rung.rows["seed"]})
+    text = "exactly 0" if most == 0 else significant(most)
+    sentence = f"The largest difference of any weight at any step is {text}, over {count} {'run' if count == 1 else 'runs'}."
+    return Evidence(f"max difference {text}", sentence, seen=Verdict.FAILS if most else Verdict.HOLDS)
+
+
+def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
+    """The controls that act, and a sentence on those that do not: what has no effect is no measure of an effect.
+
+    Raises:
+        Undecidable: if none acts.
+    """
+    idle = {rung.name: rung.idle() for rung in controls}
+    listed = ", ".join(
+        f"{rung.name} (in {idle[rung.name]} of {len(rung.last())} replicates the {METRICS[WASSERSTEIN]} at the last "
+        f"step is not above {ACTS:g} times that before the first)"
+        for rung in controls
+        if idle[rung.name]
+    )
+    acting = [rung for rung in controls if not idle[rung.name]]
+    if not acting:
+        raise Undecidable(f"the control did not act: {listed}")
+    return acting, f" Left out, because the control did not act: {listed}." if listed else ""
+
+
+def _largest(rows: pd.DataFrame, rung: Rung) -> float:
+    """The largest difference of any tensor of a rung, at any step; infinite where one is not finite."""
+    own = rows[rows["key"].isin(rung.rows["key"].unique())][LARGEST].astype(float)
+    return float(own.fillna(math.inf).max())
+
+
+def _sound(rows: pd.DataFrame) -> list[Rung]:
+    """The rungs, where every sham is its reference to the bit.
+
+    Raises:
+        Undecidable: if a sham differs, which makes every other difference void.
+    """
+    every = rungs(rows)
+    for sham in every:
+        if sham.group is Group.SHAM and (most := _largest(rows, sham)) != 0:
+            raise Undecidable(
+                f"void: the sham, which repeats the reference, differs from it by up to {significant(most)}, so that no "
+                "difference can be put down to its cause"
+            )
+    return every
+
+
+def _stopped(every: Iterable[Rung]) -> str:
+    """A sentence on runs that ended before the last step, or nothing."""
+    counts = {rung.name: int((rung.rows.groupby("seed")["step"].max() < rung.end).sum()) for rung in every}
+    listed = ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
+    return f" Runs that ended before the last step, and are left out: {listed}." if listed else ""
+
+
+def _listed(values: Mapping[str, Interval]) -> str:
+    """The one value, or each behind its name."""
+    if len(values) == 1:
+        return next(iter(values.values())).text()
+    return ", ".join(f"{name} {each.text()}" for name, each in values.items())
+
+
+def _span(values: Sequence[Interval]) -> str:
+    """The one ratio, or the least and the greatest."""
+    low, high = (end(values, key=lambda one: one.estimate) for end in (min, max))
+    return low.text() if len(values) == 1 else f"{low.text()} to {high.text()}"
+
+
+def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
+    measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
+    by_group = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
+    flash = by_group.get(Group.FLASH)
+    if flash is None:
+        return
+    for heading, (sentence_of, claims) in _FINDINGS.items():
+        try:
+            yield heading, sentence_of(flash, by_group), claims
+        except Undecidable:
+            continue
+
+
+def _by_group(every: Sequence[Rung]) -> dict[Group, Rung]:
+    """The first rung of each group; of those that move one weight by one ulp, the one after which the weights differ most."""
+    groups = {rung.group: rung for rung in reversed(every)}
+    ulps = [rung for rung in every if rung.group is Group.ULP]
+    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if ulps else {})
+
+
+def _growth(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
+    largest, distance = flash.exponent(LARGEST), flash.exponent(WASSERSTEIN)
+    return (
+        f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
+        f"largest difference of a weight scales with the training step as t^{largest.text()}, the Wasserstein distance as "
+        f"t^{distance.text()}."
+    )
+
+
+def _size(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
+    known = [by_group[group] for group in (Group.INIT, Group.PRECISION) if group in by_group]
+    if not known:
+        raise Undecidable("nothing else was trained")
+    listed = " and ".join(f"{over(flash.last(), rung.last()).text()} ({rung.name})" for rung in known)
+    return (
+        f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: {listed}."
+    )
+
+
+def _chaos(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
+    moved = by_group.get(Group.ULP)
+    if moved is None or moved.idle():
+        raise Undecidable("no weight was moved by one ulp, or the forward pass saw nothing of it")
+    return (
+        f"With {moved.name} before training, and baseline attention throughout, the Wasserstein distance at step "
+        f"{flash.end} is {over(moved.last(), flash.last()).text()} times that of flash attention."
+    )
+
+
+_FINDINGS: dict[str, tuple[Callable[[Rung, Mapping[Group, Rung]], str], tuple[str, ...]]] = {
+    "Growth over training": (_growth, ("fig7",)),
+    "Size compared with other changes": (_size, ("fig8", "fig8_precision")),
+    "Sensitivity of training": (_chaos, ("fig8_ulp",)),
+}
+
+
+def runs_of(rows: pd.DataFrame) -> Iterator[tuple[str, Group, pd.DataFrame]]:
+    """The rows of each rung of each scenario, with its name and its group, in the order of `Group`."""
+    scenarios = ordered(rows)
+    for scenario in scenarios:
+        own = of(rows, scenario)
+        for key, (name, group) in names_of(own).items():
+            before = f"{scenario.title}: " if len(scenarios) > 1 else ""
+            yield f"{before}{name}", group, own[own["key"] == key]
+
+
+_FIGURES = {"held-out loss": "held_out_loss", "score": "score", "s per step": "seconds_per_step"}
+
+
+def run_table(results: Results, study: str) -> pd.DataFrame:
+    """A row per rung: held-out loss and score, means over replicates with those of the reference behind them, as text."""
+    return pd.DataFrame([{"run": name} | _cells(own) for name, _, own in runs_of(results.study(study, RUN))])
+
+
+def _cells(own: pd.DataFrame) -> dict[str, str]:
+    cells = {f"{words} (reference)": _beside(own, column) for words, column in _FIGURES.items()}
+    stops = [str(reason) for reason in own["stopped"].dropna().unique() if str(reason)]
+    return cells | {"same bits": f"{int(own['same_bits'].sum())} of {len(own)}", "stopped": "; ".join(stops) or "no"}
+
+
+def _beside(own: pd.DataFrame, column: str) -> str:
+    """The mean of a run with its interval, and that of the reference."""
+    run, reference = (own[name].dropna().astype(float).tolist() for name in (column, f"baseline_{column}"))
+    behind = f" ({significant(math.fsum(reference) / len(reference), 3)})" if reference else ""
+    return (mean(run).text().replace(" in every replicate", "") if run else "none") + behind
+
+
+def _inputs(rows: pd.DataFrame) -> str:
+    """The draws of a replicate's seed."""
     return "the initial weights and of the order of the data"
 
 
-def describe(rows: pd.DataFrame) -> str:
+def _describe(rows: pd.DataFrame) -> str:
     """How long the runs of some rows are."""
     return f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else ""
 
@@ -48,8 +558,8 @@ WORDS = Words(
     methods="training.typ",
     headlines=("fig7_full.svg", "fig7.svg", "fig8_full_training_weights.svg", "fig8_training_weights.svg"),
     problem_class="problem.type",
-    inputs=inputs,
-    describe=describe,
+    inputs=_inputs,
+    describe=_describe,
     findings=findings,
     rules=(
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
@@ -57,176 +567,5 @@ WORDS = Words(
         ("is it 2 to 5 times as much? (ratio)", "lies between 2 and 5", "lies outside them"),
         ("is it no faster? (difference of growth per step)", "lies below 0", "lies above 0"),
         ("is it the same run? (largest difference)", "is 0", "is not 0"),
-    ),
-)
-claim = partial(Claim, words=WORDS)
-"""A claim on training."""
-chapter = partial(Chapter, operation="training", by_claim=True, table=run_table)
-"""A chapter on training."""
-
-_SOURCE = f"{GOLDEN}, section V"
-_MEASURED = (
-    "Each run and its reference start from the same weights and see the same batches in the same order, unless that is what "
-    "the run changes. The difference is that of all weights together."
-)
-_CONTROLS = (
-    claim(
-        "training_sham",
-        "training_ladder",
-        "The reference, trained again, has the same weights to the bit",
-        f"{OURS}: the control of every other difference",
-        weigh_training_sham,
-        is_ours=True,
-    ),
-)
-_OF_FIGURE_8 = (
-    claim(
-        "fig8",
-        "training_ladder",
-        "Flash attention moves the weights no more than other initial weights do",
-        f"{_SOURCE}, Figure 8",
-        weigh_fig8,
-    ),
-    claim(
-        "fig8_precision",
-        "training_ladder",
-        "Flash attention moves the weights 2 to 5 times less than low-precision training does",
-        f"{GOLDEN}, abstract and section V, Figure 8",
-        weigh_fig8_precision,
-    ),
-    claim(
-        "fig8_rate",
-        "training_ladder",
-        "Per step, flash attention moves the weights no faster than other initial weights do, and slower than low precision does",
-        f"{_SOURCE}, Figure 8",
-        weigh_fig8_rate,
-    ),
-    claim("fig8_ulp", "training_ladder", ULP, f"{OURS}: the effect of chaos alone", weigh_fig8_ulp, is_ours=True),
-    claim(
-        "fig8_order",
-        "training_ladder",
-        "Flash attention moves the weights no more than another order of the data does",
-        f"{OURS}: {GOLDEN}, Figure 8, with another bound",
-        weigh_fig8_order,
-        is_ours=True,
-    ),
-    claim(
-        "fig8_ranks", "training_ladder", RANKS, f"{OURS}: the effect of another number of GPUs", weigh_fig8_ranks, is_ours=True
-    ),
-)
-
-CHAPTERS = (
-    chapter(
-        place=300,
-        study="fig7",
-        title="Weights with flash and with baseline attention",
-        question="Does the deviation of flash attention reach the weights, and does it grow over training? (Figure 7)",
-        measured=_MEASURED,
-        paper="Flash attention changes the weights throughout training, by Wasserstein distance and by max difference, and this "
-        "difference only increases (section V).",
-        claims=(
-            claim(
-                "fig7",
-                "training_weights",
-                "The weights with flash attention and with baseline attention differ more the longer they train, by both metrics",
-                f"{_SOURCE}, Figure 7",
-                weigh_fig7,
-            ),
-        ),
-        figures={
-            "training_weights": Plot(
-                draw_weights,
-                "The largest difference of one weight and the Wasserstein distance between a model trained with flash attention "
-                "and the same model trained with baseline attention, over the training steps t, one line for each kernel, with "
-                "its power of t. Lines are medians over replicates, bands their range.",
-                title="The largest difference of a weight and the Wasserstein distance over training",
-            ),
-        },
-    ),
-    chapter(
-        place=310,
-        study="fig8",
-        title="Weight differences of other changes",
-        question="How much does flash attention change the weights, compared with other changes of training? (Figure 8)",
-        measured=_MEASURED,
-        paper="Flash attention moves the weights at a rate that is comparable with or below that of another initialisation, and "
-        "2 to 5 times less than FP16 in place of FP32 does (section V; the figure's weight differences are called relative, "
-        "and the paper does not say to what).",
-        claims=(*_OF_FIGURE_8, *_CONTROLS),
-        figures={
-            "training_ladder": Plot(
-                draw_ladder,
-                "Above, the difference of the weights from those of the reference run over the training steps: on linear axes by "
-                "the paper's metric, on log axes by two others. Each line is a run, coloured by what it changes: the median over "
-                "replicates, with their range as a band. Below, the Wasserstein distance at the last step and its growth per "
-                "step, with 95 % confidence intervals.",
-            ),
-            "training_loss": Plot(
-                draw_losses,
-                "A panel for each run: the training loss of every replicate over the steps as a thin line in the colour of what "
-                "the run changes, and that of its reference in grey.",
-                title="Training losses compared with the reference",
-                table=LOSS,
-            ),
-            "training_samples": Plot(
-                draw_samples,
-                "Images that the trained models generate from the same held-out captions, one grid for each run.",
-                title="Images generated from held-out captions",
-                table=RUN,
-                files=("samples",),
-            ),
-        },
-    ),
-    chapter(
-        place=320,
-        study="fig7_full",
-        title="Weights with flash and with baseline attention: a model of full size on a GPU",
-        question="Does the difference grow with the kernels of a GPU, and over a longer training?",
-        measured=_MEASURED,
-        paper="The difference grows over training (section V).",
-    ),
-    chapter(
-        place=330,
-        study="fig8_full",
-        title="Weight differences of other changes: a model of full size on a GPU",
-        question="How large is the difference compared with other changes, with the kernels of a GPU and over a longer training?",
-        measured=_MEASURED,
-        paper="Flash attention is bounded by another initialisation, and moves the weights 2 to 5 times less than low precision "
-        "(section V).",
-    ),
-    chapter(
-        place=335,
-        study="fig8_language",
-        title="Weight differences of other changes: a language model",
-        question="Does a small causal language model show what a text-to-image model shows?",
-        measured=_MEASURED,
-        paper="The model of section V is text-to-image; the paper trains no other.",
-    ),
-    chapter(
-        place=340,
-        study="restart",
-        title="Restarts",
-        question="Does stopping and resuming a run change its weights?",
-        measured="Each run is stopped after half of its steps and resumed; its reference is not stopped.",
-        paper="Failures stop and restart training, and what that does to the weights is left to future work (section VI).",
-        claims=(
-            claim(
-                "restart_exact",
-                "training_ladder",
-                "A run that is stopped and resumed from its checkpoint has the same weights to the bit",
-                f"{OURS}: {GOLDEN}, section VI",
-                weigh_restart_exact,
-                is_ours=True,
-            ),
-            claim(
-                "restart_lossy",
-                "training_ladder",
-                "A resume from a rounded checkpoint, or without the moments of the optimizer, moves the weights more than one "
-                "unit in the last place of one weight does",
-                f"{OURS}: {GOLDEN}, section VI",
-                weigh_restart_lossy,
-                is_ours=True,
-            ),
-        ),
     ),
 )

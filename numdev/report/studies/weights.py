@@ -1,317 +1,240 @@
-"""What the weights of training runs say of the claims on Figures 7 and 8, and on restarts.
-
-Every difference is that of a run from its reference, of all weights together, by replicate. What claims compare is the difference
-at the last step, by the Wasserstein distance as in the source, unless they say otherwise.
-"""
+"""Figures 7 and 8: how the weights of training runs part from those of their reference; and their losses and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
 
+import matplotlib.image as images
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from numdev.report.claims.finding import (
-    GROWS,
-    LARGER,
-    MARGIN,
-    NO_LARGER,
-    NO_SMALLER,
-    Evidence,
-    NotMeasured,
-    Question,
-    Region,
-    Undecidable,
-    Verdict,
-    left_out,
-)
-from numdev.report.reading.frames import Results
+from numdev.report.figures.grid import highest, log_y, lowest, scientific, whiskers
+from numdev.report.figures.labels import WHITE
+from numdev.report.figures.style import GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.scenarios import of, ordered
-from numdev.report.statistics.estimates import Interval, mean, significant
-from numdev.report.studies.groups import Group
-from numdev.report.studies.rungs import ACTS, LARGEST, METRICS, SIZE, WASSERSTEIN, Rung, of_group, over, over_each, rungs
+from numdev.report.statistics import Interval, mean, significant
+from numdev.report.studies.marks import BESIDE, Look, lay_rows, legend, name_ends, no_figure, titled
+from numdev.report.studies.marks import measured as value_of
+from numdev.report.studies.training import LARGEST, SIZE, WASSERSTEIN, Group, Rung, rungs, runs_of
 
-TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
-ULP = "One unit in the last place of one weight moves the weights as much as flash attention does"
-RANKS = "Another number of processes moves the weights as much as flash attention does"
-_LESS = {
-    ULP: "One unit in the last place of one weight moves the weights less than flash attention does.",
-    RANKS: "Another number of processes moves the weights less than flash attention does.",
-}
-_BESIDE = (LARGEST, SIZE)  # what is told beside the Wasserstein distance, and decides nothing
-_FIRST = f"The {METRICS[WASSERSTEIN]}"
+_STYLES = ("-", "--", ":", "-.")
+_TITLES = {WASSERSTEIN: "Wasserstein distance", LARGEST: "Max difference of one weight"}
+_IN_LADDER = {WASSERSTEIN: "Wasserstein distance, as in the paper", LARGEST: "Max difference", SIZE: "Relative norm"}
+_TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold", "fontsize": 8}
+
+Drawn = Sequence[tuple[Rung, Look]]
 
 
-def weigh_fig7(rows: pd.DataFrame) -> Evidence:
-    """The difference between flash and baseline attention grows over training, by both metrics."""
-    found = _sound(rows)
-    flash = of_group(found, Group.FLASH)
-    powers = {rung.name: (rung.exponent(LARGEST), rung.exponent(WASSERSTEIN)) for rung in flash}
-    questions = [Question(power, GROWS) for pair in powers.values() for power in pair]
-    least = [min((pair[i] for pair in powers.values()), key=lambda power: power.estimate) for i in (0, 1)]
-    which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
-    figure = f"max difference step^{least[0].text()}, Wasserstein step^{least[1].text()}{which}"
-    told = "; ".join(_grown(rung, powers[rung.name]) for rung in flash)
-    zeros = left_out(*(power for pair in powers.values() for power in pair))
-    return Evidence(figure, f"The difference from baseline attention: {told}.{zeros}{_stopped(flash)}", tuple(questions))
+def draw_weights(rows: pd.DataFrame) -> Figure:
+    """Max difference and Wasserstein distance from baseline attention over the steps, a line for each kernel."""
+    scenarios = ordered(rows)
+    figure = Figure(figsize=(PAGE, 0.75 + 2.35 * len(scenarios)), layout="constrained")
+    grid: Any = figure.subplots(len(scenarios), 2, squeeze=False)
+    looks: dict[str, Look] = {}
+    for pair, scenario in zip(grid, scenarios, strict=True):
+        own = [rung for rung in rungs(of(rows, scenario)) if rung.group in (Group.FLASH, Group.ULP)]
+        for rung in own:
+            place, is_flash = len(looks), rung.group is Group.FLASH  # controls are black and have no markers
+            look = Look(TILED if is_flash else rung.group.shade, _STYLES[place % 4], "os^vD"[place % 5] if is_flash else "")
+            looks.setdefault(rung.name, look)
+        for axes, metric in zip(pair, (LARGEST, WASSERSTEIN), strict=True):
+            axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], **_TITLE)
+            _over_steps(axes, [(rung, looks[rung.name]) for rung in own], metric)
+            _exponents(axes, [(rung, looks[rung.name]) for rung in own], metric)
+    keys = {name: Line2D([], [], **look._asdict()) for name, look in looks.items()}
+    legend(figure, keys, min(len(looks), 3) or 1, "outside upper center")
+    figure.supxlabel("training steps", fontsize=8)
+    figure.supylabel("difference from the weights of baseline attention", fontsize=8)
+    return figure
 
 
-def _grown(rung: Rung, powers: tuple[Interval, Interval]) -> str:
-    """How the difference of one rung grows: the exponents of the step, and by which factor it is larger at the end."""
-    steps = rung.steps()
-    if not steps:
-        return f"{rung.name}: none"
-    grown = (rung.growth(LARGEST), rung.growth(WASSERSTEIN))
-    parts = [
-        f"{METRICS[metric]} scales as step^{power.text()} and grows {times.text()}-fold"
-        for metric, power, times in zip((LARGEST, WASSERSTEIN), powers, grown, strict=True)
-    ]
-    return f"{rung.name}, from step {steps[0]} to {rung.end}: {' and '.join(parts)}"
-
-
-def weigh_fig8(rows: pd.DataFrame) -> Evidence:
-    """Flash attention moves the weights no more than other initial weights do."""
-    return _no_more(rows, Group.INIT)
-
-
-def weigh_fig8_order(rows: pd.DataFrame) -> Evidence:
-    """Flash attention moves the weights no more than another order of the data does."""
-    return _no_more(rows, Group.ORDER)
-
-
-def _no_more(rows: pd.DataFrame, group: Group) -> Evidence:
-    found = _sound(rows)
-    others, flash = of_group(found, group), of_group(found, Group.FLASH)
-
-    times = {rung.name: over_each(rung, others, WASSERSTEIN) for rung in flash}
-    rest = [f"{_span([over_each(rung, others, metric) for rung in flash])} by {METRICS[metric]}" for metric in _BESIDE]
-    sentence = f"{_FIRST} with flash attention over that with {group.words}: {_listed(times)}; {', '.join(rest)}."
-    questions = tuple(Question(each, NO_LARGER) for each in times.values())
-    return Evidence(_most(times), sentence + _stopped([*flash, *others]), questions)
-
-
-def weigh_fig8_precision(rows: pd.DataFrame) -> Evidence:
-    """Low-precision training moves the weights 2 to 5 times as much as flash attention; by FP16 where it was trained."""
-    found = _sound(rows)
-    low, flash = of_group(found, Group.PRECISION), of_group(found, Group.FLASH)
-    halves = [rung for rung in low if rung.name.startswith("FP16")] or low
-    judged = [over(other.last(WASSERSTEIN), rung.last(WASSERSTEIN)) for other in halves for rung in flash]
-    sentence = f"{_FIRST} with lower precision over that with flash attention: {_nested(low, flash, WASSERSTEIN)}."
-    return Evidence(_span(judged), sentence + _stopped([*flash, *low]), tuple(Question(each, TIMES) for each in judged))
-
-
-def weigh_fig8_rate(rows: pd.DataFrame) -> Evidence:
-    """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
-    found = _sound(rows)
-    flash = of_group(found, Group.FLASH)
-    others = {Group.INIT: of_group(found, Group.INIT), Group.PRECISION: of_group(found, Group.PRECISION)}
-    margins = {Group.INIT: MARGIN, Group.PRECISION: 1 / MARGIN}
-    questions = [
-        Question(mean((rung.rates() - margins[group] * _rates(own)).dropna().tolist()), Region(high=0.0))
-        for rung in flash
-        for group, own in others.items()
-    ]
-    own = {rung.name: rung.rate() for rung in flash}
-    rest = {group.words: mean(_rates(each).tolist()) for group, each in others.items()}
-    fastest = max(own.values(), key=lambda rate: rate.estimate)
-    short = [f"{words} {significant(each.estimate)}" for words, each in ({Group.FLASH.words: fastest} | rest).items()]
-    sentence = f"Growth of the {METRICS[WASSERSTEIN]} per step, the slope of a straight line: {_listed(own | rest)}."
-    return Evidence(f"{'; '.join(short)} per step", sentence, tuple(questions))
-
-
-def _rates(found: Sequence[Rung]) -> pd.Series[float]:
-    """The mean rate of some rungs by replicate."""
-    return pd.concat([rung.rates() for rung in found], axis=1).mean(axis=1)
-
-
-def weigh_fig8_ulp(rows: pd.DataFrame) -> Evidence:
-    """One unit in the last place of one weight moves the weights as much as flash attention does."""
-    return _as_much(rows, Group.ULP, ULP)
-
-
-def weigh_fig8_ranks(rows: pd.DataFrame) -> Evidence:
-    """Another number of processes, and with it another order of sums, moves the weights as much as flash attention does."""
-    return _as_much(rows, Group.RANKS, RANKS)
-
-
-def _as_much(rows: pd.DataFrame, group: Group, words: str) -> Evidence:
-    found = _sound(rows)
-    (controls, idle), flash = _acting(of_group(found, group)), of_group(found, Group.FLASH)
-
-    times = [over(control.last(WASSERSTEIN), rung.last(WASSERSTEIN)) for control in controls for rung in flash]
-    rest = [
-        f"{_span([over(control.last(metric), rung.last(metric)) for control in controls for rung in flash])} by {METRICS[metric]}"
-        for metric in _BESIDE
-    ]
-    each = _nested(controls, flash, WASSERSTEIN)
-    control = controls[0].name if len(controls) == 1 else group.words
-    sentence = f"{_FIRST} with {control} over that with flash attention: {each}; {', '.join(rest)}.{left_out(*times)}{idle}"
-    says = {Verdict.HOLDS: f"{words}.", Verdict.FAILS: _LESS[words]}
-    return Evidence(
-        _span(times), sentence + _stopped([*flash, *controls]), tuple(Question(one, NO_SMALLER) for one in times), says=says
-    )
-
-
-def weigh_training_sham(rows: pd.DataFrame) -> Evidence:
-    """The reference, trained again, has the same bits at every step."""
-    shams = of_group(rungs(rows), Group.SHAM)
-    return _same_bits(rows, shams, "Nothing else in this figure counts: a run of the same configuration gives other weights.")
-
-
-def weigh_restart_exact(rows: pd.DataFrame) -> Evidence:
-    """A run that is stopped and resumed from its checkpoint has the bits of one that is not."""
-    found = [rung for rung in of_group(_sound(rows), Group.RESTART) if rung.is_exact]
-    if not found:
-        raise NotMeasured("no run was resumed from its checkpoint as it is")
-    return _same_bits(rows, found, "A stop and a resume themselves move the weights.")
-
-
-def weigh_restart_lossy(rows: pd.DataFrame) -> Evidence:
-    """A resume from less than the whole checkpoint moves the weights more than one ulp in one weight does."""
-    found = _sound(rows)
-    lossy, moved = [rung for rung in of_group(found, Group.RESTART) if not rung.is_exact], of_group(found, Group.ULP)
-    if not lossy:
-        raise NotMeasured("no run was resumed from less than its checkpoint")
-    controls, idle = _acting(moved)
-    times = [over(rung.last(WASSERSTEIN), control.last(WASSERSTEIN)) for rung in lossy for control in controls]
-    other = controls[0].name if len(controls) == 1 else Group.ULP.words
-    sentence = f"{_FIRST} with a resume over that with {other}: {_nested(lossy, controls, WASSERSTEIN)}.{idle}"
-    return Evidence(_span(times), sentence + _stopped([*lossy, *controls]), tuple(Question(each, LARGER) for each in times))
-
-
-def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
-    """The controls that act, and a sentence on those that do not: what has no effect is no measure of an effect.
-
-    Raises:
-        Undecidable: if none acts.
-    """
-    idle = {rung.name: rung.idle() for rung in controls}
-    acting = [rung for rung in controls if not idle[rung.name]]
-    told = ", ".join(
-        f"{rung.name} (in {idle[rung.name]} of {len(rung.last(WASSERSTEIN))} replicates the {METRICS[WASSERSTEIN]} at the last "
-        f"step is not above {ACTS:g} times that before the first)"
-        for rung in controls
-        if idle[rung.name]
-    )
-    if not acting:
-        raise Undecidable(f"the control did not act: {told}")
-    return acting, f" Left out, because the control did not act: {told}." if told else ""
-
-
-def _same_bits(rows: pd.DataFrame, found: list[Rung], fails: str) -> Evidence:
-    """Whether no weight of some rungs ever differs from the reference's; `fails` is what it means if one does."""
-    most = max(_largest(rows, rung) for rung in found)
-    count = len({(rung.name, seed) for rung in found for seed in rung.rows["seed"]})
-    seen = Verdict.FAILS if most else Verdict.HOLDS
-    text = "exactly 0" if most == 0 else significant(most)
-    sentence = f"The largest difference of any weight at any step is {text}, over {count} {'run' if count == 1 else 'runs'}."
-    return Evidence(f"max difference {text}", sentence, says={Verdict.FAILS: fails}, seen=seen)
-
-
-def _largest(rows: pd.DataFrame, sham: Rung) -> float:
-    """The largest difference of any tensor of a sham, at any step; infinite where one is not finite."""
-    own = rows[rows["key"].isin(sham.rows["key"].unique())][LARGEST].astype(float)
-    return float(own.fillna(float("inf")).max())
-
-
-def _sound(rows: pd.DataFrame) -> list[Rung]:
-    """The rungs, where every sham is its reference to the bit.
-
-    Raises:
-        Undecidable: if a sham differs, which makes every other difference void.
-    """
-    found = rungs(rows)
-    for sham in found:
-        if sham.group is Group.SHAM and (most := _largest(rows, sham)) != 0:
-            raise Undecidable(
-                f"void: the sham, which repeats the reference, differs from it by up to {significant(most)}, so that no "
-                "difference can be put down to its cause"
-            )
-    return found
-
-
-def _stopped(found: Iterable[Rung]) -> str:
-    """A sentence on runs that ended before the last step, or nothing."""
-    counts = [f"{rung.name} ({rung.stopped()})" for rung in found if rung.stopped()]
-    return f" Runs that ended before the last step, and are left out: {', '.join(counts)}." if counts else ""
-
-
-def _nested(above: list[Rung], below: list[Rung], metric: str) -> str:
-    """The ratio of each rung to each of the others at the last step."""
-    found = {one.name: {rung.name: over(one.last(metric), rung.last(metric)) for rung in below} for one in above}
-    return "; ".join(f"{name}: {_listed(each)}" if len(found) > 1 else _listed(each) for name, each in found.items())
-
-
-def _listed(found: dict[str, Interval]) -> str:
-    """The one value, or each behind its name."""
-    if len(found) == 1:
-        return next(iter(found.values())).text()
-    return ", ".join(f"{name} {each.text()}" for name, each in found.items())
-
-
-def _most(found: dict[str, Interval]) -> str:
-    """The largest of some ratios, and whose it is."""
-    name, most = max(found.items(), key=lambda item: item[1].estimate)
-    return most.text() if len(found) == 1 else f"at most {most.text()} ({name})"
-
-
-def _span(found: list[Interval]) -> str:
-    """The one ratio, or the least and the greatest."""
-    low, high = (pick(found, key=lambda one: one.estimate) for pick in (min, max))
-    return low.text() if len(found) == 1 else f"{low.text()} to {high.text()}"
-
-
-def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
-    measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
-    found = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
-    flash = found.get(Group.FLASH)
-    if flash is None:
-        return
-    for heading, (tell, claims) in _FINDINGS.items():
-        try:
-            yield heading, tell(flash, found), claims
-        except Undecidable:
+def _over_steps(axes: Axes, drawn: Drawn, metric: str, *, logarithmic: bool = True) -> None:
+    """Median lines, and bands from the least to the greatest replicate, on log axes or on linear ones."""
+    ends: list[float] = []
+    for rung, look in drawn:
+        curve = rung.curve(metric)
+        if curve.empty:
             continue
+        axes.plot(curve.index, curve["median"], markersize=2.5, **look._asdict())
+        low = curve["min"].where(curve["min"] > 0, curve["median"])
+        axes.fill_between(curve.index, low, curve["max"], color=look.color, alpha=0.2, linewidth=0)
+        ends += [float(low.min()), float(curve["max"].max())]
+    axes.set_xscale("log" if logarithmic else "linear")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if ends and not logarithmic:
+        axes.set_ylim(0, max(ends) * 1.05)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value) if value else "0"))
+    elif ends:
+        log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
+    else:
+        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
+        axes.set_yticks([])
 
 
-def _by_group(found: Sequence[Rung]) -> dict[Group, Rung]:
-    """The first rung of each group; of those that move one weight by one ulp, the one after which the weights differ most."""
-    groups = {rung.group: rung for rung in reversed(found)}
-    ulps = [rung for rung in found if rung.group is Group.ULP]
-    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if ulps else {})
+def _exponents(axes: Axes, drawn: Drawn, metric: str) -> None:
+    """The power of the step behind the end of each line."""
+    steps = [step for rung, _ in drawn for step in rung.steps()]
+    ends = []
+    for rung, look in drawn:
+        if len(curve := rung.curve(metric)):
+            power = rung.exponent(metric).estimate
+            words = f"$\\propto t^{{{significant(power)}}}$" if math.isfinite(power) else ""
+            ends.append((max(steps), float(curve["median"].iloc[-1]), words, look.color))
+    if ends:
+        axes.set_xlim(min(steps) / 1.2, max(steps) * (max(steps) / min(steps)) ** 0.3)
+        name_ends(axes, ends, 0.07, 6, fontsize=8)
 
 
-def _growth(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    largest, distance = flash.exponent(LARGEST), flash.exponent(WASSERSTEIN)
-    return (
-        f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
-        f"largest difference of a weight scales with the training step as t^{largest.text()}, the Wasserstein distance as "
-        f"t^{distance.text()}."
-    )
+def draw_ladder(rows: pd.DataFrame) -> Figure:
+    """Every rung over the steps by three metrics; below, its difference at the last step, and how fast that grows."""
+    blocks = [(scenario, rungs(of(rows, scenario))) for scenario in ordered(rows)]
+    below = [0.65 + 0.19 * len(every) for _, every in blocks]
+    heights = [(0.2 if i else 2.1) + each for i, each in enumerate(below)]  # the first alone has lines: a figure keeps to a page
+    figure = Figure(figsize=(PAGE, 0.6 + sum(heights)), layout="constrained")
+    parts: Any = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)
+    for i, ((scenario, every), (part,)) in enumerate(zip(blocks, parts, strict=True)):
+        if len(blocks) > 1:
+            part.suptitle(titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
+        rest = part.subfigures(1 if i else 2, 1, height_ratios=[below[i]] if i else [2.1, below[i]], squeeze=False)
+        if not i:
+            _lines(rest[0][0], every)
+        _last(rest[-1][0], every)
+    groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
+    keys: dict[str, Any] = {group.words: Line2D([], [], color=group.shade, linewidth=2) for group in groups}
+    if any(_band(every) for _, every in blocks):
+        keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
+    legend(figure, keys, 3, "outside upper center")
+    return figure
 
 
-def _size(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    known = [found[group] for group in (Group.INIT, Group.PRECISION) if group in found]
-    if not known:
-        raise Undecidable("nothing else was trained")
-    told = " and ".join(f"{over(flash.last(WASSERSTEIN), rung.last(WASSERSTEIN)).text()} ({rung.name})" for rung in known)
-    return (
-        f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: {told}."
-    )
+def _lines(part: Any, every: Sequence[Rung]) -> None:
+    """The lines of a scenario; rungs of a group share a colour and differ in style."""
+    grid: Any = part.subplots(1, 3, width_ratios=[2, 1, 1])
+    seen: list[Group] = []
+    drawn = []
+    for rung in every:
+        drawn.append((rung, Look(rung.group.shade, _STYLES[seen.count(rung.group) % 4])))
+        seen.append(rung.group)
+    for axes, (metric, title) in zip(grid, _IN_LADDER.items(), strict=True):
+        axes.set_title(title, **_TITLE)
+        _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
+        axes.set_xlabel("training steps")
 
 
-def _chaos(flash: Rung, found: Mapping[Group, Rung]) -> str:
-    if Group.ULP not in found or found[Group.ULP].idle():
-        raise Undecidable("no weight was moved by one ulp, or the forward pass saw nothing of it")
-    times = over(found[Group.ULP].last(WASSERSTEIN), flash.last(WASSERSTEIN))
-    return (
-        f"With {found[Group.ULP].name} before training, and baseline attention throughout, the Wasserstein distance at step "
-        f"{flash.end} is {times.text()} times that of flash attention."
-    )
+def _last(part: Any, every: Sequence[Rung]) -> None:
+    """A row per rung of a scenario: its difference at the last step, and its growth per step."""
+    last, rate = part.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    band = _band(every)
+    if band is not None:
+        last.axvspan(*band, color=PALE, zorder=0, linewidth=0)
+    _dots(last, [(rung, value_of(rung.end_of), _zeros(rung)) for rung in every], "exactly 0")
+    _dots(rate, [(rung, value_of(mean, rung.rates().tolist()), "") for rung in every], "does not grow")
+    lay_rows(last, [rung.name for rung in every])
+    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", **_TITLE)
+    rate.set_title("Growth per step", **_TITLE)
+    last.set_xlabel("Wasserstein distance")
+    rate.set_xlabel("Wasserstein distance per step")
 
 
-_FINDINGS = {
-    "Growth over training": (_growth, ("fig7",)),
-    "Size compared with other changes": (_size, ("fig8", "fig8_precision")),
-    "Sensitivity of training": (_chaos, ("fig8_ulp",)),
-}
+def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
+    """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
+    halves = (value_of(rung.end_of) for rung in every if rung.group is Group.PRECISION and rung.name.startswith("FP16"))
+    known = [half.estimate for half in halves if half is not None and half.estimate > 0]
+    return (known[0] / 5, known[0] / 2) if known else None
+
+
+def _zeros(rung: Rung) -> str:
+    """A note behind the value at the last step where some replicates, not all, end with the weights of their references."""
+    last = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
+    count = int((last == 0).sum())
+    return f" (0 in {count} of {len(last)} replicates)" if 0 < count < len(last) else ""
+
+
+def _dots(axes: Axes, drawn: Sequence[tuple[Rung, Interval | None, str]], zero: str) -> None:
+    """A row per rung: interval, value on a log axis and a note of its own; words where no value is positive."""
+    axes.set_xscale("log")
+    known = [value for _, value, _ in drawn if value is not None and value.estimate > 0]
+    if known:
+        low, high = min(map(lowest, known)), max(map(highest, known))
+        wide = max(high / low, 10.0)  # then a power of ten is inside, and has a name
+        axes.set_xlim(low / wide**0.15, high * wide**0.3)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    for place, (rung, value, note) in enumerate(drawn):
+        look: dict[str, Any] = BESIDE | {"color": rung.group.shade, "bbox": WHITE}
+        if value is None or not value.estimate > 0:
+            words = "stopped early" if value is None else zero
+            axes.annotate(words, (0, place), (4, 0), ("axes fraction", "data"), **look)
+            continue
+        low = value.low if value.low > 0 else value.estimate  # where a log axis can show it
+        shown = Interval(value.estimate, low, value.high, value.count)
+        axes.errorbar(value.estimate, place, xerr=whiskers([shown]), color=rung.group.shade, marker="o")
+        axes.annotate(scientific(value.estimate) + note, (highest(value), place), (5, 0), **look)
+
+
+_ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
+
+
+def _grid(names: Sequence[str], height: float) -> tuple[Figure, Iterator[Axes]]:
+    """A figure with a panel for each name, four beside one another."""
+    down = -(-len(names) // _ACROSS)
+    figure = Figure(figsize=(PAGE, 0.5 + height * down), layout="constrained")
+    every: list[Axes] = list(figure.subplots(down, _ACROSS, squeeze=False).flat)
+    for axes in every[len(names) :]:
+        axes.remove()
+    for axes, name in zip(every, names, strict=False):
+        axes.set_title(fill(name, 22), loc="left", fontsize=7, fontweight="bold")
+    return figure, iter(every[: len(names)])
+
+
+def draw_losses(rows: pd.DataFrame) -> Figure:
+    """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
+    every = list(runs_of(rows))
+    figure, panels = _grid([name for name, *_ in every], 1.5)
+    values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
+    finite = values[(values > 0) & (values < math.inf)]
+    for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
+        shade = "black" if group is Group.SHAM else group.shade  # which can be seen on grey
+        for _, run in own.groupby("seed", sort=True):
+            axes.plot(run["step"], run["baseline_loss"], color=GREY, linewidth=0.9, alpha=0.7)
+            axes.plot(run["step"], run["loss"], color=shade, linewidth=0.45)
+        if len(finite):
+            log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
+        axes.tick_params(labelleft=not place % _ACROSS)
+    keys = {"the reference": Line2D([], [], color=GREY, linewidth=1.2)}
+    keys["the run, in the colour of what differs; a line per replicate"] = Line2D([], [], color="black", linewidth=0.6)
+    legend(figure, keys, 2, "outside upper center")
+    figure.supxlabel("training steps", fontsize=8)
+    figure.supylabel("training loss", fontsize=8)
+    return figure
+
+
+def draw_samples(rows: pd.DataFrame) -> Figure:
+    """The pictures that the first replicate of each rung makes of held-out captions, by the files of the column `samples`."""
+    every = [(name, _picture(own)) for name, _, own in runs_of(rows)]
+    shown = [(name, picture) for name, picture in every if picture is not None][:_MOST]
+    if not shown:
+        return no_figure("no run has stored pictures")
+    tall, wide = shown[0][1].shape[:2]
+    figure, panels = _grid([name for name, _ in shown], PAGE / _ACROSS * tall / wide + 0.3)
+    for axes, (_, picture) in zip(panels, shown, strict=True):
+        axes.imshow(picture, interpolation="nearest")
+        axes.set_axis_off()
+    return figure
+
+
+def _picture(rows: pd.DataFrame) -> Any:
+    """The picture of the first replicate that has one; None where none has, or its file is gone."""
+    names = [str(name) for name in rows.sort_values("seed")["samples"].dropna() if str(name)]
+    path = next((Path(name) for name in names if Path(name).is_file()), None)
+    return None if path is None else images.imread(path)

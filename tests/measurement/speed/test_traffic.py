@@ -35,7 +35,7 @@ from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import METRICS, Traffic
 from numdev.report.document.report import make_speed_report
 from numdev.report.reading.frames import load
-from numdev.report.studies.latency import frame, traffic
+from numdev.report.studies.speed import frame, traffic
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run

@@ -28,8 +28,7 @@ from numdev.measurement.speed.timing import Budget
 from numdev.report.comparison.changes import COLUMNS, COMPARABLE, Criterion, compare
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
-from numdev.report.statistics.estimates import ratio
-from numdev.report.statistics.significance import holm, paired, unpaired
+from numdev.report.statistics import holm, paired, ratio, unpaired
 from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store

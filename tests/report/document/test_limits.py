@@ -10,7 +10,7 @@ import pytest
 from numdev.report.document.context import failures
 from numdev.report.document.tables import MOST_FAILURES, failures_table
 from numdev.report.reading.frames import Results, Rows
-from numdev.report.studies.own import MOST_ENTRIES, own_chapter
+from numdev.report.studies.registry import MOST_ENTRIES, own_chapter
 
 
 def failing(count: int) -> Results:

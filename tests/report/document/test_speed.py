@@ -31,8 +31,7 @@ from numdev.report.document.report import make_report, make_speed_report
 from numdev.report.figures.style import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
-from numdev.report.studies.latency import crossovers, frame, shape_text
-from numdev.report.studies.speed import SPEED_FIGURES, looks
+from numdev.report.studies.speed import SPEED_FIGURES, crossovers, frame, looks, shape_text
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.report.printed import assert_legible

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from numdev.report.statistics.estimates import Floats, Interval, mean, ratio, significant, signs, slope, typical
+from numdev.report.statistics import Floats, Interval, mean, ratio, significant, signs, slope, typical, unpaired
 
 CLOSE = 1e-12  # both sides work in FP64 on a dozen values of size 1; their logs and means differ by a few u
 
@@ -216,3 +217,11 @@ def test_text_of_an_interval(interval: Interval, text: str) -> None:
 )
 def test_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
+
+
+def test_replicates_that_differ_in_the_last_bit_alone_are_tested_without_a_warning() -> None:
+    a = np.array([1.0, 1.0 + 2**-52, 1.0])
+    with warnings.catch_warnings(action="error"):
+        found = unpaired(2 * a, a, 1.0)
+    assert found.ratio.estimate == pytest.approx(0.5, rel=1e-12)
+    assert found.p == 0.5**3  # half of all may differ

@@ -11,16 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from numdev.report.claims import finding
-from numdev.report.claims.finding import (
+from numdev.report.claims import verdicts
+from numdev.report.claims.verdicts import (
     ABOVE,
     ALIKE,
-    FLAT,
     GROWS,
     LARGER,
     MARGIN,
-    SHRINKS,
-    SMALLER,
     TREND,
     Evidence,
     Question,
@@ -31,8 +28,9 @@ from numdev.report.claims.finding import (
     judged,
     rules,
 )
-from numdev.report.statistics.estimates import STEP, Floats, Interval, largest_share, mean, ratio
+from numdev.report.statistics import STEP, Floats, Interval, largest_share, mean, ratio
 
+SHRINKS, FLAT, SMALLER = Region(high=-TREND), Region(-TREND, TREND), Region(high=1 / MARGIN)
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 REGIONS = {
     "grows": GROWS,
@@ -318,9 +316,9 @@ def test_what_is_judged_beside_it_is_told_and_counted() -> None:
 
 
 def test_every_rule_stands_in_one_place() -> None:
-    """No module but `finding` turns an interval into a verdict."""
+    """No module but `verdicts` turns an interval into a verdict."""
     from pathlib import Path
 
-    folder = Path(finding.__file__).parent
-    others = [path for path in folder.rglob("*.py") if path.name != "finding.py"]
+    folder = Path(verdicts.__file__).parent
+    others = [path for path in folder.rglob("*.py") if path.name != "verdicts.py"]
     assert not [path.name for path in others if "Verdict.HOLDS if" in path.read_text() or "def decided" in path.read_text()]

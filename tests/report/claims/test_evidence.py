@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from numdev.report.claims.claim import OURS
-from numdev.report.claims.finding import Finding, Verdict
-from numdev.report.claims.stated import claim_of
+from numdev.report.claims.evidence import claim_of
+from numdev.report.claims.verdicts import OURS, Finding, Verdict
 from numdev.report.reading.wording import Wording
-from numdev.results.manifest import ClaimKind, Reference, StatedClaim, plain
+from numdev.results.claim import ClaimKind, ClaimStatement, Reference
+from numdev.results.manifest import plain
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
@@ -21,8 +21,8 @@ GOLDEN: dict[str, Any] = {"reference": "golden"}
 
 
 def find(rows: pd.DataFrame, kind: str, metric: str = "out.rmse", /, **fields: Any) -> Finding:
-    stated = StatedClaim("It is so", ClaimKind(kind), metric, **fields)
-    return claim_of("mine_1", StatedClaim.read(plain(stated))).find(rows)
+    stated = ClaimStatement("It is so", ClaimKind(kind), metric, **fields)
+    return claim_of("mine_1", ClaimStatement.read(plain(stated))).find(rows)
 
 
 def lines(heights: Mapping[str, float], exponent: float = 0.5, noise: float = 0.02, **columns: Any) -> pd.DataFrame:
@@ -99,9 +99,9 @@ def test_a_margin_of_1_asks_for_equal_numbers_of_the_measured_replicates(a: floa
 
 
 def test_a_claim_without_a_source_is_the_studys_own() -> None:
-    stated = StatedClaim("It is so", ClaimKind.SAME, "out.rmse", **OF)
+    stated = ClaimStatement("It is so", ClaimKind.SAME, "out.rmse", **OF)
     assert (claim_of("s_1", stated).source, claim_of("s_1", stated).is_ours) == (OURS, True)
-    cited = StatedClaim("It is so", ClaimKind.SAME, "out.rmse", source="Golden et al. 2024", **OF)
+    cited = ClaimStatement("It is so", ClaimKind.SAME, "out.rmse", source="Golden et al. 2024", **OF)
     assert (claim_of("s_1", cited).source, claim_of("s_1", cited).is_ours) == ("Golden et al. 2024", False)
 
 
@@ -280,7 +280,7 @@ WORDED = Wording({"problem.n": ("sequence length N", "tokens"), "step": ("arithm
 
 def test_a_sentence_calls_the_axes_as_a_figure_does() -> None:
     def said(rows: pd.DataFrame, kind: str, **fields: Any) -> str:
-        stated = StatedClaim("It is so", ClaimKind(kind), "out.rmse", **fields)
+        stated = ClaimStatement("It is so", ClaimKind(kind), "out.rmse", **fields)
         return claim_of("mine_1", stated, names=WORDED).find(rows).sentence
 
     found = [
@@ -296,3 +296,64 @@ def test_a_sentence_calls_the_axes_as_a_figure_does() -> None:
     assert found[2].startswith("By arithmetic step, the ratios")
     assert found[3] == "Nothing was measured with arithmetic step = b."
     assert found[4] == "Only one sequence length N was measured."
+
+
+def kernels(noise: float = 0.02, **values: float) -> pd.DataFrame:
+    """Kernels beside a control and what they are claimed to be like."""
+    roles = {"exact": "expected", "rough": "control"}
+    each = (replicates(v, noise, **GOLDEN, **{"label.step": n, "role.step": roles.get(n)}) for n, v in values.items())
+    return table(each)
+
+
+LIKE: dict[str, Any] = {"to": {"step": {"role": "expected"}}, "by_format": False}
+LIKE |= {"parts": {"each": {"each": "step", "margin": 1.2}}, "result": "{low:2} to {high:2}", "finding": "It is {list}."}
+APART = {"kind": "ratio", "of": {"step": {"role": "control"}}, "above": 1.2, "condition": True}
+
+
+def test_each_subject_is_held_against_the_entry_with_a_role() -> None:
+    rows = kernels(exact=1.0, fast=1.02, faster=1.05, rough=5.0)
+    found = find(rows, "same", **LIKE)
+    assert (found.verdict, found.figure) == (HOLDS, "1.0 to 1.1")
+    assert found.sentence.startswith("It is fast 1.0")
+    assert ", faster 1.0" in found.sentence
+    assert find(kernels(exact=1.0, fast=1.02, faster=1.5, rough=5.0), "same", **LIKE).verdict is FAILS
+    assert find(kernels(exact=1.0, rough=5.0), "same", **LIKE).sentence == "No step could be measured here."
+    assert find(kernels(fast=1.0), "same", **LIKE).sentence.startswith("The claim needs one step with the role expected")
+
+
+@pytest.mark.parametrize(("rough", "verdict"), [(5.0, HOLDS), (1.0, UNDECIDED)])
+def test_a_condition_that_is_not_met_leaves_a_claim_undecided(rough: float, verdict: Verdict) -> None:
+    rows = kernels(exact=1.0, fast=1.02, rough=rough)
+    assert find(rows, "same", **LIKE | {"parts": LIKE["parts"] | {"apart": APART}}).verdict is verdict
+
+
+def test_a_claim_on_several_values_holds_if_each_does() -> None:
+    rows = steps(a=3.0, b=1.0).assign(std=lambda own: own["rmse"] ** 2, other=1.0)
+    parts = {"rmse": {"metric": "out.rmse", "above": 2.0}, "std": {"metric": "out.std", "above": 5.0}}
+    texts = {"result": "{rmse:2} and {std:2}", "finding": "It is {rmse:1} and {std:1}{also}"}
+    found = find(rows, "ratio", parts=parts, **OF, **texts)
+    assert (found.verdict, found.figure, found.sentence) == (HOLDS, "3.0 and 9.0", "It is 3 and 9")
+    assert find(rows, "ratio", parts=parts | {"std": parts["std"] | {"above": 20.0}}, **OF, **texts).verdict is FAILS
+    beside = {"of": {"step": "c"}, "metric": "out.rmse", "also": "Of c it is {value}."}
+    assert find(rows, "ratio", parts=parts | {"c": beside}, **OF, **texts).sentence == "It is 3 and 9"
+    more = pd.concat([rows, steps(0.0, c=2.0).assign(std=1.0)])
+    assert find(more, "ratio", parts=parts | {"c": beside}, **OF, **texts).sentence.startswith("It is 3 and 9 Of c it is 2.0")
+
+
+def test_pairs_of_one_and_the_same_point_are_left_out() -> None:
+    apart = lines({"a": 3.0, "b": 1.0}).query("`label.problem.n` == 128")
+    same = lines({"a": 1.0, "b": 1.0}, noise=0.0).query("`label.problem.n` == 256")
+    rows = pd.concat([apart.assign(key=apart["label.step"]), same.assign(key="same")])
+    words = {"same_point": "{} more are the same", "result": "{value:2}", "finding": "It is {value:1}: {value.pairs}"}
+    found = find(rows, "ratio", above=2.0, **OF, **words)
+    assert (found.figure, found.verdict) == ("3.0", HOLDS)
+    assert found.sentence == "It is 3: larger in 5, equal in 0 of 5 replicates (sign test p = 0.062); 1 more are the same."
+
+
+def test_an_axis_that_decides_a_column_is_not_averaged_over() -> None:
+    """The label of a policy decides its format, by which an order pairs."""
+    each = {"bf16": 3.0, "fp16": 1.0}
+    rows = table(replicates(v, **GOLDEN | {"format": f, "label.precision": f"kernel_{f}"}) for f, v in each.items())
+    found = find(rows, "order", over="format", order=("bf16", "fp16"), by_format=False)
+    assert found.verdict is HOLDS
+    assert "averaged" not in found.sentence

@@ -1,4 +1,4 @@
-"""What replicates say about a ratio, a trend or an order: estimates with confidence intervals of Student's t.
+"""Ratios, trends and orders from replicates: estimates, confidence intervals of Student's t, and tests.
 
 A replicate is a seed, or a head of captured tensors. Everything that is compared was measured on the same inputs, so comparisons
 are paired by replicate; several measurements of one replicate are not independent and count once, by their mean.
@@ -8,11 +8,14 @@ common to a layer would count once for every head. So each cluster has an interv
 interval of the whole is the smallest that contains them all. A decision by it is a decision in every cluster, and says nothing
 about other clusters: "over the heads of these 2 layers". An interval with layers as replicates would speak about the whole
 model, but two layers leave one degree of freedom, and the 95 % interval then extends 12.7 standard errors to each side.
+
+Nothing here knows a study or a claim.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsFloat
@@ -31,7 +34,7 @@ _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less:
 
 @dataclass(frozen=True)
 class Share:
-    """What the replicates of one cluster say: their mean, its standard error, and the degrees of freedom of that.
+    """The replicates of one cluster: their mean, its standard error, and the degrees of freedom of that.
 
     One replicate alone has an infinite error. Replicates that are all equal have none, and bound a share in place of a mean: see
     `p_of_equal`.
@@ -135,8 +138,8 @@ class Interval:
         """Down to the first digit of half the width, or to the second if the first is 1; the estimate has 2 to 4 digits."""
         first = math.floor(math.log10(abs(self.estimate))) if self.estimate else 0
         half = (self.high - self.low) / 2
-        wanted = -math.floor(math.log10(half / 2))
-        return max(0, 1 - first, min(wanted, 3 - first))
+        digits = -math.floor(math.log10(half / 2))
+        return max(0, 1 - first, min(digits, 3 - first))
 
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)
@@ -231,12 +234,11 @@ def _shares(
 
 
 def _share(values: list[float]) -> Share:
-    found = summary(values)
+    middle, array = summary(values).mean, np.array(values)
     if len(values) == 1:
-        return Share(found.mean, math.inf, 0)
-    array = np.array(values)
+        return Share(middle, math.inf, 0)
     spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
-    return Share(found.mean, spread / math.sqrt(len(values)), len(values) - 1)
+    return Share(middle, spread / math.sqrt(len(values)), len(values) - 1)
 
 
 def _floats(values: Iterable[SupportsFloat]) -> Floats:
@@ -318,5 +320,97 @@ def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: It
             sums.setdefault(name, []).append(0.0)
         elif min(top, bottom) >= 0 and max(top, bottom) < math.inf:
             sums.setdefault(name, []).append(math.log(top / bottom) if top and bottom else math.copysign(math.inf, top - bottom))
-    found = [sum(logs) / len(logs) for logs in sums.values()]
-    return Signs(sum(v > 0 for v in found), sum(v < 0 for v in found), sum(v == 0 for v in found))
+    means = [sum(logs) / len(logs) for logs in sums.values()]
+    return Signs(sum(v > 0 for v in means), sum(v < 0 for v in means), sum(v == 0 for v in means))
+
+
+_OTHER_MACHINE = 1e-12
+"""Relative change that a metric's own FP64 arithmetic makes on another machine. A sum of N d terms in another order is off by
+less than 100 u = 1e-14. Golden is off by a few u of r, say 2^-51 r: 2^-40 = 9e-13 of a deviation of 2^-11 r, which is u of fp16.
+Finer formats deviate less and take more of golden's error, but of either sign, which the interval over seeds allows for."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """Whether B is larger or smaller than A by more than a tolerance.
+
+    The tolerance T is a ratio of at least 1. The hypothesis tested is |log ratio| <= log T, and p < 0.05 exactly where the 95 %
+    confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is the usual two-sided t test. Ratios that are
+    equal in all replicates have the p-value of `p_of_equal`.
+
+    Attributes:
+        ratio: with its 95 % interval.
+        p: two-sided, before any adjustment; NaN where nothing can be tested.
+        is_larger: whether B is the larger one, where they differ.
+        note: what the reader should know of the test.
+    """
+
+    __test__ = False  # pytest collects classes of this name
+
+    ratio: Interval
+    p: float
+    is_larger: bool
+    note: str = ""
+
+
+def paired(a: Floats, b: Floats, tolerance: float) -> Test:
+    """By Student's t on the logarithms of b / a, replicate by replicate; equal zeros are a ratio of 1.
+
+    Where a pair has no finite ratio, such as a zero on one side alone, p is that of the sign test over all pairs.
+    """
+    with np.errstate(invalid="ignore"):
+        b = np.where(np.abs(b - a) <= _OTHER_MACHINE * np.abs(a), a, b)
+    times = ratio(b, a)
+    if len(a) < 2:
+        return Test(times, math.nan, times.estimate > 1, "one replicate alone has no interval; measure more seeds")
+    if times.excluded:
+        counted = Signs(int((b > tolerance * a).sum()), int((a > tolerance * b).sum()), 0)
+        note = f"{times.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
+        return Test(times, counted.p, counted.larger > counted.smaller, note)
+    (share,) = times.shares
+    return Test(times, _p(share.mean, share.error, share.freedom, tolerance), times.estimate > 1)
+
+
+def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
+    """By Welch's t on the logarithms of b and of a."""
+    from scipy.stats import sem, ttest_ind  # late: it takes longer to import than numdev, and most tables test nothing
+
+    note = "not paired: problem, baseline or seeds differ"
+    if min(len(a), len(b)) < 2:
+        return Test(NOTHING, math.nan, False, f"{note}; one replicate alone has no interval")
+    if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
+        return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
+    before, after = np.log(a), np.log(b)
+    estimate = float(after.mean() - before.mean())
+    error = math.hypot(sem(before), sem(after)) if max(np.ptp(before), np.ptp(after)) > _NOISE else 0.0
+    freedom, low, high = min(len(a), len(b)) - 1.0, estimate, estimate
+    if error > 0:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # one side may be alike to the last bits
+            welch = ttest_ind(after, before, equal_var=False)
+        freedom, (low, high) = float(welch.df), welch.confidence_interval(0.95)
+    interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
+    return Test(interval, _p(estimate, error, freedom, tolerance), estimate > 0, note)
+
+
+def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float:
+    """Two-sided p-value of |log ratio| <= log tolerance."""
+    beyond = abs(estimate) - math.log(tolerance)
+    if error == 0:
+        return p_of_equal(beyond, round(freedom) + 1)
+    from scipy.special import stdtr  # late, as in `Share.beyond`
+
+    return min(1.0, 2 * float(stdtr(freedom, -beyond / error)))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (Holm 1979): of m, the i-th least becomes max over j <= i of (m - j + 1) p_(j), at most 1.
+
+    To reject where the adjusted value is below 0.05 rejects any true hypothesis at all with probability below 0.05,
+    whatever the dependence between tests.
+    """
+    values = np.array(p, dtype=float)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)))
+    return [float(value) for value in adjusted]

@@ -23,8 +23,10 @@ from numdev.arithmetic.microscale import MICROSCALED
 from numdev.arithmetic.products import product, row_sums, visible_product
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow
-from numdev.attention.precision import Precision
+from numdev.attention.operations import BACKWARD_OPERATIONS, CONSTANT, OPERATIONS, SAVED, is_harmless, operation
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
+from tests.attention.backward.cases import draw_all
 from tests.cases import POLICIES, draw
 from tests.oracles.table import exactly_scaled, round_exactly
 
@@ -42,7 +44,7 @@ def running_sum(terms: list[Fraction], dot: Dot) -> float:
     return float(total)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.integers(1, 5),
     st.integers(1, 70),
@@ -111,6 +113,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(product(a[0, -1], b[0, 0]), whole[0, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["AVX2", "COMPATIBLE"])
 def test_nor_by_other_kernels_of_mkl(kernels: str) -> None:
     """In a process of its own with two threads: MKL chooses when it is loaded.
@@ -162,16 +165,21 @@ def test_impossible_dots_are_refused(text: str, field: str) -> None:
         Dot.parse(text)
 
 
-def test_presets_say_what_their_names_say() -> None:
-    assert set(Precision.uniform(BF16).steps().values()) == {"bf16"}
-    assert Precision.golden() == Precision.uniform(FP64)
-    kernel = {"inputs": "bf16", "probabilities": "bf16", "output": "bf16"}
-    assert Precision.kernel(BF16).steps() == {step: kernel.get(step, "fp32") for step in Precision.golden().steps()}
-    eager = {"exponential": "fp32", "rescale": "fp32", "row_sum": "fp32"}
-    assert Precision.eager(FP16).steps() == {step: eager.get(step, "fp16") for step in Precision.golden().steps()}
-    assert Precision.kernel(FP64) == Precision.eager(FP64) == Precision.golden()
+BOTH = pytest.mark.parametrize("policy", [Precision, BackwardPrecision])
+
+
+@BOTH
+def test_presets_say_what_their_names_say(policy: type[Policy]) -> None:
+    steps = policy.golden().steps()
+    assert set(policy.uniform(BF16).steps().values()) == {"bf16"}
+    assert policy.golden() == policy.uniform(FP64) == policy.kernel(FP64) == policy.eager(FP64)
+    stored = ("inputs", "probabilities", "output", "ds")
+    assert policy.kernel(BF16).steps() == {step: "bf16" if step in stored else "fp32" for step in steps}
+    wide = ("exponential", "rescale", "row_sum") if policy is Precision else ("exponential", "delta", "difference")
+    assert policy.eager(FP16).steps() == {step: "fp32" if step in wide else "fp16" for step in steps}
+    assert policy.kernel(BF16).format == BF16
     assert isinstance(Precision.fp8().inputs, Quantised)
-    assert Precision.fp8().probabilities == Cast(E4M3FN, overflow=Overflow.SATURATE)
+    assert Precision.fp8().probabilities == Cast(E4M3FN, overflow=Overflow.SATURATE) == BackwardPrecision.kernel(E4M3FN).ds
     assert Precision.fp8().format == Precision.int8().format == FP16
 
 
@@ -206,14 +214,20 @@ def test_quantised_kernels_never_overflow_in_inputs_or_p(name: str) -> None:
         assert bool(tensor.isfinite().all())
 
 
-def test_every_preset_has_a_name_that_is_it() -> None:
+@BOTH
+def test_every_preset_has_a_name_that_is_it(policy: type[Policy]) -> None:
     formats = [f"{kind}{fmt}" for kind in ("", "eager_", "kernel_") for fmt in (E4M3FN, E5M2, FP16, BF16, TF32, FP32, FP64)]
-    for name in (*Precision.SHIPPED, *formats):
-        precision = Precision.parse(name)
-        assert precision.name != "custom"
-        assert Precision.parse(precision.name) == precision
-    names = [Precision.parse(name).name for name in Precision.SHIPPED]
-    assert names == ["fp8", "fp8", "fa4_fp8", "int8", "sage1", "sage2", "sage2_int4", "sage3"]
+    for name in (*policy.SHIPPED, *formats):
+        made = policy.parse(name)
+        assert made.name != "custom"
+        assert policy.parse(made.name) == made
+    assert policy.parse("golden") == policy.golden()
+    assert policy.parse("uniform_e5m3") == policy.parse("e5m3") == policy.uniform(Format(5, 3))
+    assert policy.kernel(BF16).with_step(scores="bf16@24").describe() == {
+        **policy.kernel(BF16).steps(),
+        "scores": "bf16@24",
+        "name": "custom",
+    }
 
 
 def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
@@ -222,27 +236,21 @@ def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
         Precision.kernel(BF16).with_step(probabilities=MICROSCALED["nvfp4"])
 
 
-@pytest.mark.parametrize(
-    "name", ["golden", *Precision.SHIPPED, "bf16", "tf32", "e5m3", "kernel_fp16", "eager_e5m2", "uniform_fp16"]
-)
-def test_presets_by_name(name: str) -> None:
-    precision = Precision.parse(name)
-    assert Precision.parse(name) == precision
-    if precision.name != "custom":
-        assert Precision.parse(precision.name) == precision
-
-
-@pytest.mark.parametrize("name", ["", "bf17", "kernel", "kernel_", "flash_bf16", "kernel_golden", "fp8_e4m3fn"])
-def test_unknown_presets_are_refused(name: str) -> None:
+@BOTH
+@pytest.mark.parametrize("name", ["", "bf17", "kernel", "kernel_", "flash_bf16", "kernel_golden", "fp8_e4m3fn", "int8_"])
+def test_unknown_presets_are_refused(policy: type[Policy], name: str) -> None:
     with pytest.raises(BadInput, match="^precision: "):
-        Precision.parse(name)
+        policy.parse(name)
 
 
-def test_one_step_at_a_time() -> None:
-    base = Precision.kernel(BF16)
-    ablated = base.with_step(probabilities=Cast(FP32))
-    changed = [f.name for f in fields(base) if getattr(base, f.name) != getattr(ablated, f.name)]
-    assert changed == ["probabilities"]
+@BOTH
+def test_one_step_at_a_time(policy: type[Policy]) -> None:
+    base = policy.kernel(BF16)
+    dots = ("scores", "row_sum", "values", "dp", "delta", "dq", "dk", "dv")
+    for step in base.steps():
+        ablated = base.with_step(**{step: TF32})
+        assert [f.name for f in fields(base) if getattr(base, f.name) != getattr(ablated, f.name)] == [step]
+        assert isinstance(getattr(ablated, step), Dot) == (step in dots)
     assert [str(cast) for cast in base.casts()] == list(base.steps().values())
 
 
@@ -278,6 +286,12 @@ def test_a_step_from_what_says_it(step: str, given: Any, becomes: object) -> Non
 def test_what_is_no_step_is_refused_by_name(step: str, given: Any, mend: str) -> None:
     with pytest.raises(BadInput, match=rf"^precision\.{step}: .*{mend}"):
         Precision.kernel(BF16).with_step(**{step: given})
+
+
+@pytest.mark.parametrize(("step", "given"), [("values", "bf16"), ("inputs", "mxfp4"), ("ds", "bf16@8"), ("dq", "bf16@x")])
+def test_steps_of_the_backward_pass_are_refused_by_name(step: str, given: str) -> None:
+    with pytest.raises(BadInput, match=rf"^precision\.{step}: "):
+        BackwardPrecision.kernel(BF16).with_step(**{step: given})
 
 
 @pytest.mark.parametrize(
@@ -361,10 +375,11 @@ def test_a_long_row_is_summed_alike_alone_and_among_others() -> None:
     assert torch.equal(row_sums(rows[1:2]), row_sums(rows)[1:2])
 
 
+@BOTH
 @pytest.mark.parametrize("text", ["fp64:toward_zero", "fp64:saturate", "e11m51", "fp64:stochastic"])
-def test_what_fp64_cannot_round_is_refused(text: str) -> None:
+def test_what_fp64_cannot_round_is_refused(policy: type[Policy], text: str) -> None:
     with pytest.raises(BadInput, match="^precision: "):
-        Precision.golden().with_step(accumulator=Cast.parse(text))
+        policy.golden().with_step(output=Cast.parse(text))
 
 
 def test_twelve_bits_would_be_rounded_twice() -> None:
@@ -392,7 +407,19 @@ def test_rounded_inputs_are_rounded(name: str) -> None:
 
 def test_a_policy_prints_its_steps() -> None:
     assert "probabilities=bf16" in repr(Precision.kernel(BF16))
+    assert repr(BackwardPrecision.kernel(BF16)).startswith("BackwardPrecision(inputs=bf16, scores=fp32, ")
     assert repr(Dot.parse("bf16@4")) == "Dot(bf16@4)"
+
+
+def test_both_passes_round_inputs_alike() -> None:
+    inputs = draw_all((1, 2, 1, 5, 7, 4))
+    backward, forward = BackwardPrecision.kernel(BF16), Precision.kernel(BF16)
+    rounded = backward.round_inputs(*inputs)
+    assert backward.carrier is torch.float32
+    for mine, other in zip(rounded, forward.round_inputs(*inputs[:3]), strict=False):
+        assert torch.equal(mine, other)
+    assert all(torch.equal(again, x) for again, x in zip(backward.round_inputs(*rounded), rounded, strict=True))
+    assert len(set(BackwardPrecision.throughout(Cast.parse("bf16:stochastic")).round_inputs(*[inputs[0]] * 4))) == 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -418,3 +445,23 @@ def test_scaled_queries_draw_other_random_numbers_than_the_queries() -> None:
     first, second = (q > 128).double(), (scaled > q).double()
     correlation = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
     assert abs(float(correlation)) < 6 / math.sqrt(x.numel())
+
+
+def test_every_operation_is_of_steps_that_there_are() -> None:
+    for table, kind in ((OPERATIONS, Precision), (BACKWARD_OPERATIONS, BackwardPrecision)):
+        names = {field.name for field in fields(kind)}
+        for step, _, left, right in table.values():
+            assert step in names
+            assert {left, right} <= names | {CONSTANT, SAVED}
+
+
+def test_what_a_pass_saved_may_be_any_number() -> None:
+    """So a product with it takes the careful way, whatever the formats of the policy are."""
+    policy = BackwardPrecision.uniform(BF16)
+    names = [name for name, (_, _, _, right) in BACKWARD_OPERATIONS.items() if right == SAVED]
+    assert len(names) == 4
+    for name in names:
+        assert not operation(policy, torch.float32, name, 1.0, BACKWARD_OPERATIONS).is_harmless
+    assert is_harmless(policy, torch.float32, "dq_sum", (), BACKWARD_OPERATIONS)
+    assert not is_harmless(policy, torch.float32, "delta", (), BACKWARD_OPERATIONS)
+    assert is_harmless(BackwardPrecision.kernel(BF16), torch.float32, "delta", (0.3,), BACKWARD_OPERATIONS)

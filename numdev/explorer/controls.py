@@ -26,21 +26,21 @@ _POWERS = tuple(1 << power for power in range(4, 12))
 
 def policy_controls(settings: Settings) -> Controls:
     """The preset, every step, the tile and the recurrence of one side, named by `policy_words`."""
-    said = _declared()
+    known = _declared()
     steps = [f"precision.{name}" for name in Precision.golden().steps()]
-    made: Controls = {"precision": choice("", PRESETS, said["precision.preset"].text)}
-    made |= {name: _format(said[name]) for name in steps}
-    made["tiling.bc"] = choice("", _POWERS, said["tiling.bc"].text, 64)
-    made["tiling.order"] = choice("", _values(Order), said["tiling.order"].text)
-    made["softmax.normalise"] = choice("", _values(Normalise), said["softmax.normalise"].text, Normalise.END.value)
+    made: Controls = {"precision": choice("", PRESETS, known["precision.preset"].text)}
+    made |= {name: _format(known[name]) for name in steps}
+    made["tiling.bc"] = choice("", _POWERS, known["tiling.bc"].text, 64)
+    made["tiling.order"] = choice("", _values(Order), known["tiling.order"].text)
+    made["softmax.normalise"] = choice("", _values(Normalise), known["softmax.normalise"].text, Normalise.END.value)
     put(made, settings)
     return made
 
 
 def policy_words(names: Iterable[str]) -> list[str]:
     """What the settings of one side are called: both sides share these labels."""
-    said = _declared()
-    return ["preset" if name == "precision" else word_of(said[name]) for name in names]
+    known = _declared()
+    return ["preset" if name == "precision" else word_of(known[name]) for name in names]
 
 
 def show_preset(controls: Controls) -> None:
@@ -62,8 +62,8 @@ def source_controls(name: str, settings: Settings) -> Controls:
 
 def shared_controls(settings: Settings) -> Controls:
     """Where q, k and v come from but for its parameters, how many there are, and the replicates."""
-    said = {one.name: one for one in declared(GROUPS["problem"])}
-    length, causal = said["n"], said["causal"]
+    known = {one.name: one for one in declared(GROUPS["problem"])}
+    length, causal = known["n"], known["causal"]
     made: Controls = {
         "problem": choice("q, k, v drawn from", SOURCES, "a distribution of the entries of q, k and v, or captured tensors"),
         "problem.n": choice(word_of(length), _POWERS, length.text, 512),
@@ -89,8 +89,8 @@ def offer_lengths(lengths: widgets.Dropdown, source: str, parameters: Settings) 
     lengths.value = value
 
 
-def stated(controls: Controls) -> dict[str, Any]:
-    """What the widgets state; an empty field states nothing."""
+def values(controls: Controls) -> dict[str, Any]:
+    """The settings of the widgets; an empty field has none."""
     return {name: one.value for name, one in controls.items() if one.value not in (None, "", False)}
 
 
@@ -137,7 +137,7 @@ def _format(step: Setting) -> widgets.Combobox:
 
 
 def _parameter(one: Setting) -> widgets.ValueWidget:
-    said: Mapping[str, Any] = {"description": one.name, "tooltip": one.text, "continuous_update": False, **look()}
+    look_of: Mapping[str, Any] = {"description": one.name, "tooltip": one.text, "continuous_update": False, **look()}
     if one.default is None or isinstance(one.default, str):
-        return widgets.Text(one.default or "", placeholder="all" if one.default is None else "", **said)
-    return (widgets.IntText if isinstance(one.default, int) else widgets.FloatText)(one.default, **said)
+        return widgets.Text(one.default or "", placeholder="all" if one.default is None else "", **look_of)
+    return (widgets.IntText if isinstance(one.default, int) else widgets.FloatText)(one.default, **look_of)

@@ -1,4 +1,4 @@
-"""The explorer: what is stated on the left, on the right and for both, the picture, and the two commands."""
+"""The explorer: settings of the left, of the right and of both, the picture, and the two commands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import ipywidgets as widgets
 
 from numdev.errors import BadInput, NumdevError
 from numdev.explorer import controls
-from numdev.explorer.measured import measured
-from numdev.explorer.view import SHARED, Settings, View
+from numdev.explorer.view import SHARED, Settings, View, measured
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.nearest import one_of
 
@@ -43,26 +42,25 @@ class Explorer:
         Raises:
             BadInput: for a setting or a metric that does not exist.
         """
-        given: dict[str, Settings] = {"left": left, "right": right}
+        policies: dict[str, Settings] = {"left": left, "right": right}
         both = {**SHARED, **shared}
-        for own in given.values():
+        for own in policies.values():
             View.of({**both, **own})
         names = [name for name, (unit, _) in METRICS.items() if unit != "count"]
         if metric not in names:
             raise BadInput("metric", metric, one_of(metric, names))
         self.shared = controls.shared_controls(both)
         self.source = controls.source_controls(both["problem"], both)
-        self.sides = {name: controls.policy_controls(own) for name, own in given.items()}
+        self.sides = {name: controls.policy_controls(own) for name, own in policies.items()}
         self.metric = controls.choice("metric", names, "of the lowest panel, which is drawn over all replicates", metric)
         self.drawn = widgets.BoundedIntText(seed, 0, 999, description="replicate drawn", **controls.look())
         self.keep = controls.box("keep these axes")
         self.image, self.message = widgets.Image(format="png", width=_WIDTH, layout=_IMAGE), widgets.HTML()
         self.commands = {name: widgets.Textarea(rows=4, layout={"width": "auto"}) for name in _SIDES}
-        # What is given and has no widget is stated all the same.
+        # Settings without a widget are honoured all the same.
         self._both = {name: value for name, value in both.items() if name not in {**self.shared, **self.source}}
-        self._own = {side: {k: v for k, v in own.items() if k not in self.sides[side]} for side, own in given.items()}
+        self._own = {side: {k: v for k, v in own.items() if k not in self.sides[side]} for side, own in policies.items()}
         self._axes: Axis | None = None
-        self._before: dict[str, Side] = {}
         self._waits = False  # several widgets change, and one picture is drawn when all have
         self._parameters = widgets.VBox(list(self.source.values()))
         self.widget = self._laid_out()
@@ -74,25 +72,25 @@ class Explorer:
         self.draw()
 
     def view(self, side: str) -> View:
-        """What is stated on a side, `left` or `right`.
+        """The settings of a side, `left` or `right`, as a view.
 
         Raises:
             BadInput: for settings that cannot be used.
         """
-        own = {**self._own[side], **controls.stated(self.sides[side])}
-        return View.of({**self._both, **controls.stated(self.shared), **controls.stated(self.source), **own})
+        own = {**self._own[side], **controls.values(self.sides[side])}
+        return View.of({**self._both, **controls.values(self.shared), **controls.values(self.source), **own})
 
     def draw(self) -> None:
         """Measure and draw both sides; what cannot be is a message in place of the picture."""
         try:
-            controls.offer_lengths(self.shared["problem.n"], self.shared["problem"].value, controls.stated(self.source))
+            controls.offer_lengths(self.shared["problem.n"], self.shared["problem"].value, controls.values(self.source))
             for side in self.sides.values():
                 controls.show_preset(side)
             self.drawn.max = self.shared["seeds"].value - 1
-            self.image.value, told = self._picture(), ""
+            self.image.value, message = self._picture(), ""
         except NumdevError as error:
-            self.image.value, told = b"", str(error)
-        self.message.value = f"<p role='alert'>{html.escape(told)}</p>" if told else ""
+            self.image.value, message = b"", str(error)
+        self.message.value = f"<p role='alert'>{html.escape(message)}</p>" if message else ""
         for name, field in self.commands.items():
             try:
                 field.value = self.view(name).command
@@ -111,24 +109,21 @@ class Explorer:
     def _picture(self) -> bytes:
         from numdev.report.figures.sides import axes_for, picture
 
-        views = [self.view(name) for name in _SIDES]
-        left, right = (self._side(name, view) for name, view in zip(_SIDES, views, strict=True))
-        fmt, metric = views[0].variant.format, self.metric.value
-        found = axes_for((left, right), metric, fmt)
+        sides = {name: self._side(self.view(name)) for name in _SIDES}
+        fmt, metric = self.view("left").variant.format, self.metric.value
+        axes = axes_for(tuple(sides.values()), metric, fmt)
         if self._axes is None or not self.keep.value:
-            self._axes = found
+            self._axes = axes
         elif self._axes.metric != metric:
-            self._axes = self._axes.with_metric(found)
-        return picture(left, right, metric, fmt, self._axes)
+            self._axes = self._axes.with_metric(axes)
+        return picture(sides["left"], sides["right"], metric, fmt, self._axes)
 
-    def _side(self, name: str, view: View) -> Side:
-        """What is drawn of a side: the same as in the picture before where nothing of it has changed."""
+    def _side(self, view: View) -> Side:
+        """What is drawn of a side."""
         from numdev.report.figures.sides import Side
 
-        found, before = measured(view, self.drawn.value), self._before.get(name)
-        if before is None or before.out is not found.out or before.rows is not found.record.rows or before.title != view.title:
-            self._before[name] = Side(view.title, found.out, found.golden, found.record.rows)
-        return self._before[name]
+        result = measured(view, self.drawn.value)
+        return Side(view.title, result.out, result.golden, result.record.rows)
 
     def _changed(self, change: Any) -> None:
         """A widget has another value."""

@@ -20,8 +20,7 @@ from numdev.cli.main import main
 from numdev.cli.requests import flat, request
 from numdev.cli.studies import stated
 from numdev.errors import BadInput
-from numdev.explorer.measured import key_of, measured
-from numdev.explorer.view import PRESETS, SOURCES, View
+from numdev.explorer.view import PRESETS, SOURCES, View, measured
 from numdev.results.store import Store
 
 LIBRARY = Library((config_folder(),))
@@ -64,13 +63,13 @@ def key_of_command(command: str) -> str:
 )
 def test_the_command_expands_to_the_point_of_the_view(settings: dict[str, Any]) -> None:
     view = View.of({"problem.n": 64, **settings} if settings.get("problem") != "captured" else settings)
-    assert key_of_command(view.command) == key_of(view)
+    assert key_of_command(view.command) == view.key
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 def test_so_it_does_for_every_distribution(kind: Kind) -> None:
     view = View.of({"problem": kind.value, "problem.n": 32})
-    assert key_of_command(view.command) == key_of(view)
+    assert key_of_command(view.command) == view.key
 
 
 def test_presets_and_sources_are_options_of_the_command_line() -> None:
@@ -85,7 +84,7 @@ def test_a_file_of_any_shape_and_name_is_measured_by_its_command(tmp_path: Path)
     torch.save({f"layer.{name}": torch.randn(count, 24, 64) for name, count in heads.items()}, path)
     view = View.of({"problem": "captured", "problem.source.path": str(path), "seeds": 2})
     assert (view.problem.shape.heads, view.problem.shape.kv_heads, view.problem.shape.keys) == (2, 1, 24)
-    assert key_of_command(view.command) == key_of(view)
+    assert key_of_command(view.command) == view.key
 
 
 def test_the_command_measures_what_the_view_has_measured(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from numdev.explorer.view import measured
+
 pytest.importorskip("ipywidgets")
 
 import numdev as nd
 from numdev.attention.precision import Precision
 from numdev.errors import BadInput
 from numdev.explorer import controls
-from numdev.explorer.measured import key_of, measured
 from numdev.explorer.widgets import Explorer
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.figures.style import PAGE
@@ -96,7 +97,7 @@ def test_a_step_changes_the_side_that_it_is_of(explorer: Explorer) -> None:
     assert explorer.image.value != before
     assert "precision.row_sum=bf16" in explorer.commands["right"].value
     assert explorer.view("left") == left
-    assert measured(explorer.view("right"), 0).record.key == key_of(explorer.view("right"))
+    assert measured(explorer.view("right"), 0).record.key == explorer.view("right").key
 
 
 def test_an_error_is_a_sentence_in_place_of_the_picture(explorer: Explorer) -> None:

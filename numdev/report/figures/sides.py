@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ _SHIFT = 0.21  # of the two errors of one subject, apart from its line: so far t
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two results. What is derived from it is computed once, also where several pictures show it.
+    """One of the two results.
 
     Attributes:
         title: the policy in words.
@@ -50,32 +49,13 @@ class Side:
 
     def errors(self, fmt: Format) -> pd.DataFrame:
         """The error of every element in units of a format."""
-        if fmt not in self._errors:
-            self._errors[fmt] = element_errors(self.out, self.golden, fmt)
-        return self._errors[fmt]
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """The rows as a table."""
-        return pd.DataFrame(self.rows)
+        return element_errors(self.out, self.golden, fmt)
 
     def intervals(self, metric: str) -> list[tuple[str, str, Interval | None]]:
         """Subject, reference and figure of each comparison with golden."""
-        if metric not in self._intervals:
-            self._intervals[metric] = [
-                (subject, reference, replicates(chosen(self.frame, subject, reference), metric))
-                for subject in SUBJECTS
-                for reference in REFERENCES
-            ]
-        return self._intervals[metric]
-
-    @cached_property
-    def _errors(self) -> dict[Format, pd.DataFrame]:
-        return {}
-
-    @cached_property
-    def _intervals(self) -> dict[str, list[tuple[str, str, Interval | None]]]:
-        return {}
+        pairs = ((subject, reference) for subject in SUBJECTS for reference in REFERENCES)
+        frame = pd.DataFrame(self.rows)
+        return [(subject, reference, replicates(chosen(frame, subject, reference), metric)) for subject, reference in pairs]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.axes import Axes
@@ -70,7 +71,7 @@ def test_the_metric_is_the_mean_over_replicates(sides: tuple[Side, Side]) -> Non
     metric = panels(sides, "rmse")[-1]
     drawn = [float(np.asarray(line.get_xdata())[0]) for line in metric.lines if line.get_marker() == "o"]
     for place, own in enumerate(sides):
-        values = own.frame.query("subject == 'variant' and reference == 'golden'")["rmse"]
+        values = pd.DataFrame(own.rows).query("subject == 'variant' and reference == 'golden'")["rmse"]
         assert drawn[4 * place] == pytest.approx(float(np.exp(np.log(values).mean())))
     assert metric.get_xlabel() == "RMSE from golden, absolute"
     assert [label.get_text() for label in metric.get_yticklabels()][::2] == ["left: measured", "right: measured"]

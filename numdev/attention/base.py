@@ -52,7 +52,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a forward pass keeps for the backward pass.
+    """The tensors that a forward pass keeps for the backward pass.
 
     Attributes:
         out: O, from which delta may be computed.
@@ -213,7 +213,7 @@ class Implementation:
         return self if precision is self.precision else replace(self, precision=precision)  # type: ignore[type-var]
 
     def cost_model(self, launch: KernelLaunch) -> CostModel | None:
-        """What the cost model must know of a call that was launched so; None where no model counts its traffic."""
+        """The cost model of a call that was launched so; None where no model counts its traffic."""
         return None
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Any]:

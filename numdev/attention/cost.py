@@ -45,7 +45,7 @@ class Width:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What the model must know of an implementation, which declares it.
+    """The algorithm of an implementation as the model sees it; the implementation declares it.
 
     Attributes:
         algorithm: which of the two it is.
@@ -73,7 +73,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the model says of one call: the algorithm, the bytes it moves, and the rows of its tile, 0 without tiles."""
+    """The cost of one call by the model: the algorithm, the bytes it moves, and the rows of its tile, 0 without tiles."""
 
     algorithm: Algorithm
     bytes: float

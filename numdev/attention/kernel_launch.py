@@ -10,7 +10,7 @@ class KernelLaunch:
     """The compiled kernel that really ran; `str` is what results show as `kernel`.
 
     Attributes:
-        name: of the kernel; empty for tensor operations, and where nothing tells it.
+        name: of the kernel; empty for tensor operations, and where it is not known.
         br, bc: its tile, where it is known.
         warps, stages: of its launch, where they are known.
         splits: ranges of keys whose results it combined.

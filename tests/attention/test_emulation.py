@@ -7,25 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.base import ForwardPass
-from numdev.attention.emulation import emulation_of
-from numdev.attention.exact import Exact, rounded_once
+from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.base import ForwardPass, Saved
+from numdev.attention.differentiable import WithGradients
+from numdev.attention.emulation import emulation_of, gradients_emulation_of
+from numdev.attention.exact import Exact, ExactBackward, rounded_once
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
+from numdev.attention.naive import Naive, NaiveBackward
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax
-from numdev.attention.tiled import Tiled
+from numdev.attention.tile_schedule import Turns
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.flex import Flex
-from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
+from numdev.attention.vendor.dispatch import ByAutograd
+from numdev.attention.vendor.flex import Flex, FlexBackward
+from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
+from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
 from numdev.errors import BadInput
+from tests.attention.backward.cases import Inputs, draw_all
 from tests.cases import draw
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE
@@ -138,3 +144,160 @@ def test_exact_attention_rounded_once(causal: bool) -> None:
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, Exact()(q, k, v, Mask(causal=causal)).out.bfloat16())
     assert Custom(OURS, BF16)(q, k, v, Mask(causal=causal)).out.equal(found)
+
+
+CUDA = torch.cuda.is_available()
+
+
+def rounded(variant: ByAutograd, inputs: Inputs, device: str) -> Inputs:
+    q, k, v, do = (x.to(device) for x in variant.round_inputs(*inputs))
+    return q, k, v, do
+
+
+POLICY = BackwardPrecision.kernel(BF16)
+
+
+STATED: dict[str, Any] = {"br": 64, "bc": 32, "order": FORWARD, "query_order": REVERSE}
+
+
+ATTEND = Tiled(Precision.kernel(BF16))
+
+
+@pytest.mark.parametrize(
+    ("variant", "stated", "expected"),
+    [
+        (SdpaBackward(Backend.CUDNN), STATED, (64, 32, FORWARD, REVERSE)),
+        (SdpaBackward(Backend.EFFICIENT, FP16), STATED, (64, 32, FORWARD, REVERSE)),
+        (FlexBackward(), {"br": 64, "bc": 32}, (64, 32, FORWARD, FORWARD)),
+        (
+            TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=32, order=REVERSE, kernel=Kernel.PORTABLE),
+            {},
+            (16, 32, REVERSE, REVERSE),
+        ),
+        (TiledBackward(ATTEND, POLICY, Tiling(16, 48, REVERSE), query_order=FORWARD), {}, (16, 48, REVERSE, FORWARD)),
+    ],
+)
+def test_tiles_and_orders(variant: Any, stated: dict[str, Any], expected: tuple[int, int, Order, Order]) -> None:
+    found = gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND, **stated)
+    assert (found.tiling.br, found.tiling.bc, found.tiling.order, found.query_order) == expected
+    assert found.precision == BackwardPrecision.kernel(variant.format)
+    assert found.forward == ATTEND
+
+
+def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for dim, br in ((64, 128), (128, 64)):
+        found = gradients_emulation_of(SdpaBackward(), of(dim), Mask(), forward=ATTEND)
+        assert (found.tiling, found.query_order) == (Tiling(br, 128, Order.RANDOM), REVERSE)
+        assert found.recompute.exponential is Exponential.EXP2
+    with pytest.raises(BadInput, match=r"^tiling\.br: .*only at .*96 and 128, for sdpabackward; state what"):
+        gradients_emulation_of(SdpaBackward(), of(80), Mask(), forward=ATTEND)
+
+
+@pytest.mark.parametrize(
+    ("variant", "field"),
+    [
+        (SdpaBackward(Backend.CUDNN), "tiling.br: .*not published"),
+        (SdpaBackward(Backend.MATH), "tiling.br: .*has no tiles"),
+        (VanillaBackward(), "tiling.br: .*has no tiles"),
+        (NaiveBackward.eager(BF16), "tiling.br: .*has no tiles"),
+        (FlexBackward(), "tiling.br: .*depends on the launch"),
+        (TritonBackward(ATTEND, kernel=Kernel.PORTABLE), "tiling.br: .*depends on the launch"),
+    ],
+)
+def test_what_is_not_known_of_gradients_must_be_said(variant: WithGradients, field: str) -> None:
+    with pytest.raises(BadInput, match=f"^{field}.*state what"):
+        gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND)
+
+
+def test_orders_that_no_tiling_has() -> None:
+    with pytest.raises(BadInput, match=r"^tiling\.order: .*cuts come first"):
+        gradients_emulation_of(FlexBackward(), of(64), Mask(causal=True), br=64, bc=64, forward=ATTEND)
+    with pytest.raises(BadInput, match=r"^problem\.kv_heads: 2 .*each head before it sums"):
+        gradients_emulation_of(SdpaBackward(), Shape(heads=4, kv_heads=2), Mask(), forward=ATTEND)
+
+
+def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
+    ours = TritonBackward(Triton(bc=32, order=REVERSE, kernel=Kernel.PORTABLE), br=16, bc=16, kernel=Kernel.PORTABLE)
+    found = gradients_emulation_of(ours, of(64), Mask())
+    assert isinstance(found.forward, Tiled)
+    assert found.forward.tiling == Tiling(bc=32, order=REVERSE)
+    unknown = TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=16, kernel=Kernel.PORTABLE)
+    with pytest.raises(BadInput, match=r"^forward: 'triton' .*tiling\.bc: .*depends on the launch.*or give the forward pass"):
+        gradients_emulation_of(unknown, of(64), Mask())
+    assert gradients_emulation_of(unknown, of(64), Mask(), forward=unknown.forward_pass).forward == unknown.forward
+    with pytest.raises(BadInput, match=r"^forward: 'ExactBackward' .*give the forward pass"):
+        gradients_emulation_of(TritonBackward(ExactBackward(), br=16, bc=16, kernel=Kernel.PORTABLE), of(64), Mask())  # type: ignore[arg-type]
+
+
+HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(1000, 1000, False), (5000, 5000, True), (700, 300, True)])
+def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
+    """Its tiles by hand: 128 keys and 128 or 64 queries."""
+    shape, mask = Shape(heads=4, kv_heads=4, queries=queries, keys=keys, head_dim=dim), Mask(causal=causal)
+    emulation = gradients_emulation_of(HOPPER, shape, mask, forward=ATTEND)
+    assert emulation.turns == Turns(None if causal else 8, shared=True)
+    assert emulation.tiling == Tiling(128 if dim == 64 else 64, 128)
+    assert emulation.recompute.exponential is Exponential.EXP2
+
+
+def test_one_of_several_kernels_has_no_emulation() -> None:
+    shape = of(64)
+    with pytest.raises(BadInput, match=r"^backward\.kernel: 'auto' .*portable or hopper"):
+        gradients_emulation_of(TritonBackward(ATTEND), shape, Mask(), forward=ATTEND)
+    with pytest.raises(BadInput, match=r"^problem\.head_dim: 96 .*64 and 128"):
+        gradients_emulation_of(HOPPER, of(96), Mask(causal=True), forward=ATTEND)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.skipif(CUDA and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_emulation_predicts_the_hopper_kernel(dim: int, causal: bool) -> None:
+    """From the kernel's own O and LSE: mostly equal, and apart by much less than either is from golden."""
+    variant, mask, shape = HOPPER, Mask(causal=causal), (1, 2, 2, 1000, 1000, dim)
+    q, k, v, do = (x.cuda() for x in variant.round_inputs(*draw_all(shape)))
+    theirs, exact = variant(q, k, v, do, mask).tensors(), ExactBackward()(q, k, v, do, mask).tensors()
+    sizes = Shape(1, 2, 2, 1000, 1000, dim)
+    ours = gradients_emulation_of(variant, sizes, mask, forward=variant.forward_pass)(q, k, v, do, mask).tensors()
+    for name in ("dq", "dk", "dv"):
+        a, b, golden = theirs[name].double(), ours[name].double(), exact[name]
+        assert float((a == b).double().mean()) > 0.9, name
+        assert rms(a - b) < 0.5 * rms(b - golden), name
+
+
+@pytest.mark.skipif(CUDA, reason="the kernel of a CPU")
+@pytest.mark.parametrize(("queries", "heads", "causal"), [(64, 2, False), (200, 2, False), (800, 1, False), (200, 2, True)])
+def test_the_emulation_predicts_flash_on_a_cpu(queries: int, heads: int, causal: bool) -> None:
+    """Tiles of 32, 64 or 256 rows, of whose sums each is rounded; from the O of the kernel itself, of which it makes delta.
+
+    Both sides add in FP32 in their own order, so that a result differs only where two sums fall on either side of a rounding:
+    mostly equal, and apart by much less than either is from golden. Other tiles of queries are another prediction of dK and dV.
+    """
+    variant, mask = SdpaBackward(Backend.FLASH), Mask(causal=causal)
+    shape = (1, heads, heads, queries, queries, 16)
+    inputs = rounded(variant, draw_all(shape), "cpu")
+    theirs, exact = variant(*inputs, mask).tensors(), ExactBackward()(*inputs, mask).tensors()
+    lse = ATTEND(*ATTEND.round_inputs(*inputs[:3]), mask).lse
+    assert lse is not None
+    saved = Saved(variant.forward(*inputs[:3], mask).out.float(), lse)
+
+    def equal(br: int | None) -> dict[str, tuple[float, float]]:
+        emulation = gradients_emulation_of(variant, Shape(*shape), mask, br=br, forward=ATTEND)
+        ours = emulation.backward(*emulation.round_inputs(*inputs), saved, mask).tensors()
+        pairs = {name: (gradient.double(), ours[name].double(), exact[name]) for name, gradient in theirs.items()}
+        return {name: (float((a == b).double().mean()), rms(a - b) / rms(a - golden)) for name, (a, b, golden) in pairs.items()}
+
+    for name, (share, apart) in equal(None).items():
+        assert share > 0.95, name
+        assert apart < 0.3, name
+    coarse = equal(7)
+    assert max(coarse["dk"][0], coarse["dv"][0]) < 0.5
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.arithmetic.formats import BF16, FP16
 from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive, NaiveBackward
+from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import DeltaForm, Exponential, Normalise, Recompute
-from numdev.attention.tiled import TiledBackward
-from numdev.attention.tiling import Tiling
+from numdev.attention.softmax import Exponential
 from tests.attention.backward.cases import POLICIES, Inputs, bounds, draw_all, same
 from tests.cases import MASKS, U64, Sizes
 from tests.oracles.double_loop import NEVER, add, decayed, is_fully_masked, over, times, visibility
@@ -75,30 +73,6 @@ def test_double_precision_is_exact(mask: str) -> None:
     assert bool((got.dq[empty] == 0).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_it_predicts_autograd_of_torch(dtype: torch.dtype) -> None:
-    """matmul, a scaling, softmax and matmul in the dtype, differentiated by torch itself, on one thread of a CPU.
-
-    Both add in FP32 in their own order and round to the format at the same places, so that a result differs only where the two
-    sums fall on either side of a rounding: mostly equal, and never by more than the roundings that a flip carries on.
-    """
-    fmt: Format = {torch.bfloat16: BF16, torch.float16: FP16}[dtype]
-    variant = NaiveBackward.eager(fmt)
-    inputs = variant.round_inputs(*draw_all((1, 2, 2, 32, 48, 16)))
-    q, k, v, do = (x.to(dtype) for x in inputs)
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    out = torch.softmax((q @ k.mT) * SCALE, -1) @ v
-    out.backward(do)  # type: ignore[no-untyped-call]
-    got = variant(*inputs, Mask(), SCALE).tensors()
-    exact = ExactBackward()(*inputs, Mask(), SCALE).tensors()
-    for name, gradient in (("dq", q.grad), ("dk", k.grad), ("dv", v.grad)):
-        assert gradient is not None
-        theirs, ours = gradient.double(), got[name].double()
-        apart = (theirs - ours).square().mean().sqrt()
-        assert float(apart) < 0.35 * float((theirs - exact[name]).square().mean().sqrt()), name
-        assert float((theirs == ours).double().mean()) > 0.5, name
-
-
 def test_ds_is_rounded_before_its_scaling_and_after_it() -> None:
     """By torch itself, bit for bit: with q = 0, `P = 1 / 2`, and with dO = 1, `dS = (v_0 - v_1) / 4` is exact in FP32.
 
@@ -115,26 +89,6 @@ def test_ds_is_rounded_before_its_scaling_and_after_it() -> None:
     assert not torch.equal(q.grad, (ds * (7 / 32)).bfloat16())
     variant = NaiveBackward.eager(BF16)
     assert torch.equal(variant(*variant.round_inputs(q.detach(), k, v, do), Mask(), 7 / 32).dq, q.grad.float())
-
-
-@pytest.mark.parametrize("zero", ["q", "k"])
-@pytest.mark.parametrize("name", ["kernel_bf16", "mixed", "golden"])
-def test_one_tile_is_naive_where_p_is_the_same(name: str, zero: str) -> None:
-    """Bit for bit, all four outputs, where nothing but the form differs.
-
-    With scores of 0 and N = 32 keys `exp(S - m) / l = 1 / 32`, and so is `2^(S - LSE log2(e))` once LSE log2(e), which is off by
-    an ulp or two of FP32, is rounded to BF16: to 5. A scale that is a power of two passes through every rounding but that of
-    subnormals, of which none occurs.
-    """
-    policy = POLICIES[name]().with_step(scores=FP32, exponential=BF16)
-    q, k, v, do = policy.round_inputs(*draw_all((1, 4, 2, 24, 32, 16)))
-    q, k = (torch.zeros_like(q), k) if zero == "q" else (q, torch.zeros_like(k))
-    forward = Precision.uniform(FP32).with_step(probabilities=BF16)
-    naive = NaiveBackward(policy, forward)(q, k, v, do, Mask(), 0.25)
-    how = Recompute(DeltaForm.PROBABILITIES, exponential=Exponential.EXP2)
-    one = TiledBackward(Naive(forward, Normalise.END), policy, Tiling(24, 32), how)
-    same(one(q, k, v, do, Mask(), 0.25), naive.tensors())
-    assert bool(((naive.dq if zero == "q" else naive.dk) != 0).any())
 
 
 @pytest.mark.parametrize("step", Precision.golden().steps())

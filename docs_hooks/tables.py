@@ -110,9 +110,8 @@ def _stated(value: object) -> str:
 
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline reads, a group's name with a star for all of its settings."""
-    from numdev.cli.composed import Composer, composer
+    from numdev.cli.compose import Composer, composer, config_folder
     from numdev.cli.honoured import honours_of
-    from numdev.cli.library import config_folder
 
     def told(known: Composer, honoured: frozenset[str], family: str = "") -> str:
         groups = dict.fromkeys((*GROUPS, "forward_precision", "recompute"))

@@ -1,16 +1,12 @@
-"""The plugins of numdev, in the package in which Hydra looks for plugins.
+"""The plugin of numdev, in the package in which Hydra looks for plugins.
 
-Other applications of Hydra in the same environment find them too, but use them only if their configuration names them.
+Other applications of Hydra in the same environment find it too, but use it only if their configuration names it.
 """
 
 from __future__ import annotations
 
-from numdev.cli import sweep
+from numdev.cli import jobs
 
 
-class NumdevSweeper(sweep.Combinations):
-    """The sweeper of `configs/hydra/sweeper/numdev.yaml`."""
-
-
-class KeepingLauncher(sweep.Keeping):
-    """The launcher that `numdev.cli.sweep.KeepReturned` names."""
+class KeepingLauncher(jobs.Keeping):
+    """The launcher that `numdev.cli.jobs.KeepReturned` names."""

@@ -16,13 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from numdev.cli import build, compare, launch, plotted, schema, tune
-from numdev.cli.app import refuse_unknown
-from numdev.cli.composed import composer
+from numdev.cli.commands import refuse_unknown
+from numdev.cli.compose import Library, Request, composer, config_folder, flat, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.requests import flat, request
-from numdev.cli.studies import stated
+from numdev.cli.studies import explicit
 from numdev.report.comparison.changes import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,14 +157,14 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
             "format",
         )
     ]
-    expander = Expander(files, stated(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
+    expander = Expander(files, explicit(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
     elif command == "map" or cfg.study is None:
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
         raw = {"seeds": None} | dict(flat(config))
-        options = {group: str(hydra.runtime.choices[group]) for group in expander.groups}
-        points = [build.point(request(raw, expander.said(raw, expander.task), options))]
+        options = {group: str(hydra.runtime.choices[group]) for group in expander.composer.choices}
+        points = [build.point(Request(raw, expander.composer.said(raw, expander.task), options))]
     else:
         name = hydra.runtime.choices["study"]
         points = [*expander.study(name, study_fields(name, OmegaConf.to_container(cfg.study))).points]  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 from numdev.cli import honoured, nodes
-from numdev.cli.requests import Request
+from numdev.cli.compose import Request
 from numdev.errors import BadInput
 from numdev.results.study import Refused, StudyPoint
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from numdev.cli.compose import mapping
 from numdev.cli.plots import function
-from numdev.cli.statements import mapping
 from numdev.errors import BadInput
 from numdev.nearest import choice, one_of
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Reference

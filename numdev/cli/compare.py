@@ -26,15 +26,15 @@ B has outputs that are NaN, Inf or zeros alone."""
 def parser() -> Parser:
     """What the command takes."""
     purpose = "Compares B, measured on another machine, version or kernel, with A. Points match by study, scenario and labels."
-    found = Parser("compare", purpose, _MORE)
-    found.folders("A B", "two folders of results, as results= of other commands names them")
-    found.setting("study", "", "one study, or several as NAME,NAME; all unless given", "NAME")
-    found.setting("metric", "rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency, peak_bytes of speed")
-    found.setting("reference", "golden", "golden, golden_same_inputs or baseline")
-    found.setting("out", "", "where compare.csv is written, with every comparison", "FOLDER")
+    own = Parser("compare", purpose, _MORE)
+    own.folders("A B", "two folders of results, as results= of other commands names them")
+    own.setting("study", "", "one study, or several as NAME,NAME; all unless given", "NAME")
+    own.setting("metric", "rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency, peak_bytes of speed")
+    own.setting("reference", "golden", "golden, golden_same_inputs or baseline")
+    own.setting("out", "", "where compare.csv is written, with every comparison", "FOLDER")
     ratio = "the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions"
-    found.setting("tolerance", "1.0", ratio)
-    return found
+    own.setting("tolerance", "1.0", ratio)
+    return own
 
 
 def run(arguments: list[str]) -> int:
@@ -54,32 +54,32 @@ def _two(folders: list[str]) -> list[str]:
     return folders
 
 
-def _compare(given: Namespace) -> int:
-    from numdev.cli.console import output
-    from numdev.cli.outcome import BAD_OUTPUT, FAILED
+def _compare(settings: Namespace) -> int:
+    from numdev.cli.exit_codes import BAD_OUTPUT, FAILED
+    from numdev.cli.progress import output
     from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Criterion, compare
     from numdev.report.comparison.tables import show, write
     from numdev.report.document.tables import bad_outputs
 
-    folders, criterion = _two(given.folders), Criterion(given.metric, given.reference, tolerance(given.tolerance))
-    studies = given.study.split(",") if given.study else None
+    folders, criterion = _two(settings.folders), Criterion(settings.metric, settings.reference, tolerance(settings.tolerance))
+    studies = settings.study.split(",") if settings.study else None
     a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
     changes, console = compare(a, b, criterion), output()
     for side, results in (("A", a), ("B", b)):
         for note in (*filter(None, [bad_outputs(results)]), *results.notes):
             console.print(f"note: {side}: {note}", markup=False)
     show(changes, a, b, console)
-    if given.out:
-        write(changes, Path(given.out))
-        console.print(f"report: {given.out}/compare.csv", markup=False)
-    found = int(changes["change"].isin(REGRESSIONS).sum())
+    if settings.out:
+        write(changes, Path(settings.out))
+        console.print(f"report: {settings.out}/compare.csv", markup=False)
+    count = int(changes["change"].isin(REGRESSIONS).sum())
     tests = int(changes["p"].notna().sum())
     judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
     console.print(
-        f"{found or 'no'} regression{'s' * (found > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})",
+        f"{count or 'no'} regression{'s' * (count > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})",
         markup=False,
     )
-    return FAILED if found else BAD_OUTPUT if bad_outputs(b) else 0
+    return FAILED if count else BAD_OUTPUT if bad_outputs(b) else 0
 
 
 def tolerance(text: str) -> float:
@@ -96,12 +96,12 @@ def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     from numdev.results.store import Store
 
     try:
-        found = load(Store(Path(folder)), studies)
-        trained = [name for name, manifest in found.manifests.items() if manifest["kind"] == TRAINING]
+        results = load(Store(Path(folder)), studies)
+        trained = [name for name, manifest in results.manifests.items() if manifest["kind"] == TRAINING]
         if trained:
-            mend = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
-            raise BadInput(side, folder, mend)
-        return found
+            hint = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
+            raise BadInput(side, folder, hint)
+        return results
     except BadInput as error:
         if error.field == "studies":
             raise BadInput("study", error.value, error.mend) from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from numdev.cli import flags, process, resolved, schema, sources
-from numdev.cli.launch import CONFIGS, launch
-from numdev.cli.outcome import KNOWN
+from numdev.cli import resolved
+from numdev.cli.compose import register
+from numdev.cli.exit_codes import KNOWN
+from numdev.cli.launch import CONFIGS, MULTIRUN, launch, process
 
 _FEW = {
     "device": ("auto", "cpu", "cuda"),
@@ -26,8 +27,7 @@ def _values(command: str, words: list[str]) -> list[str]:
         return []
     known = list(_FEW.get(name, ()))
     if not known:
-        schema.register()
-        sources.register()
+        register()
         try:
             known = resolved.values(CONFIGS[command], words[:-1], name)
         except KNOWN:  # what stands before it cannot be composed yet
@@ -40,20 +40,21 @@ def complete(arguments: list[str]) -> int:
 
     The shell passes its line as COMP_LINE. Hydra has no commands, so it gets the line without that word.
     """
-    wanted = arguments[1] if len(arguments) > 1 else ""
-    if not wanted.startswith("query="):
+    query = arguments[1] if len(arguments) > 1 else ""
+    if not query.startswith("query="):
         return launch("measure", arguments)
+    between = "\n" if query == "query=fish" else " "
     program, *words = os.environ.get("COMP_LINE", "").split(" ")
     words = [word for word in words[:-1] if word] + words[-1:]
     if len(words) < 2:
-        print((" " if wanted != "query=fish" else "\n").join([*CONFIGS, *_WITHOUT_SETTINGS]))
+        print(between.join([*CONFIGS, *_WITHOUT_SETTINGS]))
         return 0
     command, *rest = words
     if command not in CONFIGS:
         return 0
-    if found := _values(command, rest):
-        print(" ".join(found) if wanted != "query=fish" else "\n".join(found))
+    if values := _values(command, rest):
+        print(between.join(values))
         return 0
-    rest.sort(key=lambda word: word not in flags.MULTIRUN)  # Hydra's completion wants flags before overrides
-    with process.given(sys.argv[1:], COMP_LINE=" ".join([program, *rest])):
+    rest.sort(key=lambda word: word not in MULTIRUN)  # Hydra's completion wants flags before overrides
+    with process(sys.argv[1:], COMP_LINE=" ".join([program, *rest])):
         return launch(command, arguments)

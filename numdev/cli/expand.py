@@ -29,7 +29,9 @@ file. If the command line sets an axis, only that value of the axis is kept. All
 they are null: a point whose variant does not read one of them is not measured, but recorded as unsupported. So is a point whose
 label would be wrong because the command line overrides what an entry of the axis states.
 
-The command line leaves out scenarios that it contradicts (`numdev.cli.contradicted`).
+The command line leaves out a scenario that it would make into another: one that states another value of a setting, itself or by
+the file of an option, and one without the value of an axis that other scenarios have, or, where none has it, that states the axis
+itself. The study is refused where no scenario is left. `seeds` changes no scenario.
 """
 
 from __future__ import annotations
@@ -37,48 +39,37 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from numdev.cli import build, schema
 from numdev.cli.claims import Comparable, claims_of
-from numdev.cli.comparable import comparable
-from numdev.cli.composed import Composer, composer
-from numdev.cli.contradicted import left, settings_of
-from numdev.cli.layers import Ground, Layers
-from numdev.cli.library import OPERATION, Library
+from numdev.cli.compose import OPERATION, Composer, Library, Request, Statements, composer, mapping, written
 from numdev.cli.plots import figures_of, function, plot_of
-from numdev.cli.requests import Flat, Request, Statement, written
-from numdev.cli.runners import operation_of
-from numdev.cli.statements import Entry, Statements, entry_of, mapping, scenario_of
+from numdev.cli.runners import comparable, operation_of
 from numdev.errors import BadInput, NotHonoured
+from numdev.nearest import choice
 from numdev.results.claim import ClaimStatement
-from numdev.results.manifest import EntryRole
+from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 
-_SECTION = ("place", "measured", "source", "table", "figures")
-"""Fields of a study's file that the report alone reads."""
+_ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
+_SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads
+
+
+class Entry(NamedTuple):
+    """One value of an axis: its label, what it states, and what it is to the claims."""
+
+    label: Any
+    statements: Statements
+    role: EntryRole = EntryRole.SUBJECT
 
 
 @dataclass(frozen=True)
-class _Place:
-    """An entry of an axis, with what it states and why its label would be wrong, computed once for all its points."""
-
-    entry: Entry
-    choices: Statements
-    values: Statements
-    deny: Callable[[], NotHonoured | None]
-
-    @cached_property
-    def denied(self) -> NotHonoured | None:
-        return self.deny()
-
-
-@dataclass
 class Expander:
-    """Makes points from statements.
+    """Makes the points of studies.
 
     Attributes:
         library: where options of groups are found.
@@ -100,18 +91,16 @@ class Expander:
 
     @cached_property
     def composer(self) -> Composer:
-        """Composes the options by Hydra."""
         return composer(self.library.folders, self.name, self.operation)
+
+    def request(self, *layers: Statements) -> Request:
+        """See `Composer.request`."""
+        return self.composer.request(*layers)
 
     def of(self, study: str) -> Expander:
         """The expander for the operation that a study's file chooses, unless the command line chooses one."""
         own = None if OPERATION in self.manner else self.library.operation_of(study)
         return self if own in (None, self.operation) else replace(self, operation=own)
-
-    @property
-    def groups(self) -> Mapping[str, str]:
-        """The groups of a point, with their default options."""
-        return self.composer.choices
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
         """The study with all its points, none of them twice.
@@ -119,58 +108,50 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        every = {key: mapping(f"study.scenarios.{key}", own) for key, own in self._named(fields).items()}
-        stated = left(name, every, fields, self.layers, self.task)
-        scenarios = tuple(scenario_of(key, own) for key, own in stated.items())
-        points = self._points(name, stated, fields)
+        every = _scenarios(fields)
+        kept = self._kept(name, every, fields)
+        scenarios = tuple(_scenario(key, own) for key, own in kept.items())
+        points = self._points(name, kept, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         claims, plot = self._answers(name, fields)
         return Study(
-            name,
-            fields["title"],
-            fields["figure"],
-            claims,
-            points,
-            tuple(fields["more"]),
-            self._command(name),
-            scenarios,
-            self._overrides(name, stated, fields, points),
-            {axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
-            fields["question"],
-            plot,
-            {name: fields[name] for name in _SECTION if fields[name]},
-            tuple(scenario_of(key, own).title for key, own in every.items() if key not in stated),
+            name=name,
+            title=fields["title"],
+            figure=fields["figure"],
+            claims=claims,
+            points=points,
+            more=tuple(fields["more"]),
+            command=self._command(name),
+            scenarios=scenarios,
+            overrides=self._overrides(name, kept, fields, points),
+            words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
+            question=fields["question"],
+            plot=plot,
+            section={name: fields[name] for name in _SECTION if fields[name]},
+            left_out=tuple(_scenario(key, own).title for key, own in every.items() if key not in kept),
         )
-
-    @staticmethod
-    def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A study's scenarios; a study that states none has a single one."""
-        return fields["scenarios"] or {"default": {"title": fields["title"]}}
 
     def axes(self, fields: Mapping[str, Any]) -> dict[str, list[Any]]:
         """The axes of a study with their entries, those of any scenario."""
         axes: dict[str, list[Any]] = {}
-        for key, own in self._named(fields).items():
-            stated = mapping(f"study.scenarios.{key}", own)
-            for axis, values in (fields["axes"] | mapping("axes", stated.get("axes"))).items():
-                known = axes.setdefault(axis, [])
-                known += [entry for entry in (values if isinstance(values, (list, Mapping)) else [values]) if entry not in known]
+        for own in _scenarios(fields).values():
+            for axis, values in _axes(fields, own).items():
+                entries = axes.setdefault(axis, [])
+                entries += [one for one in (values if isinstance(values, (list, Mapping)) else [values]) if one not in entries]
         return axes
 
     def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
-        axes = self.axes(fields)
+        axes, plot = self.axes(fields), fields["plot"]
         try:
             claims = claims_of(fields["claims"], axes, self._comparable)
             figures_of(fields["figures"])
             if fields["table"]:
                 function("table", fields["table"])
-            if fields["plot"] is not None and fields["figure"] is not None:
-                raise BadInput(
-                    "plot", fields["plot"], f"the study names the figure {fields['figure']} too; leave one of them out"
-                )
-            return claims, None if fields["plot"] is None else plot_of(fields["plot"], axes, self._figures)
+            if plot is not None and fields["figure"] is not None:
+                raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
+            return claims, None if plot is None else plot_of(plot, axes, lambda: list(self._of_plot().figures))
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
@@ -178,31 +159,110 @@ class Expander:
         """What a claim may compare."""
         return comparable(self.program, operation_of(self.composer.of))
 
-    def _figures(self) -> list[str]:
-        """What a figure may show.
-
-        Raises:
-            BadInput: for an operation without an exact result.
-        """
+    def _of_plot(self) -> Comparable:
+        """What a figure may show; BadInput for an operation without an exact result."""
         operation = operation_of(self.composer.of)
         if operation.golden is None:
-            mend = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
-            raise BadInput("plot", operation.name, f"{mend}tensor; leave it out, the report draws its own figures")
-        return list(comparable(self.program, operation).figures)
+            hint = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
+            raise BadInput("plot", operation.name, f"{hint}tensor; leave it out, the report draws its own figures")
+        return self._comparable()
+
+    def _kept(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
+        """The scenarios that the command line does not make into others.
+
+        Raises:
+            BadInput: if there are none.
+        """
+        task = {key: value for key, value in self.task.items() if key != "seeds"}
+        axes = {one: _axes(fields, own) for one, own in scenarios.items()}
+        having = {key: [one for one in axes if self._has(key, value, axes[one].get(key))] for key, value in task.items()}
+
+        def stays(one: str, own: Statements) -> bool:
+            swept = [key for key in task if key in axes[one]]
+            of_its_own = mapping("axes", own.get("axes"))
+            has = all(one in having[key] if having[key] else key not in of_its_own for key in swept)
+            others = {key: value for key, value in task.items() if key not in swept}
+            return has and (not others or self._keeps(others, _settings(own), fields["base"]))
+
+        kept = {one: own for one, own in scenarios.items() if stays(one, own)}
+        if not kept:
+            overrides = " ".join(f"{key}={written(value)}" for key, value in task.items())
+            hint = "leave that out, or change a copy of the study's file"
+            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
+        return kept
+
+    def _has(self, key: str, value: Any, entries: Any) -> bool:
+        """Whether an axis has a value."""
+        typed = self.composer.typed
+        return isinstance(entries, list) and typed(key, value) in [typed(key, entry) for entry in entries]
+
+    def _keeps(self, task: Statements, own: Statements, base: Statements) -> bool:
+        """Whether everything that a scenario states is as stated under these overrides."""
+        plain, after = self.request(base, own).raw, self.request(base, own, task).raw
+        stands_for = self.composer.stands_for(own)
+        return all(
+            key in after and after[key] == plain[key] for key, one in stands_for.items() if one is not None and key in plain
+        )
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
         for scenario, own in scenarios.items():
             try:
-                for entries, request, denied in self._grid(own, fields):
+                for entries in self._grid(own, fields):
                     labels = {axis: entry.label for axis, entry in entries.items()}
                     place = json.dumps([scenario, labels], sort_keys=True)  # identifies what the entries state
                     if place not in points:
-                        roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
-                        points[place] = replace(_point(request, scenario, labels, denied), roles=roles)
+                        points[place] = self._point(scenario, labels, entries, (fields["base"], _settings(own)))
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
+
+    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[dict[str, Entry]]:
+        """For each point of a scenario its entries by axis."""
+        axes = {key: self._axis(key, values) for key, values in _axes(fields, own).items()}
+        for combination in itertools.product(*axes.values()):
+            yield dict(zip(axes, combination, strict=True))
+
+    def _axis(self, key: str, values: Any) -> list[Entry]:
+        """The values of an axis with what they state; only the command line's where it names the axis."""
+        if key in self.task:
+            values = [self.task[key]]
+        if isinstance(values, Mapping):
+            return [_entry(f"axes.{key}.{name}", name, mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
+        if not isinstance(values, list):
+            raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
+        return [Entry(value, {key: value}) for value in values]
+
+    def _point(
+        self, scenario: str, labels: Mapping[str, Any], entries: Mapping[str, Entry], below: tuple[Statements, Statements]
+    ) -> StudyPoint:
+        """The point; it is recorded as unsupported if it cannot honour something that is stated."""
+        self.composer.check_replaced(self.task)
+        choices, values = dict[str, Any](), dict[str, Any]()
+        for entry in entries.values():
+            of_groups, others = self.composer.split(entry.statements)
+            choices |= of_groups
+            values |= others
+        task_choices, task_values = self.composer.split(self.task)
+        request = self.request(*below, choices | task_choices, values, task_values)
+        try:
+            for axis, entry in entries.items():
+                self._check_label(axis, entry)
+            point = build.point(request, scenario, labels)
+        except NotHonoured as error:
+            point = build.refused_point(request, scenario, labels, str(error))
+        roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
+        return replace(point, roles=roles)
+
+    def _check_label(self, axis: str, entry: Entry) -> None:
+        """Raise NotHonoured for a label that would be wrong, since the command line overrides what the label stands for."""
+        if not self.task:
+            return
+        stands_for, typed = self.composer.stands_for(entry.statements), self.composer.typed
+        for key, value in self.task.items():
+            if stands_for.get(key) is not None and typed(key, stands_for[key]) != typed(key, value):
+                hint = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
+                raise NotHonoured(key, value, hint)
 
     def _overrides(
         self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
@@ -212,83 +272,47 @@ class Expander:
         Neither another number of replicates nor the choice of one value of an axis makes another point.
         """
         of = {key: value for key, value in self.manner.items() if key == OPERATION}
-        stated = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
-        if not stated:
+        overrides = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
+        if not overrides:
             return ()
         usual = replace(self, task={}, manner={}, operation=None if of else self.operation).of(name)
         try:
-            plain = usual._points(name, scenarios, fields)
+            of_file = usual._points(name, scenarios, fields)
         except BadInput:  # the file alone makes no study
-            return stated
-        own = {(point.scenario, point.problem, point.variant, point.baseline) for point in plain}
-        return stated if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
-
-    @cached_property
-    def layers(self) -> Layers:
-        """Reads what is stated."""
-        return Layers(self.library, self.composer)
-
-    def request(self, *layers: Statements) -> Request:
-        """The whole configuration after all layers, each above the one before it, and what the layers state of it."""
-        return self.layers.above(self.layers.ground(*layers))
-
-    def said(self, settings: Flat, *layers: Statements) -> dict[str, Statement]:
-        """See `Layers.said`."""
-        return self.layers.said(settings, *layers)
+            return overrides
+        own = {(point.scenario, point.problem, point.variant, point.baseline) for point in of_file}
+        return overrides if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
 
     def _command(self, name: str) -> str:
         """The command line that states `task` and `manner`."""
-        stated = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
+        overrides = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
-        return shlex.join(["numdev", self.program, *folder, f"study={name}", *stated])
-
-    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Entry], Request, NotHonoured | None]]:
-        """For each point of a scenario: its entries by axis, its request, and why a label would be wrong, if it would."""
-        merged = fields["axes"] | mapping("axes", own.get("axes"))
-        layer = settings_of(own)
-        self.layers.check_replaced(self.task)
-        task_choices, task_values = self.layers.split(self.task)
-        axes = {key: [self._place(key, entry) for entry in self._axis(key, values)] for key, values in merged.items()}
-        grounds: dict[str, Ground] = {}  # by the options that entries choose: a grid of values has one
-        for combination in itertools.product(*axes.values()):
-            places = dict(zip(axes, combination, strict=True))
-            choices = {group: option for place in combination for group, option in place.choices.items()}
-            values = {key: value for place in combination for key, value in place.values.items()}
-            denied = next((error for place in combination if (error := place.denied) is not None), None)
-            if (chosen := repr(choices)) not in grounds:
-                grounds[chosen] = self.layers.ground(fields["base"], layer, choices | task_choices)
-            entries = {axis: place.entry for axis, place in places.items()}
-            yield entries, self.layers.above(grounds[chosen], values, task_values), denied
-
-    def _place(self, axis: str, entry: Entry) -> _Place:
-        choices, values = self.layers.split(entry.statements)
-        return _Place(entry, choices, values, lambda: self._denied(axis, entry))
-
-    def _denied(self, axis: str, entry: Entry) -> NotHonoured | None:
-        """The reason why a label of an axis would be wrong: the command line overrides what the label stands for."""
-        stands_for = self.layers.stands_for(entry.statements)
-        for key, value in self.task.items():
-            if stands_for.get(key) is not None and self.layers.typed(key, stands_for[key]) != self.layers.typed(key, value):
-                mend = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
-                return NotHonoured(key, value, mend)
-        return None
-
-    def _axis(self, key: str, values: Any) -> list[Entry]:
-        """The values of an axis with what they state; only the command line's where it names the axis."""
-        if key in self.task:
-            values = [self.task[key]]
-        if isinstance(values, Mapping):
-            return [entry_of(f"axes.{key}.{name}", name, mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
-        if not isinstance(values, list):
-            raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
-        return [Entry(value, {key: value}) for value in values]
+        return shlex.join(["numdev", self.program, *folder, f"study={name}", *overrides])
 
 
-def _point(request: Request, scenario: str, labels: Mapping[str, Any], denied: NotHonoured | None) -> StudyPoint:
-    """The point; it will be recorded as unsupported if it cannot honour something that is stated."""
-    try:
-        if denied is not None:
-            raise denied
-        return build.point(request, scenario, labels)
-    except NotHonoured as error:
-        return build.refused_point(request, scenario, labels, str(error))
+def _scenarios(fields: Mapping[str, Any]) -> dict[str, Statements]:
+    """A study's scenarios; a study that states none has a single one."""
+    named = fields["scenarios"] or {"default": {"title": fields["title"]}}
+    return {key: mapping(f"study.scenarios.{key}", own) for key, own in named.items()}
+
+
+def _axes(fields: Mapping[str, Any], scenario: Statements) -> dict[str, Any]:
+    return {**fields["axes"], **mapping("axes", scenario.get("axes"))}
+
+
+def _settings(scenario: Statements) -> Statements:
+    """What a scenario states of its points."""
+    return {key: value for key, value in scenario.items() if key not in _ABOUT}
+
+
+def _scenario(name: str, own: Statements) -> Scenario:
+    title = own.get("title", name)
+    if not isinstance(title, str) or not title.strip():
+        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
+    role = choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
+    return Scenario(name, title, role, str(own.get("stands_for", "")))
+
+
+def _entry(where: str, name: str, own: Statements) -> Entry:
+    role = choice(f"{where}.role", EntryRole, own.get("role", EntryRole.SUBJECT.value))
+    return Entry(name, {key: value for key, value in own.items() if key != "role"}, role)

@@ -13,9 +13,8 @@ from typing import Any
 
 from numdev.attention.honours import Honouring, Honours, OnShape
 from numdev.cli import nodes, schema
-from numdev.cli.library import Library, config_folder
+from numdev.cli.compose import Flat, Library, Request, Said, Structure, config_folder, reference, structure_of
 from numdev.cli.nodes import TARGET
-from numdev.cli.requests import Flat, Request, Said, Structure, reference, structure_of
 from numdev.errors import NotHonoured
 
 

@@ -1,4 +1,4 @@
-"""Runs a command as the task of Hydra, once or for every job of a sweep, here or elsewhere, and collects what its jobs said."""
+"""Jobs of a command: the task that Hydra runs, here or elsewhere; what jobs return; the table of a sweep, a line for each job."""
 
 from __future__ import annotations
 
@@ -7,26 +7,43 @@ import io
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.text import Text
 
-from numdev.cli import app, placed
-from numdev.cli.console import output
-from numdev.cli.modules import make_importable
-from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
-from numdev.cli.progress import aside, begin
-from numdev.cli.sweeptable import SweepTable
+from numdev.cli import commands
+from numdev.cli.compose import make_importable, overrides_of
+from numdev.cli.exit_codes import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
+from numdev.cli.plotted import asked
+from numdev.cli.progress import ERRORS, aside, begin, is_basic, output, sweep
+from numdev.errors import BadInput
+
+if TYPE_CHECKING:
+    from numdev.results.record import Status
 
 _FUNCTIONS = {"map": "error_map"}
 """Of the commands whose names Python has taken."""
+_KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
+_WITHOUT_FIGURES = "basic"  # the sweeper that needs none
+_MEASURING = ("measure", "speed")  # the commands whose jobs have figures
+_GAP = "  "
+_NOT_IN_HEADER = ("dry_run", "plot", "out")  # of the settings that all jobs share
+_STYLES = {"ok": "green", "unsupported": "yellow"}  # by the status in words: results are imported late
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
+_ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
 
 class Figure(float):
@@ -57,6 +74,91 @@ class NoFigure(Exception):
 
 
 @dataclass(frozen=True)
+class Headings:
+    """The figures of a command's jobs.
+
+    Attributes:
+        title: one line above the table.
+        columns: names and widths of the figures; behind them stands how the job ended.
+    """
+
+    title: str
+    columns: Mapping[str, int]
+
+
+HEADINGS = {
+    "measure": Headings(
+        "max_difference from golden, and variant / baseline with its 95 % interval",
+        {"variant": 9, "baseline": 9, "variant / baseline": 19},
+    ),
+    "speed": Headings(
+        "time of one call, and its root mean square error", {"ms": 8, "TFLOP/s": 8, "of matmul": 9, "MiB": 8, "RMSE": 8}
+    ),
+    "train": Headings(
+        "difference of the weights from those of the reference after the last step",
+        {"step": 6, "max_difference": 14, "relative_frobenius": 18, "same bits": 9},
+    ),
+}
+PLANNED = Headings("estimates; nothing is measured", {"replicates": 10, "time": 9, "memory": 9})
+
+
+def status_text(status: Status) -> tuple[str, str]:
+    """The word and its style."""
+    return status.value, _STYLES.get(status.value, "red")
+
+
+@dataclass
+class SweepTable:
+    """Lays out the jobs of a sweep: settings that differ between jobs on the left, figures on the right.
+
+    The launcher lays it out before the first job; jobs print their own lines, also in other processes.
+
+    Attributes:
+        headings: of the figures; None where jobs print no line, such as those of studies.
+        axes: the settings that have columns of their own, with their widths; none before `lay_out`.
+    """
+
+    headings: Headings | None = None
+    axes: dict[str, int] = field(default_factory=dict)
+
+    def lay_out(self, jobs: Sequence[Sequence[str]], constant: Iterable[str]) -> None:
+        """Give each setting of the jobs a column, but for those that the command line sets once for all jobs."""
+        fixed = set(constant)
+        for job in jobs:
+            for name, value in map(_parted, job):
+                if name not in fixed:
+                    self.axes[name] = max(self.axes.get(name, len(name)), len(value))
+
+    def header(self, job: Sequence[str]) -> Text:
+        """Title, the settings that all jobs share, as one of them has them, and the names of the columns."""
+        assert self.headings is not None
+        shared = [text for text in job if _parted(text)[0] not in (*self.axes, *_NOT_IN_HEADER)]
+        title = self.headings.title + (f"; {' '.join(shared)}" if shared and self.axes else "")
+        names = [name.ljust(width) for name, width in self.axes.items()] or [_label(job)]
+        names += [name.rjust(width) for name, width in self.headings.columns.items()]
+        return Text.assemble(title, "\n", (_GAP.join([*names, "status"]), "bold"))
+
+    def line(self, job: Sequence[str], cells: Sequence[str], status: Status | None, remark: str) -> Text:
+        """One job: `cells` are its figures, empty where it has none; then how it ended, None in a dry run, and a remark."""
+        assert self.headings is not None
+        own = dict(map(_parted, job))
+        left = [own.get(name, "").ljust(width) for name, width in self.axes.items()] or [_label(job)]
+        widths = self.headings.columns.values()
+        right = [cell.rjust(width) for cell, width in zip(cells or [""] * len(widths), widths, strict=True)]
+        ended = [] if status is None else [status_text(status), ", " if remark else ""]
+        return Text.assemble(_GAP.join([*left, *right, ""]), *ended, remark)
+
+
+def _label(job: Sequence[str]) -> str:
+    return " ".join(job) or "defaults"
+
+
+def _parted(text: str) -> tuple[str, str]:
+    name, _, value = text.lstrip("+").partition("=")
+    return name, value
+
+
+@dataclass(frozen=True)
 class Outlet:
     """Where a process prints: host, and device and inode of its standard output."""
 
@@ -68,10 +170,10 @@ class Outlet:
     def here(cls) -> Outlet | None:
         """That of this process; None where it has no standard output."""
         try:
-            found = os.fstat(1)
+            stdout = os.fstat(1)
         except OSError:
             return None
-        return cls(platform.node(), found.st_dev, found.st_ino)
+        return cls(platform.node(), stdout.st_dev, stdout.st_ino)
 
 
 @dataclass(frozen=True)
@@ -79,7 +181,7 @@ class Job:
     """Hydra's task.
 
     Attributes:
-        command: its name, that of a function of `numdev.cli.app` unless `_FUNCTIONS` names another.
+        command: its name, that of a function of `numdev.cli.commands` unless `_FUNCTIONS` names another.
         outlet: where the user reads. A job that runs elsewhere returns what it prints.
         tracebacks: whether an error passes with its traceback.
         arguments: those of the command, of all its jobs.
@@ -98,11 +200,15 @@ class Job:
         Raises:
             NoFigure: from a job of a sweep that has not got the figure.
         """
-        begin(_number(), " ".join(text for text in app.overrides() if text.partition("=")[0] in self.table.axes))
-        with self._said() as said:
+        overrides, number = commands.overrides(), job_number()
+        begin(number, " ".join(text for text in overrides if text.partition("=")[0] in self.table.axes))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed) if Outlet.here() != self.outlet else contextlib.nullcontext():
             ended = self._ended(cfg)
-            self._print_line(ended)
-        ended = replace(ended, job=" ".join(app.overrides()), number=_number(), said=said.getvalue())
+            if ended.line is not None and self.table.headings is not None:
+                with aside():
+                    output().print(self.table.line(overrides, *ended.line), soft_wrap=True)
+        ended = replace(ended, job=" ".join(overrides), number=number, said=printed.getvalue())
         keep(ended)
         if HydraConfig.get().mode is RunMode.RUN or OmegaConf.select(cfg, "objective") is None:
             return ended
@@ -112,44 +218,36 @@ class Job:
 
     def _ended(self, cfg: DictConfig) -> Ended:
         """Run the job; a known error ends it with a sentence, and the other jobs of a sweep continue."""
+        token = _ARGUMENTS.set(self.arguments)
         try:
             runtime = HydraConfig.get().runtime
-            app.refuse_unknown(cfg, groups=runtime.choices)
+            commands.refuse_unknown(cfg, groups=runtime.choices)
             make_importable(runtime.config_sources)
-            with placed.asked(self.arguments):
-                ended: Ended = getattr(app, _FUNCTIONS.get(self.command, self.command))(cfg)
+            ended: Ended = getattr(commands, _FUNCTIONS.get(self.command, self.command))(cfg)
         except BrokenPipeError:
             raise
         except Exception as error:
             if self.tracebacks:
                 raise
             return Ended(code_of(error), sentence_of(error)) if isinstance(error, KNOWN) else Ended(FAILED, unforeseen(error))
+        finally:
+            _ARGUMENTS.reset(token)
         return ended
 
-    def _print_line(self, ended: Ended) -> None:
-        """The job's line in the table of its sweep."""
-        if ended.line is None or self.table.headings is None:
-            return
-        with aside():
-            output().print(self.table.line(app.overrides(), *ended.line), soft_wrap=True)
 
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[io.StringIO]:
-        """Capture what the job prints, if it runs where the user does not read."""
-        said = io.StringIO()
-        elsewhere = Outlet.here() != self.outlet
-        with contextlib.redirect_stdout(said) if elsewhere else contextlib.nullcontext():
-            yield said
+def arguments() -> tuple[str, ...]:
+    """The arguments of the command whose job runs here."""
+    return _ARGUMENTS.get()
 
 
-def _number() -> int:
+def job_number() -> int:
     """The job's place in its sweep; 0 for a run."""
     job = HydraConfig.get().job
-    return 0 if OmegaConf.is_missing(job, "num") else job.num
+    return 0 if OmegaConf.is_missing(job, "num") else int(job.num)
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[dict[int, Ended]]:
+def ended_jobs() -> Iterator[dict[int, Ended]]:
     """How the jobs of a command ended, by number: `hydra.main` drops what they return."""
     ended: dict[int, Ended] = {}
     token = _ENDED.set(ended)
@@ -168,23 +266,92 @@ def keep(ended: Ended) -> None:
 
 def ended_of(job: JobReturn) -> Ended | None:
     """How a job ended that a launcher ran; None where it raised what the sweeper is to raise."""
-    if job.status is JobStatus.COMPLETED:
-        value = job.return_value
-    else:
-        with contextlib.redirect_stderr(io.StringIO()):  # `return_value` prints before it raises; a sweeper will read it too
-            try:
-                value = job.return_value
-            except NoFigure as error:
-                value = error
-            except Exception:
-                return None
+    value: Any
+    try:
+        with contextlib.nullcontext() if job.status is JobStatus.COMPLETED else contextlib.redirect_stderr(io.StringIO()):
+            value = job.return_value  # prints before it raises; a sweeper will read it too
+    except NoFigure as error:
+        value = error
+    except Exception:
+        return None
     ended: Ended = value if isinstance(value, Ended) else value.ended
     return ended
 
 
-def keep_returned(job: JobReturn) -> None:
-    """Note how a job ended that a launcher ran anywhere, and show what it printed where nobody reads."""
-    ended = ended_of(job)
-    if ended is not None:
-        keep(ended)
-        sys.stdout.write(ended.said)
+class Keeping(Launcher):
+    """Wraps the launcher that the user chose: checks the sweep, prints the header of its table, and keeps what jobs return."""
+
+    def __init__(self, launcher: DictConfig) -> None:
+        self.chosen = launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Set up the user's launcher.
+
+        Raises:
+            BadInput: for a sweep that cannot be run, or whose figure cannot be had.
+        """
+        assert isinstance(task_function, Job)
+        overrides = OverridesParser.create().parse_overrides(overrides_of(config.hydra))
+        make_importable(config.hydra.runtime.config_sources)
+        _refuse(task_function.command, config, overrides)
+        with open_dict(config.hydra):
+            config.hydra.launcher = self.chosen
+        self.table = task_function.table
+        if config.get("study") is None and task_function.command in HEADINGS and config.metrics == "chief":
+            self.table.headings = PLANNED if config.dry_run else HEADINGS[task_function.command]
+        self.constant = [override.get_key_element() for override in overrides if not override.is_sweep_override()]
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        bar: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if any(text.startswith("study=") for text in job_overrides[0]):
+            self.table.headings = None
+        if self.table.headings is not None:
+            if not self.table.axes:
+                self.table.lay_out(job_overrides, self.constant)
+                output().print(self.table.header(job_overrides[0]), soft_wrap=True)
+            if is_basic(self.chosen):
+                bar = sweep(len(job_overrides), ERRORS)
+        with bar:
+            returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        for job in returned:
+            if (ended := ended_of(job)) is not None:
+                keep(ended)
+                sys.stdout.write(ended.said)
+        return returned
+
+
+def _refuse(command: str, config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Raise BadInput before the first job of a sweep, if the sweeper cannot run it, or its figure cannot be had."""
+    sweeper = str(config.hydra.runtime.choices["hydra/sweeper"])
+    objective = OmegaConf.select(config, "objective")
+    for override in overrides if sweeper == _WITHOUT_FIGURES else ():
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            hint = "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
+            raise BadInput(override.get_key_element(), str(override.input_line).partition("=")[2], hint)
+    if objective is not None or sweeper != _WITHOUT_FIGURES:
+        from numdev.cli import runners  # late: a sweep without a figure does not wait for torch here
+
+        measured = runners.kind(command, config) if command in _MEASURING else None
+        if objective is None or measured is None:
+            runners.refuse_sweeper(sweeper, measured, command)
+        else:
+            runners.refuse_objective(objective, measured)
+    if config.get("dry_run") and sweeper != _WITHOUT_FIGURES:
+        raise BadInput("hydra/sweeper", sweeper, "it needs figures, and a dry run measures nothing; leave it out")
+    if asked(config):
+        from numdev.cli import figures
+
+        figures.refuse_of_sweep(config, command, overrides)
+    if not config.get("dry_run"):
+        from numdev.results.files import refuse_unwritable
+
+        refuse_unwritable("results" if "results" in config else "out", Path(config.hydra.sweep.dir))
+
+
+class KeepReturned(Callback):
+    """Puts `Keeping` before the launcher of every sweep, whatever sweeper there is."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with open_dict(config.hydra):
+            config.hydra.launcher = {"_target_": _KEEPING, "_recursive_": False, "launcher": config.hydra.launcher}

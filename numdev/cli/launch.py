@@ -7,7 +7,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hydra
@@ -15,15 +17,70 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from numdev.cli import flags, plotted, process, resolved, schema, sources
-from numdev.cli.composed import Composer, composer
-from numdev.cli.jobs import Job, NoFigure, Outlet, kept
-from numdev.cli.library import config_folder
-from numdev.cli.outcome import FAILED, KNOWN, Ended, code_of, gravest, sentence_of, unforeseen
-from numdev.cli.width import wrapped
+from numdev.cli import plotted
+from numdev.cli.compose import Composer, composer, config_folder, register
+from numdev.cli.exit_codes import FAILED, KNOWN, code_of, sentence_of, unforeseen, worst
+from numdev.cli.jobs import Job, NoFigure, Outlet, ended_jobs
+from numdev.cli.plain import wrapped
 from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
+MULTIRUN = ("--multirun", "-m")
+_FLAGS = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), MULTIRUN)
+_FLAGS_WITH_VALUE = (
+    *(("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")),
+    ("--experimental-rerun",),
+)
+
+
+def flag_parser() -> ArgumentParser:
+    """Reads a command line as Hydra does, with the flags that it documents; Hydra itself checks their values."""
+    parser = ArgumentParser(add_help=False, argument_default=SUPPRESS)
+    parser.add_argument("overrides", nargs="*", default=[])
+    for names in (*_FLAGS, ("--shell-completion", "-sc")):
+        parser.add_argument(*names, action="store_true")
+    for names in _FLAGS_WITH_VALUE:
+        parser.add_argument(*names)
+    parser.add_argument("--info", "-i", nargs="?")
+    return parser
+
+
+def read(arguments: Sequence[str]) -> tuple[list[str], Namespace]:
+    """The overrides, and the flags by name, without unknown ones."""
+    parsed, _ = flag_parser().parse_known_intermixed_args(arguments)
+    return parsed.overrides, parsed
+
+
+def split(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate overrides from flags with their values, which may stand between them on the command line.
+
+    Raises:
+        BadInput: for a flag that Hydra does not have.
+    """
+    parsed, unknown = flag_parser().parse_known_intermixed_args(arguments)
+    if unknown:
+        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
+    flags = list(arguments)
+    for override in parsed.overrides:
+        flags.remove(override)
+    return parsed.overrides, flags
+
+
+@contextlib.contextmanager
+def process(arguments: Sequence[str], **environment: str) -> Iterator[None]:
+    """Set the arguments of the process and some variables of its environment, which Hydra reads; both are put back at the end."""
+    argv, before = sys.argv, {name: os.environ.get(name) for name in environment}
+    sys.argv = [argv[0], *arguments]
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def launch(command: str, arguments: list[str]) -> int:
@@ -32,8 +89,7 @@ def launch(command: str, arguments: list[str]) -> int:
     Hydra prints an error with its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So this function sets it and
     prints one sentence for an error. If the user has set it, errors keep their tracebacks.
     """
-    schema.register()
-    sources.register()
+    register()
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return _run(command, arguments, tracebacks=True)
     try:
@@ -42,7 +98,7 @@ def launch(command: str, arguments: list[str]) -> int:
             return 0
         return _run(command, arguments)
     except KNOWN as error:
-        print(sentence_of(error, _asked(command, arguments)), file=sys.stderr)
+        print(sentence_of(error, _composer(command, arguments)), file=sys.stderr)
         return code_of(error)
     except BrokenPipeError:
         raise
@@ -53,94 +109,96 @@ def launch(command: str, arguments: list[str]) -> int:
 
 def help_of(command: str, arguments: list[str]) -> str:
     """Hydra's help of a command, its long lines wrapped for a terminal of 80 columns."""
-    said = io.StringIO()
+    printed = io.StringIO()
     ends = contextlib.suppress(SystemExit)  # Hydra ends the process after its help
-    with ends, contextlib.redirect_stdout(said), process.given(arguments, HYDRA_FULL_ERROR="1"):
+    with ends, contextlib.redirect_stdout(printed), process(arguments, HYDRA_FULL_ERROR="1"):
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(lambda _: None)()
-    return wrapped(said.getvalue().rstrip())
+    return wrapped(printed.getvalue().rstrip())
 
 
-def _asked(command: str, arguments: list[str]) -> Composer | None:
+def _composer(command: str, arguments: list[str]) -> Composer | None:
     """The settings of the operation and the folders that the arguments name; None where these cannot be composed."""
-    overrides, given = flags.read(arguments)
-    folders = (config_folder(), *((Path(given.config_dir).resolve(),) if "config_dir" in given else ()))
-    chosen = [text.partition("=")[2].partition(",")[0] for text in overrides if text.startswith("operation=")]
+    overrides, flags = read(arguments)
+    folders = (config_folder(), *((Path(flags.config_dir).resolve(),) if "config_dir" in flags else ()))
+    operations = [text.partition("=")[2].partition(",")[0] for text in overrides if text.startswith("operation=")]
+    known = composer(folders, getattr(flags, "config_name", CONFIGS[command]), operations[-1] if operations else None)
     try:
-        return composer(folders, getattr(given, "config_name", CONFIGS[command]), chosen[-1] if chosen else None)
+        known.choices  # noqa: B018  it is composed here
     except (*KNOWN, OSError):
         return None
+    return known
 
 
 def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
     arguments = [plotted.braced(text) for text in arguments]
     job = Job(command, Outlet.here(), tracebacks, tuple(arguments))
-    with kept() as ended:
+    with ended_jobs() as ended, tempfile.TemporaryDirectory() as scratch:
         try:
-            with process.given(ordered(command, arguments), HYDRA_FULL_ERROR="1"):
+            with process(ordered(command, arguments, scratch), HYDRA_FULL_ERROR="1"):
                 hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(job)()
         except NoFigure as error:
             print(f"the sweep ended early: {error.ended.job} has no figure, and the sweeper needs one", file=sys.stderr)
-            return gravest(each.code for each in ended.values()) or FAILED
+            return worst(each.code for each in ended.values()) or FAILED
         finally:
-            _tell(list(ended.values()))
+            for each in ended.values():
+                if each.sentence:
+                    print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
     if not ended:
         _show_formats(command, arguments)
     if plans := [each.plan for each in ended.values() if each.plan is not None]:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
     if drawings := [each.drawing for each in ended.values() if each.drawing is not None]:
-        from numdev.cli import drawing
+        from numdev.cli import figures
 
-        drawing.draw(drawings)
-    return gravest(each.code for each in ended.values())
+        figures.draw(drawings)
+    return worst(each.code for each in ended.values())
 
 
 def _show_formats(command: str, arguments: list[str]) -> None:
     """Behind the settings that `--cfg job` shows, the format of every step: null, as they have it, is that of the preset."""
-    _, given = flags.read(arguments)
-    if getattr(given, "cfg", None) not in ("job", "all") or "package" in given or command == "report":
-        return
-    for line in resolved.formats(CONFIGS[command], arguments):
-        print(line)
+    _, flags = read(arguments)
+    if getattr(flags, "cfg", None) in ("job", "all") and "package" not in flags and command != "report":
+        from numdev.cli import resolved
+
+        for line in resolved.formats(CONFIGS[command], arguments):
+            print(line)
 
 
-def _tell(ended: Sequence[Ended]) -> None:
-    """Print what was wrong with each job, with its overrides if there are several jobs."""
-    for each in ended:
-        if each.sentence:
-            print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
-
-
-def ordered(command: str, arguments: list[str]) -> list[str]:
+def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]:
     """The arguments with overrides before flags, which Hydra's parser wants in one piece, and with the number of shards.
 
-    A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given.
+    A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given. In a dry run the folder
+    `scratch` takes what Hydra writes of a sweep.
 
     Raises:
         BadInput: for a flag that Hydra does not have, and for a setting that is given twice.
     """
-    overrides, others = flags.split(command, arguments)
+    texts, flags = split(command, arguments)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        overrides = [re.sub("^study=", "studies=", text) for text in overrides]
+        texts = [re.sub("^study=", "studies=", text) for text in texts]
     try:
-        every = OverridesParser.create().parse_overrides(overrides)
+        overrides = _by_name(command, OverridesParser.create().parse_overrides(texts))
     except OverrideParseException:
-        return [*overrides, *others]  # Hydra reports the error
-    given: dict[str, Override] = {}
-    for override in every:
+        return [*texts, *flags]  # Hydra reports the error
+    more = []
+    if command != "report":
+        shard = overrides.get("shard")
+        if shard is not None and "shards" not in overrides and shard.is_sweep_override():
+            more.append(f"shards={len(list(shard.sweep_iterator()))}")
+        if "dry_run" in overrides and overrides["dry_run"].value() is True:
+            more.append(f"hydra.sweep.dir={scratch}")
+    return [*texts, *more, *flags]
+
+
+def _by_name(command: str, overrides: Sequence[Override]) -> Mapping[str, Override]:
+    """The overrides by the setting that they name; BadInput where two name one."""
+    by_name: dict[str, Override] = {}
+    for override in overrides:
         key = override.get_key_element().lstrip("+~")
-        if key in given and not key.startswith("hydra"):
-            one, other = (str(each.input_line).partition("=")[2] for each in (given[key], override))
+        if key in by_name and not key.startswith("hydra"):
+            one, other = (str(each.input_line).partition("=")[2] for each in (by_name[key], override))
             both = "" if command == "report" else f", or -m {key}={one},{other} for both"
             raise BadInput(key, other, f"{key}={one} is given too; give one value{both}")
-        given[key] = override
-    if command == "report":
-        return [*overrides, *others]
-    folder = ["hydra.sweep.dir=."] if "dry_run" in given and given["dry_run"].value() is True else []  # or Hydra makes one
-    return [*overrides, *_shards(given), *folder, *others]
-
-
-def _shards(given: Mapping[str, Override]) -> list[str]:
-    if "shard" not in given or "shards" in given or not given["shard"].is_sweep_override():
-        return []
-    return [f"shards={len(list(given['shard'].sweep_iterator()))}"]
+        by_name[key] = override
+    return by_name

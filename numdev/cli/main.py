@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always, with the exit code that `HELP` states.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(_dispatch(given))
+        sys.exit(_dispatch(list(sys.argv[1:] if arguments is None else arguments)))
     except KeyboardInterrupt as error:
         kept = getattr(error, "kept", None)
         points = "" if kept is None else f" {kept} points kept,"
@@ -67,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
 
 
-def _dispatch(given: list[str]) -> int:
-    command, *rest = given or ["--help"]
+def _dispatch(arguments: list[str]) -> int:
+    command, *rest = arguments or ["--help"]
     if command in ("--help", "-h", "help"):
         print(HELP)
         return 0
@@ -78,7 +77,7 @@ def _dispatch(given: list[str]) -> int:
     if command in ("-sc", "--shell-completion"):
         from numdev.cli import completion
 
-        return completion.complete(given)
+        return completion.complete(arguments)
     if command == "studies":
         return _studies(rest)
     if command == "compare":
@@ -109,7 +108,7 @@ def _studies(arguments: list[str]) -> int:
     from textwrap import fill
 
     from numdev.cli import plain
-    from numdev.cli.library import Library, config_folder
+    from numdev.cli.compose import Library, config_folder
 
     def show(_: Namespace) -> int:
         library = Library((config_folder(),))

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from numdev.cli.requests import reference
+from numdev.cli.compose import reference
 from numdev.errors import BadInput
 from numdev.settings import make, types_of
 

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from textwrap import fill
 from typing import NoReturn
 
-from numdev.cli.width import filled, wrapped
 from numdev.errors import BadInput, NumdevError, StoreError
 from numdev.nearest import one_of
+
+WIDTH = 80
+
+
+def wrapped(text: str) -> str:
+    """The text with its long lines wrapped and indented further; its other lines stay as they are."""
+    return "\n".join(line if len(line) <= WIDTH else _hanging(line) for line in text.splitlines())
+
+
+def _hanging(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return fill(line.lstrip(), WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+
+
+def _filled(text: str) -> str:
+    """Paragraphs, which end with a full stop at the end of a line, each wrapped anew."""
+    paragraphs = re.split(r"(?<=[.:])\n|\n\n", text)
+    return "\n".join(fill(" ".join(each.split()), WIDTH, break_on_hyphens=False) for each in paragraphs)
 
 
 class Parser(ArgumentParser):
@@ -18,8 +37,8 @@ class Parser(ArgumentParser):
     def __init__(self, command: str, purpose: str, more: str = "") -> None:
         super().__init__(
             prog=f"numdev {command}",
-            description=filled(purpose),
-            epilog=filled(more),
+            description=_filled(purpose),
+            epilog=_filled(more),
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

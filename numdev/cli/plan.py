@@ -39,7 +39,7 @@ class Estimates(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command would do.
+    """The work of a command.
 
     Attributes:
         points: of the study, or 1.
@@ -64,15 +64,18 @@ class Plan:
         """What points with their keys would take."""
         left = [point for key, point in points if not point.refused and (fresh or not _is_there(store, key))]
         refused = sum(bool(point.refused) for _, point in points)
-        wanted = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
-        known = [one for one in wanted if one is not None]
-        free = available_bytes(bench.device)
-        fitting = [point for point, size in zip(left, wanted, strict=True) if size is None or size <= free]
-        seconds = math.fsum(estimates.seconds((p.problem, p.variant, p.baseline, p.seeds) for p in fitting))
-        replicates = sum(point.seeds for point in left)
-        there = len(points) - len(left) - refused
-        larger = sum(one > free for one in known)
-        return Plan(len(points), there, replicates, seconds, max(known, default=0 if not left else None), free, larger)
+        needed = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
+        known, free = [size for size in needed if size is not None], available_bytes(bench.device)
+        fitting = [point for point, size in zip(left, needed, strict=True) if size is None or size <= free]
+        return Plan(
+            points=len(points),
+            there=len(points) - len(left) - refused,
+            replicates=sum(point.seeds for point in left),
+            seconds=math.fsum(estimates.seconds((p.problem, p.variant, p.baseline, p.seeds) for p in fitting)),
+            bytes=max(known, default=None if left else 0),
+            free=free,
+            larger=sum(size > free for size in known),
+        )
 
     def __add__(self, other: Plan) -> Plan:
         both = [one for one in (self.bytes, other.bytes) if one is not None]
@@ -94,13 +97,13 @@ class Plan:
 
     def sentence(self) -> str:
         """All of it in words."""
-        said = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
+        text = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
         if not self.replicates:
-            return f"{said}; nothing is left to measure."
+            return f"{text}; nothing is left to measure."
         replicates, seconds, memory = self.cells()
-        said += f"; {replicates} replicates to measure: {seconds}, {memory} of the {size_text(self.free)} that are free."
-        said += f" {self.larger} points need more memory than is free." if self.larger else ""
-        return said if math.isnan(self.seconds) else f"{said} {basis(os.getloadavg()[0], os.cpu_count() or 1)}"
+        text += f"; {replicates} replicates to measure: {seconds}, {memory} of the {size_text(self.free)} that are free."
+        text += f" {self.larger} points need more memory than is free." if self.larger else ""
+        return text if math.isnan(self.seconds) else f"{text} {basis(os.getloadavg()[0], os.cpu_count() or 1)}"
 
 
 def basis(busy: float, processors: int) -> str:
@@ -108,14 +111,13 @@ def basis(busy: float, processors: int) -> str:
 
     `busy` is how many processes ran or waited for a processor in the last minute.
     """
-    said = "The time is that at the machine's present speed, and other work on it makes it longer"
     now = f"; in the last minute {busy:.1f} processes wanted its {processors} processors" if busy > processors else ""
-    return f"{said}{now}."
+    return f"The time is that at the machine's present speed, and other work on it makes it longer{now}."
 
 
 def _is_there(store: Store, key: str) -> bool:
-    found = store.get(key)
-    return found is not None and found.status in DONE
+    record = store.get(key)
+    return record is not None and record.status in DONE
 
 
 def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
@@ -171,14 +173,14 @@ def time_text(seconds: float) -> str:
     return "under 1 s" if seconds < 1 else f"about {number:.2g} {unit}" if number < 10 else f"about {number:.0f} {unit}"
 
 
-def table(console: Console, plans: dict[str, Plan]) -> None:
-    """The studies of a command, a row each, and their sum."""
-    found = Table("study", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def table(plans: dict[str, Plan]) -> Table:
+    """The studies of a command, a row each."""
+    rows = Table("study", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("points", "there", "replicates", "time", "memory"):
-        found.add_column(name, justify="right")
+        rows.add_column(name, justify="right")
     for name, plan in plans.items():
-        found.add_row(name, str(plan.points), str(plan.there), *plan.cells())
-    console.print(found)
+        rows.add_row(name, str(plan.points), str(plan.there), *plan.cells())
+    return rows
 
 
 def notes(console: Console, known: Estimates, workers: int = 1) -> None:

@@ -6,33 +6,34 @@ many processes measure it.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
-from types import TracebackType
-from typing import Any
 
 import torch
 
 from numdev.cores import usable_cores
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NumdevError
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.estimate import needed_bytes
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.memory import available_bytes
 from numdev.results.store import Store
-from numdev.results.study import Outcome, Progress, Shard, Study, StudyPoint, begin, measured, stored
-from numdev.workers import Pool, Tell
+from numdev.results.study import Outcome, PointEnded, Progress, Shard, Study, StudyPoint, begin, measured, stored
 
 THREADS = "OMP_NUM_THREADS"
 _TOKENS, _REPLICATES = 512, 100.0  # a pool is worth its start from so many replicates of a problem with so many tokens
 _BYTES = 1 << 30  # of memory for each worker, at least
 
-Points = list[tuple[str, StudyPoint]]
+Points = list[tuple[str, StudyPoint]]  # with their keys
 
 
 def is_pooled(bench: Runner) -> bool:
@@ -92,91 +93,94 @@ def _replicates(bench: Runner, point: StudyPoint) -> float:
     return point.seeds * max(share, 1.0)
 
 
-@dataclass(frozen=True)
-class Task:
-    """Points of one problem, for one worker: `study` is the place of their study in what the pool measures."""
+def tasks(points: Points, bench: Runner, count: int) -> list[Points]:
+    """Points of one problem together, for golden to be computed once; shared where that keeps workers idle. Longest first."""
 
-    study: int
-    points: tuple[tuple[str, int], ...]  # key, and place among the points of the study
-    size: float
+    def size(points: Points) -> float:
+        return sum(point.seeds * bench.kind.operation.workload.size(point.problem)[-1] for _, point in points)
+
+    most, parts = size(points) / (2 * count), list[Points]()
+    for _, group in groupby(points, key=lambda item: item[1].problem):
+        parts.append([])
+        for item in group:
+            if parts[-1] and size([*parts[-1], item]) > most:
+                parts.append([])
+            parts[-1].append(item)
+    return sorted(parts, key=size, reverse=True)
 
 
-class Workers:
-    """Processes that measure the points of some studies."""
+_WORK: list[tuple[Study, Runner, Store]] = []
+"""In a worker, the studies, what measures them and where: forked, so that they need not be sent."""
+
+
+def _begin_worker(threads: int, work: list[tuple[Study, Runner, Store]]) -> None:
+    """Ctrl-C reaches the command alone, which ends its workers; they end by themselves when the command is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes files that are half written
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _WORK[:] = work
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _measure(study: int, points: Sequence[tuple[str, int]]) -> list[tuple[str, PointEnded]]:
+    """Measure points of a study, named by key and place."""
+    own, bench, store = _WORK[study]
+    return [(key, measured(own.points[place], bench, store, key, {})) for key, place in points]
+
+
+class Workers(ProcessPoolExecutor):
+    """Processes that measure the points of studies; forked before a progress bar starts its thread."""
 
     def __init__(self, count: int, work: Sequence[tuple[Study, Runner]], store: Store) -> None:
-        self.count, self._work, self._store = count, work, store
-        self._largest = available_bytes(work[0][1].device) // (2 * count)  # what a worker's point may need
-        threads = torch.get_num_threads()
+        self.count, self.work, self.store = count, work, store
+        # Golden results of a worker go with it.
+        own = [(study, Runner(bench.kind, str(bench.device), CACHE_BYTES // count), store) for study, bench in work]
+        fork, threads = multiprocessing.get_context("fork"), torch.get_num_threads()
+        super().__init__(count, fork, initializer=_begin_worker, initargs=(threads, own))
+        self.submit(os.getpid).result()
 
-        def measure(task: Task, tell: Tell) -> None:
-            torch.set_num_threads(threads)
-            study, bench = work[task.study]
-            own = Runner(bench.kind, str(bench.device), CACHE_BYTES // count)  # whose golden results go with it
-            for key, place in task.points:
-                point = study.points[place]
-                told = {"told": lambda done, total: tell(done / total)}
-                tell((key, measured(point, own, store, key, told)))  # type: ignore[arg-type]
-
-        self._pool = Pool(count, measure)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.__exit__(kind, error, trace)
-
-    def run(self, place: int, *, fresh: bool, shard: Shard, keys: Sequence[str], progress: Progress, part: Any) -> Outcome:
+    def run(self, place: int, *, fresh: bool, shard: Shard, keys: Sequence[str], progress: Progress) -> Outcome:
         """As `numdev.results.study.run` for the study at a place, with the same records and the same outcome.
 
-        `part` is called with the share of the points at hand that is done.
+        Raises:
+            NumdevError: if a worker is killed. An error that a worker raises is raised here.
         """
-        start = time.perf_counter()
-        study, bench = self._work[place]
-        work = begin(study, bench, self._store, shard, keys)
-        ended = {} if fresh else {key: found for key, _ in work if (found := stored(self._store, key))}
-        points, left = dict(work), [(key, point) for key, point in work if key not in ended]
-        large = [item for item in left if (needed_bytes(bench.kind, item[1].problem, item[1].variant) or 0) > self._largest]
-        small = [item for item in left if item not in large]
+        study, bench = self.work[place]
+        start, largest = time.perf_counter(), available_bytes(bench.device) // (2 * self.count)  # what a worker's point may need
+        work = begin(study, bench, self.store, shard, keys)
+        ended = {} if fresh else {key: how for key, _ in work if (how := stored(self.store, key))}
+        left = [item for item in work if item[0] not in ended]
+        alone = [item for item in left if (needed_bytes(bench.kind, item[1].problem, item[1].variant) or 0) > largest]
         if left:
             progress(len(ended), len(work), left[0][1])
-        shares: dict[int, float] = {}
-        for said in self._pool.run(self._tasks(place, small, keys)):
-            shares.pop(said.worker, None)
-            if isinstance(said.value, float):
-                shares[said.worker] = said.value
-            elif not said.is_result:
-                key, how = said.value
-                ended[key] = how
-                progress(len(ended), len(work), points[key])
-            part(sum(shares.values()))
-        for key, point in large:  # alone, with all of the memory
+        try:
+            shared = tasks([item for item in left if item not in alone], bench, self.count)
+            at = {key: i for i, key in enumerate(keys)}
+            futures = {self.submit(_measure, place, [(key, at[key]) for key, _ in part]): part for part in shared}
+            for future in as_completed(futures):
+                ended.update(future.result())
+                progress(len(ended), len(work), futures[future][-1][1])
+        except BaseException as error:
+            self.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+                process.join()
+            if isinstance(error, BrokenProcessPool):
+                hint = "the system ends processes where memory ends; use workers=1, or less memory. What is measured is kept"
+                raise NumdevError(f"workers: one of them was killed; {hint}") from None
+            raise
+        for key, point in alone:  # with all of the memory
             progress(len(ended), len(work), point)
-            ended[key] = measured(point, bench, self._store, key, {})
+            ended[key] = measured(point, bench, self.store, key, {})
         outcome = Outcome()
         for key, point in work:
             outcome.add(point, ended[key])
         outcome.seconds = time.perf_counter() - start  # what passed, of which each point's own time is a part
         return outcome
-
-    def _tasks(self, place: int, points: Points, keys: Sequence[str]) -> list[Task]:
-        """Those of one problem together, for golden to be computed once; shared where that keeps workers idle. Longest first."""
-        at = {key: i for i, key in enumerate(keys)}
-        kind = self._work[place][1].kind
-        sized = [(key, point, point.seeds * kind.operation.workload.size(point.problem)[-1]) for key, point in points]
-        most = sum(size for *_, size in sized) / (2 * self.count)
-        tasks: list[Task] = []
-        for _, group in groupby(sized, key=lambda item: item[1].problem):
-            parts: list[list[tuple[str, float]]] = [[]]
-            for key, _, size in group:
-                if parts[-1] and sum(one for _, one in parts[-1]) + size > most:
-                    parts.append([])
-                parts[-1].append((key, size))
-            tasks += (Task(place, tuple((key, at[key]) for key, _ in part), sum(size for _, size in part)) for part in parts)
-        return sorted(tasks, key=lambda task: -task.size)
-
-
-def missing(store: Store, study: Study, keys: Sequence[str], shard: Shard, fresh: bool) -> dict[str, StudyPoint]:
-    """The points of a shard without a file of a record, or all where they are measured afresh."""
-    own = list(dict(zip(keys, study.points, strict=True)).items())[shard.index :: shard.count]
-    return {key: point for key, point in own if fresh or not store.holds(key)}

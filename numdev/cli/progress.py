@@ -1,4 +1,4 @@
-"""Shows the progress of studies, of a sweep or of one point: a bar on a terminal, few lines elsewhere."""
+"""Consoles and progress: results go to stdout, all else to stderr; a bar on a terminal, few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -17,8 +19,29 @@ from rich.table import Column
 if TYPE_CHECKING:
     from numdev.results.study import StudyPoint
 
-_LINES = 10  # at most so many where there is no terminal ...
+ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+_NARROWEST_FILE = 120  # columns where no terminal sets a width
+_LINES = 10  # of a study, at most so many where there is no terminal ...
 _SECONDS = 60.0  # ... unless one of them would take longer than this
+
+
+def output() -> Console:
+    """For results: as wide as the terminal, and wide enough for a table where there is none."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _NARROWEST_FILE)
+    return console
+
+
+def has_own_terminal() -> bool | None:
+    """False where other jobs write to the same terminal at the same time, so that bars would overwrite each other; else None."""
+    hydra = HydraConfig.get()
+    return None if hydra.mode is RunMode.RUN or is_basic(hydra.launcher) else False
+
+
+def is_basic(launcher: Any) -> bool:
+    """Whether a launcher runs one job after the other in this process."""
+    return str(launcher._target_).rpartition(".")[2] == "BasicLauncher"
 
 
 class Progress:
@@ -75,14 +98,10 @@ class Progress:
             self.done, self._total = done, total
             self._show("")
 
-    def part(self, share: float) -> None:
-        """Show that so much of the points at hand is done, of several that are measured at once."""
-        self._show(self._text, share)
-
     def within(self, done: int, total: int, text: str) -> None:
         """Show that so many steps of the current replicate are done; `text` names the run and its figures."""
         if self._bar is None:
-            self._tell(f"{self._text}; {text}, step {done} of {total}".removeprefix("; "), at_once=done == 0)
+            self._print(f"{self._text}; {text}, step {done} of {total}".removeprefix("; "), at_once=done == 0)
             return
         if self._steps is None:
             self._steps = self._bar.add_task("", total=total)
@@ -92,34 +111,27 @@ class Progress:
 
     def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
         """The callback of one study, whose points come after those that are done."""
-        before = self.done
-        rest = self._total - expected  # of the other studies
+        before, rest = self.done, self._total - expected  # of the other studies
 
         def report(done: int, total: int, point: StudyPoint) -> None:
-            self.done, self._total = before + done, rest + total
-            self._text = f"{name}: {point.text()}"
-            self._show(self._text)
+            self._total = rest + total
+            self.point(before + done, f"{name}: {point.text()}")
 
         return report
 
-    def point(self, done: int, text: str) -> None:
+    def point(self, done: int, text: str = "") -> None:
         """So many points are done, and this one comes."""
         self.done, self._text = done, text
         self._show(text)
-
-    def finished(self, points: int) -> None:
-        """Show that so many points are in the store, of all studies so far."""
-        self.done = points
-        self._show("")
 
     def _show(self, text: str, part: float = 0.0) -> None:
         """Show the progress; `part` is the share of the current point that is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done + part, total=self._total, description=text)
-            return
-        self._tell(text)
+        else:
+            self._print(text)
 
-    def _tell(self, text: str, *, at_once: bool = False) -> None:
+    def _print(self, text: str, *, at_once: bool = False) -> None:
         """Print a line; unless at once, only if the last one is a minute old or a tenth of the points is done."""
         now = time.monotonic()
         line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
@@ -151,8 +163,7 @@ def sweep(points: int, console: Console) -> Iterator[None]:
 @contextmanager
 def of_point(replicates: int, console: Console, *, live: bool | None) -> Iterator[Progress]:
     """The bar of the sweep that a point belongs to, or one of its own."""
-    bar = _SWEEP.get()
-    if bar is not None:
+    if (bar := _SWEEP.get()) is not None:
         yield bar
         return
     with Progress(replicates, console, live=live, unit="replicates") as own:
@@ -161,8 +172,7 @@ def of_point(replicates: int, console: Console, *, live: bool | None) -> Iterato
 
 def begin(done: int, text: str) -> None:
     """Tell the bar of a sweep that so many of its points are done, and which one comes."""
-    bar = _SWEEP.get()
-    if bar is not None:
+    if (bar := _SWEEP.get()) is not None:
         bar.point(done, text)
 
 

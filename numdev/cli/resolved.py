@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from numdev.cli import flags, nodes
-from numdev.cli.composed import composed_with
-from numdev.cli.library import config_folder
-from numdev.cli.requests import Flat, flat, request
+from numdev.cli import launch, nodes
+from numdev.cli.compose import Flat, Request, composed, config_folder, flat, plain
 from numdev.errors import BadInput
 from numdev.nearest import NotAChoice
 
@@ -24,7 +21,7 @@ def formats(primary: str, arguments: Sequence[str]) -> Iterator[str]:
     Raises:
         BadInput: for a policy that cannot be made.
     """
-    settings = request(_settings(primary, arguments), {}, {}).config
+    settings = Request(_settings(primary, arguments), {}, {}).config
     for name, node in settings.items():
         if isinstance(node, dict) and _PRESET in node:
             yield f"# {name}, the format of every step:"
@@ -38,7 +35,7 @@ def values(primary: str, arguments: Sequence[str], name: str) -> list[str]:
         return []
     if isinstance(settings[name], bool):
         return ["true", "false"]
-    asked = request(settings | {name: _UNKNOWN}, {}, {}).config
+    asked = Request(settings | {name: _UNKNOWN}, {}, {}).config
     for part in (name.partition(".")[0], *_BUILT):
         try:
             nodes.build(asked, part)
@@ -50,7 +47,6 @@ def values(primary: str, arguments: Sequence[str], name: str) -> list[str]:
 
 
 def _settings(primary: str, arguments: Sequence[str]) -> Flat:
-    overrides, given = flags.read(arguments)
+    overrides, given = launch.read(arguments)
     own = (Path(given.config_dir).resolve(),) if "config_dir" in given else ()
-    plain: dict[str, Any] = composed_with((config_folder(), *own), getattr(given, "config_name", primary), overrides)
-    return dict(flat(plain))
+    return dict(flat(plain(composed((config_folder(), *own), getattr(given, "config_name", primary), tuple(overrides))[0])))

@@ -1,25 +1,30 @@
-"""What measures the points of a command: a runner on the operation that the configuration names."""
+"""The runner that measures the points of a command, on the operation of the configuration, and the figures of its records."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from numdev.cli import nodes
-from numdev.cli.library import OPERATION
+from numdev.cli.claims import Comparable
+from numdev.cli.compose import OPERATION, plain
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation.measurement import KIND, Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import MeasurementKind
 from numdev.measurement.runner import Runner
+from numdev.measurement.speed.columns import DERIVED, OF_COUNTED, derived
 from numdev.measurement.speed.measurement import Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import Traffic
+from numdev.nearest import one_of
 from numdev.results.environment import resolve_device
+from numdev.results.record import Column, Record, Status, Use
 
 
 def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Runner:
@@ -62,19 +67,19 @@ def _training(operation: Operation) -> MeasurementKind:
     from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
     if operation.golden is not None:
-        mend = f"numdev train compares runs of training; numdev measure measures {operation.name}"
-        raise BadInput(OPERATION, operation.name, mend)
+        hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
+        raise BadInput(OPERATION, operation.name, hint)
     return WeightsOverTraining(operation)
 
 
 def _refuse_without_golden(operation: Operation) -> None:
     if operation.golden is None:
-        mend = "it has no exact result, its runs are compared with one another; use numdev train"
-        raise BadInput(OPERATION, operation.name, mend)
+        hint = "it has no exact result, its runs are compared with one another; use numdev train"
+        raise BadInput(OPERATION, operation.name, hint)
 
 
 def _node(cfg: DictConfig) -> Any:
-    return None if cfg.operation is None else OmegaConf.to_container(cfg.operation, resolve=True)
+    return None if cfg.operation is None else plain(cfg.operation, resolve=True)
 
 
 def operation_of(node: Mapping[str, Any] | None) -> Operation:
@@ -83,13 +88,95 @@ def operation_of(node: Mapping[str, Any] | None) -> Operation:
     Raises:
         BadInput: if it makes none.
     """
-    made = nodes.build({OPERATION: node}, OPERATION)
-    if isinstance(made, Operation):
-        return made
+    operation = nodes.build({OPERATION: node}, OPERATION)
+    if isinstance(operation, Operation):
+        return operation
     raise BadInput(OPERATION, node, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
 
 
 def _note(text: str) -> None:
-    from numdev.cli.console import ERRORS
+    from numdev.cli.progress import ERRORS
 
     ERRORS.print(f"note: {text}", markup=False)
+
+
+def figures(kind: MeasurementKind) -> list[str]:
+    """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
+    table = next(iter(kind.columns.values()))
+    own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
+    own += _following(table)
+    outputs = kind.operation.output_names if kind.name == KIND else ()
+    return [f"{output}.{name}" for output in outputs for name in own] if outputs else own
+
+
+def _following(table: Sequence[Column]) -> list[str]:
+    """The figures that no record of speed has, since they follow from those that it has."""
+    names = {column.name for column in table}
+    return [*DERIVED, *(OF_COUNTED if "l2_bytes" in names else ())] if "latency" in names else []
+
+
+def comparable(program: str, operation: Operation) -> Comparable:
+    """What the claims of a study may compare in the points of an operation as a command measures them."""
+    if operation.golden is None:
+        return _of_training()
+    deviations = figures(Deviations(operation))
+    if program != "speed":
+        return Comparable(deviations)
+    of_speed, of_outputs = figures(Speeds(operation)), {name.rpartition(".")[2] for name in deviations}
+    lacks = "numdev speed measures each point by itself, and deviations from golden alone"
+    return Comparable([*of_speed, *(f"{operation.primary}.{name}" for name in of_speed if name in of_outputs)], (), lacks)
+
+
+def _of_training() -> Comparable:
+    """Differences of all weights from those of the reference after the last step, and what both runs have as a whole."""
+    from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
+
+    names = {name: [one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)}
+    both = [name for name in names[RUN] if f"baseline_{name}" in names[RUN]]
+    lacks = "a study of training compares the weights of each run with those of its reference already"
+    return Comparable([*names[WEIGHTS], *both], both, lacks)
+
+
+def refuse_objective(text: str | None, kind: MeasurementKind) -> None:
+    """Find out before anything is measured that there is no such figure to minimise.
+
+    Raises:
+        BadInput: naming the figures that there are.
+    """
+    if text is not None and text not in (known := figures(kind)):
+        raise BadInput("objective", text, one_of(text, known, most=12))
+
+
+def refuse_sweeper(sweeper: str, kind: MeasurementKind | None, command: str) -> None:
+    """Say what a sweeper lacks that minimises a figure; `kind` is None where the command has no figures.
+
+    Raises:
+        BadInput: always.
+    """
+    if kind is None:
+        raise BadInput("hydra/sweeper", sweeper, f"numdev {command} has no figure for it")
+    known, table = figures(kind), next(iter(kind.columns.values()))
+    chief = next((column.name for column in table if column.use is Use.CHIEF), "")
+    example = next((name for name in known if chief and name.endswith(f".{chief}")), known[0])
+    raise BadInput("hydra/sweeper", sweeper, f"it minimises a figure; name one, as in objective={example}")
+
+
+def objective(text: str | None, record: Record) -> float | None:
+    """The figure of a point from its record, the mean over its seeds; None where there is none, or the output holds NaN or Inf.
+
+    Raises:
+        BadInput: for an output that the variant does not have.
+    """
+    if text is None or not record.rows:
+        return None
+    output, _, name = text.rpartition(".")
+    rows = [row for row in record.rows if (row["subject"], row["reference"]) == ("variant", "golden")]
+    own = [row for row in rows if row["output"] == (output or record.outputs[0])]
+    if not own:
+        known = [f"{one}.{name}" for one in dict.fromkeys(row["output"] for row in rows)]
+        raise BadInput("objective", text, f"the variant returns no {output}; {one_of(text, known)}")
+    if record.status is not Status.OK and any(row.get(count, 1) for row in own for count in ("nan_count", "inf_count")):
+        return None  # a figure of the elements that are left, or the time of a wrong result, would win
+    of_speed = bool(_following(record.primary))
+    mean = math.fsum((derived(row) if of_speed else row)[name] for row in own) / len(own)
+    return None if math.isnan(mean) else mean

@@ -9,22 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
 from numdev.cli import pooled, show
-from numdev.cli.codes import code_of_study
-from numdev.cli.composed import of_points
-from numdev.cli.console import ERRORS, output
+from numdev.cli.compose import OPERATION, Library, flat, groups_of_points, overrides_of, plain
+from numdev.cli.exit_codes import Ended, Interrupted, code_of_study, worst
 from numdev.cli.expand import Expander
-from numdev.cli.library import OPERATION, Library
-from numdev.cli.outcome import Ended, Interrupted, gravest
-from numdev.cli.parsed import parsed
 from numdev.cli.plan import Plan, estimates, notes, table
-from numdev.cli.progress import Progress
-from numdev.cli.requests import flat
-from numdev.cli.sources import SCHEME
+from numdev.cli.progress import ERRORS, Progress, output
 from numdev.measurement.runner import Runner
-from numdev.results.record import Where
 from numdev.results.store import Store
 from numdev.results.study import Outcome, Shard, Study, StudyPoint, keys_of, replaced
 from numdev.results.study import run as run_study
@@ -40,13 +34,11 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
 
     `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
     """
-    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema in ("file", SCHEME))
-    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    assert isinstance(overrides, list)
+    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
     choices, name = hydra.runtime.choices, hydra.job.config_name
     of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_MAP)]
-    groups = (OPERATION, *of_points(choices))
-    task, manner = (stated(overrides, choices, cfg, names, groups) for names in (of_point, _MANNER))
+    groups, overrides = (OPERATION, *groups_of_points(choices)), overrides_of(hydra)
+    task, manner = (explicit(overrides, choices, cfg, names, groups) for names in (of_point, _MANNER))
     return Expander(Library(folders), task, program, _own_folder(hydra.runtime), manner, name, choices.get(OPERATION))
 
 
@@ -59,17 +51,16 @@ def _own_folder(runtime: Any) -> str | None:
     return None
 
 
-def stated(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
+def explicit(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
     """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(plain, dict)
+    settings = plain(cfg)
     statements: dict[str, Any] = {}
-    for override in parsed(overrides):
+    for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
         if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
             statements[key] = choices[key]
         elif key.partition(".")[0] in names:
-            value: Any = plain
+            value: Any = settings
             for part in key.split("."):
                 value = value[part]
             statements |= dict(flat({key: value}))
@@ -90,12 +81,10 @@ def run(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, *, live: bool | N
         pooled.refuse_unusable(cfg.workers, work[0][1])
         keys = [keys_of(study, bench) for study, bench in work]
         for (study, bench), own in zip(work, keys, strict=True):
-            if lost := replaced(
-                study, bench, Store(store.path), own
-            ):  # of its own: what it finds torn is not measured again here
+            if lost := replaced(study, bench, Store(store.path), own):  # a torn file is not measured again here
                 ERRORS.print(show.replaced(study.name, lost, store))
         count = _workers(work, keys, store, cfg, shard)
-        with pooled.Workers(count, work, store) if count > 1 else nullcontext() as workers:  # before a bar starts its thread
+        with pooled.Workers(count, work, store) if count > 1 else nullcontext() as workers:
             outcomes = _measured(work, keys, store, cfg, shard, workers, live)
     return _summarise(outcomes, store)
 
@@ -110,12 +99,16 @@ def _note_left_out(work: Sequence[tuple[Study, Runner]]) -> None:
             ERRORS.print(f"note: {study.name}: {count} {why}: {titles}", markup=False)
 
 
+def _part(study: Study, keys: Sequence[str], shard: Shard) -> dict[str, StudyPoint]:
+    """The points of a shard by key; a point may stand in several scenarios."""
+    return dict(list(dict(zip(keys, study.points, strict=True)).items())[shard.index :: shard.count])
+
+
 def _workers(work: Sequence[tuple[Study, Runner]], keys: Sequence[list[str]], store: Store, cfg: DictConfig, shard: Shard) -> int:
-    """How many processes measure what is missing."""
+    """How many processes measure the points without a file of a record, or all where they are measured afresh."""
     alone = shard.count == 1 and HydraConfig.get().runtime.choices.get("hydra/launcher") == "basic"
-    left: dict[str, StudyPoint] = {}
-    for (study, _), own in zip(work, keys, strict=True):
-        left |= pooled.missing(store, study, own, shard, cfg.fresh)
+    parts = [_part(study, own, shard) for (study, _), own in zip(work, keys, strict=True)]
+    left = {key: point for part in parts for key, point in part.items() if cfg.fresh or not store.holds(key)}
     return pooled.number(cfg.workers, work[0][1], list(left.values()), alone=alone)
 
 
@@ -129,18 +122,23 @@ def _measured(
     live: bool | None,
 ) -> dict[str, Outcome]:
     """What became of each study, measured by workers, or by this process where there are none."""
-    expected = [len(range(shard.index, len(set(own)), shard.count)) for own in keys]  # a point may stand in several scenarios
+    expected = [len(_part(study, own, shard)) for (study, _), own in zip(work, keys, strict=True)]
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:
-        listeners: Where = {"told": progress.replicates, "within": progress.within}
         try:
-            for place, ((study, bench), own) in enumerate(zip(work, keys, strict=True)):
-                asked = {"fresh": cfg.fresh, "shard": shard, "keys": own, "progress": progress.of(study.name, expected[place])}
+            for place, ((study, bench), own, count) in enumerate(zip(work, keys, expected, strict=True)):
+                how: dict[str, Any] = {
+                    "fresh": cfg.fresh,
+                    "shard": shard,
+                    "keys": own,
+                    "progress": progress.of(study.name, count),
+                }
                 if workers is None:
-                    outcomes[study.name] = run_study(study, bench, store, **asked, **listeners)
+                    listeners: dict[str, Any] = {"told": progress.replicates, "within": progress.within}
+                    outcomes[study.name] = run_study(study, bench, store, **how, **listeners)
                 else:
-                    outcomes[study.name] = workers.run(place, **asked, part=progress.part)
-                progress.finished(sum(o.measured + o.skipped for o in outcomes.values()))
+                    outcomes[study.name] = workers.run(place, **how)
+                progress.point(sum(o.measured + o.skipped for o in outcomes.values()))
         except KeyboardInterrupt:
             raise Interrupted(progress.done) from None
     return outcomes
@@ -156,14 +154,13 @@ def plan(work: Sequence[tuple[Study, Runner]], cfg: DictConfig, program: str, sh
         keys = [keys_of(study, bench) for study, bench in work]
         count = _workers(work, keys, store, cfg, shard)
         for (study, bench), each in zip(work, keys, strict=True):
-            known = estimates(program, cfg, bench)
-            own = dict(list(dict(zip(each, study.points, strict=True)).items())[shard.index :: shard.count])
-            found = Plan.of([item for item in own.items() if item[0] not in seen], bench, store, known, fresh=cfg.fresh)
-            plans[study.name] = replace(found, seconds=found.seconds / count)
+            known, own = estimates(program, cfg, bench), _part(study, each, shard)
+            one = Plan.of([item for item in own.items() if item[0] not in seen], bench, store, known, fresh=cfg.fresh)
+            plans[study.name] = replace(one, seconds=one.seconds / count)
             seen |= set(own)
     console = output()
     total = sum(list(plans.values())[1:], next(iter(plans.values())))
-    table(console, plans)
+    console.print(table(plans))
     console.print(total.sentence(), markup=False)
     assert known is not None
     notes(console, known, count)
@@ -179,4 +176,4 @@ def _summarise(outcomes: dict[str, Outcome], store: Store) -> Ended:
         console.print(show.failures(failed))
     if store.torn:
         console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
-    return Ended(gravest(code_of_study(done.statuses) for done in outcomes.values()))
+    return Ended(worst(code_of_study(done.statuses) for done in outcomes.values()))

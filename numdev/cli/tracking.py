@@ -12,8 +12,8 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from numdev.cli.compose import flat, written
 from numdev.cli.jobs import ended_of
-from numdev.cli.requests import flat, written
 from numdev.errors import BadInput
 
 _MOST_PARAMS = 100  # of one request to MLflow
@@ -66,15 +66,15 @@ class Mlflow(Callback):
         """The experiment's number; another process may make it at the same time."""
         from mlflow.exceptions import MlflowException
 
-        found = self.client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             try:
                 return str(self.client.create_experiment(self.experiment))
             except MlflowException:
-                found = self.client.get_experiment_by_name(self.experiment)
-                if found is None:
+                experiment = self.client.get_experiment_by_name(self.experiment)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _is_logged(self, experiment: str, key: str) -> bool:
         return bool(self.client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1))

@@ -17,18 +17,18 @@ Nothing is tuned when attention runs."""
 def parser() -> Parser:
     """What the command takes."""
     purpose = "Checks and times candidates of the portable Triton kernel on this GPU; writes the fastest of each row to a table."
-    found = Parser("tune", purpose, _MORE)
-    found.setting("formats", "bf16,fp16", "formats of q, k, v and the output, between commas")
-    found.setting("head_dims", "64,128", "head_dims, between commas")
-    found.setting("masks", "none,causal", "none, causal or both")
-    found.setting("n", "2048", "tokens of the problem that is timed")
-    found.setting("out", "", "the table; numdev/data/launch.json unless given", "FILE")
-    return found
+    own = Parser("tune", purpose, _MORE)
+    own.setting("formats", "bf16,fp16", "formats of q, k, v and the output, between commas")
+    own.setting("head_dims", "64,128", "head_dims, between commas")
+    own.setting("masks", "none,causal", "none, causal or both")
+    own.setting("n", "2048", "tokens of the problem that is timed")
+    own.setting("out", "", "the table; numdev/data/launch.json unless given", "FILE")
+    return own
 
 
 def run(arguments: list[str]) -> int:
     """The command; returns the exit code."""
-    return plain.run(lambda given: _tune(vars(given)), parser(), arguments)
+    return plain.run(lambda settings: _tune(vars(settings)), parser(), arguments)
 
 
 def _tune(settings: dict[str, str]) -> int:
@@ -48,7 +48,7 @@ def _tune(settings: dict[str, str]) -> int:
         raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
     from numdev.attention.kernels import launch
     from numdev.attention.kernels.runtime import triton_version
-    from numdev.cli.console import ERRORS, output
+    from numdev.cli.progress import ERRORS, output
     from numdev.results.store import write_atomically
     from numdev.tuning import tune
 
@@ -65,8 +65,8 @@ def _tune(settings: dict[str, str]) -> int:
     with ERRORS.status("tuning") as status:
         for fmt, head_dim, mask in rows:
             tuned = tune(fmt, head_dim, mask, int(settings["n"]), lambda text: status.update(f"tuning {text}"))
-            found = " ".join(f"{key}={value}" for key, value in tuned.entry.items())
-            output().print(f"{found} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
+            text = " ".join(f"{key}={value}" for key, value in tuned.entry.items())
+            output().print(f"{text} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
             entry = tuned.entry | origin
             entries = [old for old in entries if not _same_row(old, entry)] + [entry]
             write_atomically(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from numdev.cli.compose import Library, config_folder, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder, study_fields
 from numdev.errors import BadInput
 from numdev.results.study import Study
 

@@ -28,8 +28,8 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton
 from numdev.cli import build
+from numdev.cli.compose import Library, config_folder
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.results.manifest import EntryRole

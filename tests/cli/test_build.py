@@ -31,10 +31,8 @@ from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import build, nodes
+from numdev.cli.compose import Library, Request, config_folder, make_importable, nested, written
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder
-from numdev.cli.modules import make_importable
-from numdev.cli.requests import Request, nested, written
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
 

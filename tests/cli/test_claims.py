@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from numdev.cli.claims import Comparable, claims_of
+from numdev.cli.compose import Library, config_folder, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder, study_fields
 from numdev.errors import BadInput
 from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement, Reference
 from numdev.results.manifest import plain

@@ -17,8 +17,7 @@ import yaml
 from numdev import user_code
 from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
-from numdev.cli.composed import composer
-from numdev.cli.library import config_folder
+from numdev.cli.compose import composer, config_folder
 from numdev.cli.main import COMMANDS, main
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.measurement.runner import Runner
@@ -153,20 +152,6 @@ class TestHelp:
         monkeypatch.setenv("COLUMNS", "80")
         assert max(map(len, numdev(command, "--help").out.splitlines())) <= 80
 
-    @pytest.mark.parametrize("command", ["paper", "report"])
-    def test_of_other_commands_gives_examples(self, numdev: Command, command: str) -> None:
-        ran = numdev(command, "--help")
-        assert ran.code == 0
-        assert ran.out.count(f"numdev {command}") >= 4
-
-    def test_without_a_command(self, numdev: Command) -> None:
-        assert numdev().out == numdev("--help").out
-
-    def test_version(self, numdev: Command) -> None:
-        import numdev as package
-
-        assert numdev("--version").out == f"numdev {package.__version__}\n"
-
     def test_unknown_command_names_the_nearest(self, numdev: Command) -> None:
         ran = numdev("mesure")
         assert ran.code == 2
@@ -176,63 +161,39 @@ class TestHelp:
 BAD = [
     # arguments, the field that the sentence names, what else it must say
     (["precision.probabilities=bf17"], "precision.probabilities", "bf16"),
-    (["precision.values=fp32@0x"], "precision.values", "bf16@64"),
-    (["precision.preset=bf17"], "precision.preset", "kernel_"),
     (["precision=bf17"], "precision", "did you mean bf16"),
-    (["precision.quantise.scale=rows"], "precision.quantise.scale", "tensor"),
-    (["precision.inputs=e4m3fn:upwards"], "precision.inputs", "'upwards'"),
     (["tiling.bc=0"], "tiling.bc", "at least 1"),
-    (["tiling.order=backward"], "tiling.order", "reverse"),
-    (["tiling.shape=round"], "tiling.shape", "swapped"),
     (["problem.heads=4", "problem.kv_heads=3"], "problem.kv_heads", "divide"),
     (["problem=captured", "problem.source.path=none.safetensors"], "problem.source.path", "no such file"),
-    (["problem=captured", "problem.head_dim=64"], "problem.head_dim", "32"),
     (["problem=captured", "problem.n=512"], "problem.queries", "256 tokens"),
-    (["problem=captured", "problem.source.layer=layer9"], "problem.source.layer", "layer0"),
+    (["problem=captured", "problem.head_dim=64"], "problem.head_dim", "32"),
     (["problem.source.path=some.pt"], "problem.source.path", "problem=captured"),
     (["problem.source.std=3"], "problem.source.std", "problem=normal_logits"),
-    (["problem=outliers", "problem.source.share=2"], "problem.source.share", "from 0 to 1"),
     (["problem.n=100000000000"], "problem", "GiB"),
     (["problem.n=abc"], "problem.n", "whole number"),
     (["problem.n=null"], "problem.n", "null"),
     (["problem.causal=maybe"], "problem.causal", "true or false"),
-    (["problem.key_lengths=[a]"], "problem.key_lengths", "whole number"),
     (["problem.n=16,32"], "problem.n", "-m"),
     (["problem.n=${problem.tokens}"], "problem.n", "problem.tokens"),
     (["problem.n=[1"], "problem.n=[1", "setting=value"),
     (["tiling.bcc=16"], "tiling.bcc", "did you mean tiling.bc"),
-    (["tilng.bc=16"], "tilng.bc", "did you mean tiling.bc"),
     (["+tokens=16"], "tokens", "no such setting"),
     (["++problem.tokens=16"], "problem.tokens", "no such setting"),
     (["~problem.window"], "problem.window", "null"),
     (["problem=gauss"], "problem", "normal"),
-    (["attention=tritom"], "attention", "triton"),
-    (["attention.count=maybe"], "attention.count", "true or false"),
     (["attention=custom"], "attention.function", "package.module:function"),
     (["attention=custom", "attention.function=nowhere.at:all"], "attention.function", "imported"),
-    (["baseline.precision=bf17"], "baseline.precision", "uniform"),
-    (["softmax.exp=exp3"], "softmax.exp", "exp2"),
-    (["softmax.p_scale=-1"], "softmax.p_scale", "positive"),
     (["device=tpu"], "device", "cuda"),
     (["seeds=0"], "seeds", "at least 1"),
     (["study=fig99"], "study", "fig"),
     (["study=[fig3,fig4]"], "study", "-m study="),
     (["tiling.sram=4096", "tiling.bc=16"], "tiling.bc", "tiling.sram=4096"),
     (["shard=1"], "shard", "study="),
-    (["attention=tiled", "attention.format=fp16"], "attention.format", "no such setting"),
     (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
-    (["attention=exact", "softmax.exp=exp2_poly1"], "softmax.exp", "attention=exact does not read it"),
-    (["attention=sdpa", "tiling.br=16"], "tiling.br", "attention=sdpa does not read it"),
-    (["attention=naive", "tiling.bc=16"], "tiling.bc", "attention=naive does not read it"),
     (["attention=naive", "softmax=fa2"], "softmax", "attention=naive does not read softmax.normalise"),
     (["tiling.stride=5"], "tiling.stride", "tiling.order=strided"),
-    (["tiling.order=forward", "tiling.seed=1"], "tiling.seed", "tiling.order=random"),
-    (["tiling.loop=keys"], "tiling.loop", "no such setting"),
-    (["precision=fp8", "precision.quantise.scale=row", "precision.quantise.block=32"], "precision.quantise.block", "scale=block"),
     (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
-    (["attention=vanilla", "precision=kernel_bf16"], "precision", "eager_bf16"),
     (["attention=sdpa", "precision.values=fp32@16"], "precision.values", "cannot be set"),
-    (["precision.values='bf16:seed=0'"], "precision.values", "stochastic"),
     (["baseline=none", "baseline.normalise=end"], "baseline.normalise", "baseline=eager"),
     (["--bogus"], "--bogus", "no such flag"),
     (["--config-dir", "nowhere"], "nowhere", "not found"),
@@ -317,16 +278,6 @@ class TestPoint:
         assert after.seconds != before.seconds
         assert after.rows == before.rows
 
-    def test_unsupported_is_exit_code_3(self, numdev: Command) -> None:
-        Path("mine.py").write_text(
-            "import numdev as nd\ndef refuses(q, k, v, mask, scale):\n    raise nd.Unsupported('problem.n', 'never')\n"
-        )
-        ran = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
-        assert ran.code == 3
-        assert "unsupported" in ran.out
-        again = numdev("measure", *SMALL, "attention=custom", "attention.function=mine:refuses")
-        assert (again.code, "already measured" in again.out) == (3, True), "also where it is not measured again"
-
     def test_nan_in_the_baseline_is_said(self, numdev: Command) -> None:
         settings = ("problem=normal_logits", "problem.source.std=2000", "problem.n=256", "precision=kernel_fp16")
         ran = numdev("measure", *settings, "seeds=2", "device=cpu")
@@ -338,12 +289,6 @@ class TestPoint:
         assert "of the baseline's out" in record.reason
         assert record.reason in " ".join(ran.out.split())
         assert len({row["compared"] for row in record.rows if row["output"] == "out" and row["seed"] == 0}) == 1
-
-    def test_error_is_exit_code_1(self, numdev: Command) -> None:
-        Path("broken.py").write_text("def fails(q, k, v, mask, scale):\n    raise RuntimeError('deliberate')\n")
-        ran = numdev("measure", *SMALL, "attention=custom", "attention.function=broken:fails")
-        assert ran.code == 1
-        assert "deliberate" in ran.out
 
     def test_shows_its_settings(self, numdev: Command) -> None:
         ran = numdev("measure", "--cfg", "job", "problem=captured", "tiling.bc=16")
@@ -395,18 +340,6 @@ class TestSweep:
         ran = numdev("measure", *SMALL, "-m", "precision=bf16,bf17")
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
 
-    def test_formats_of_a_real_kernel_are_what_was_measured(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "-m", "attention=sdpa", "attention.backend=math", "precision=bf16,kernel_fp16")
-        assert (ran.code, ran.err) == (0, "")
-        configs = [record.config for record in Store(Path("results")).records()]
-        assert {config["variant"]["fmt"] for config in configs} == {"bf16", "fp16"}
-        assert {config["baseline"]["precision"]["output"] for config in configs} == {"bf16", "fp16"}
-
-    def test_a_job_that_states_what_is_not_honoured_stops_no_other(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "tiling.bc=16", "-m", "attention=tiled,naive")
-        assert (ran.code, len(jobs(ran.out))) == (2, 1)
-        assert "tiling.bc: 16 cannot be used; attention=naive does not read it" in ran.err
-
     @pytest.mark.parametrize(
         ("given", "field"),
         [
@@ -422,11 +355,6 @@ class TestSweep:
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
         assert ran.err.startswith(f"{field}: ")
         assert "is given too; give one value" in ran.err
-
-    def test_flags_stand_anywhere(self, numdev: Command) -> None:
-        assert numdev("measure", "tiling.bc=8,16", "-m", *SMALL).code == 0
-        assert numdev("measure", "-m", "tiling.bc=8,16", *SMALL).code == 0
-        assert numdev("measure", "tiling.bc=8,16", *SMALL, "--multirun").code == 0
 
 
 class TestStudy:
@@ -462,22 +390,12 @@ class TestStudy:
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
         assert "each of its scenarios is about other settings than problem=constant" in ran.err
 
-    def test_defaults_are_not_explicit(self, numdev: Command, toy_configs: Path) -> None:
-        numdev("measure", "--config-dir", str(toy_configs), "study=toy")
-        assert all(record.config["seeds"] == 1 for record in Store(Path("results")).records())
-
     def test_shards_partition_it(self, numdev: Command, toy_configs: Path) -> None:
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "-m", "shard=range(0,4)")
         assert ran.code == 0
         counts = [int(line.split()[1]) for line in ran.out.splitlines()]
         assert counts == [2, 2, 1, 1]
         assert len(list(Store(Path("results")).records())) == 6
-
-    def test_several(self, numdev: Command, toy_configs: Path) -> None:
-        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
-        ran = numdev("measure", "--config-dir", str(toy_configs), "-m", "study=toy,other")
-        assert ran.code == 0
-        assert [line.split(":")[0] for line in ran.out.splitlines()] == ["toy", "other"]
 
     def test_its_command_finds_it_again(
         self, numdev: Command, toy_configs: Path, tmp_path_factory: pytest.TempPathFactory
@@ -509,16 +427,6 @@ class TestStudy:
         assert "6 points, none of them among those" in noted("seeds=2")
         assert "note:" not in noted("seeds=2", "-m", "shard=range(0,3)")
 
-    def test_lists_failures_and_goes_on(self, numdev: Command, toy_configs: Path) -> None:
-        (toy_configs / "study" / "bad.yaml").write_text(
-            "title: One in three fails\nbase: {problem: captured, seeds: 1}\naxes: {problem.n: [8, 512, 16]}\n"
-        )
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=bad")
-        assert ran.code == 1
-        assert "3 measured" in ran.out
-        assert "problem.n=512" in ran.out
-        assert "256 tokens" in " ".join(ran.out.split())
-
     def test_a_kernel_that_honours_none_of_it_is_judged_by_nothing(self, numdev: Command) -> None:
         ran = numdev("measure", "study=fig4", "attention=sdpa", "seeds=1", "device=cpu")
         assert ran.code == 3
@@ -532,24 +440,6 @@ class TestStudy:
         assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not read it").all()
         assert set(claims["verdict"]) == {"undecided"}
         assert set(claims["figure"]) == {"unknown"}
-
-    def test_malformed_study_is_one_sentence(self, numdev: Command, toy_configs: Path) -> None:
-        for text, words in (
-            ("title: T\naxis: {precision: [bf16]}\n", "axis"),
-            ("title: T\naxes: {precision: [bf17]}\n", "did you mean bf16"),
-            ("title: T\naxes: {tiling.bcc: [1]}\n", "did you mean tiling.bc"),
-            ("title: T\naxes: {problem.n: [some]}\n", "whole number"),
-            ("title: T\naxes: {problem.n: 3}\n", "list"),
-            ("axes: {problem.n: [3]}\n", "title"),
-            ("title: T\nbase: {device: cpu}\n", "command line"),
-            ("title: T\nscenarios: {one: 3}\n", "scenarios.one"),
-            ("title: [\n", "bad.yaml"),
-        ):
-            (toy_configs / "study" / "bad.yaml").write_text(text)
-            ran = numdev("measure", "--config-dir", str(toy_configs), "study=bad")
-            assert (ran.code, ran.out) == (2, ""), text
-            assert len(ran.err.splitlines()) == 1, ran.err
-            assert words in ran.err
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         original, calls = Runner.measure, []
@@ -596,11 +486,6 @@ class TestPaper:
         assert "3/3 points" in ran.err
         assert (asked[0][0], asked[0][2], asked[0][-1]) == (Path("r"), ["toy", "other"], ("pdf",))
 
-    def test_names_every_study_that_ships(self) -> None:
-        names = yaml.safe_load((config_folder() / "paper.yaml").read_text())["studies"]
-        assert names
-        assert all((config_folder() / "study" / f"{name}.yaml").is_file() for name in names)
-
     @pytest.mark.parametrize(
         ("arguments", "field"),
         [(["study=fig3"], "study"), (["studies=[fig99]"], "study"), (["studies=[]"], "studies"), (["shard=1"], "shard")],
@@ -612,13 +497,6 @@ class TestPaper:
 
 
 class TestReport:
-    def test_makes_a_report(self, numdev: Command, toy_configs: Path) -> None:
-        numdev("measure", "--config-dir", str(toy_configs), "study=toy")
-        ran = numdev("report", "out=o")
-        assert ran.code == 0, ran.err
-        assert list(Path("o").glob("*.csv"))
-        assert not list(Path("o").glob("results.csv"))
-
     def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, toy_configs: Path) -> None:
         (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
         few = ("tiling.bc=8", "results=kept/of_may")

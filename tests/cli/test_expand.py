@@ -1,29 +1,23 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Uniform
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.cli import build, nodes
-from numdev.cli import composed as composing
-from numdev.cli.composed import composer
+from numdev.cli.compose import Library, config_folder, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.requests import flat, resolved
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
-from numdev.report.studies.kernels import FA3_RMSE
 from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.training.rung import Rung
@@ -74,11 +68,6 @@ class TestGrid:
         steps_of = [tiled(point).precision.steps() for point in made.points]
         assert [(each["scores"], each["values"]) for each in steps_of] == [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")]
 
-    def test_carries_title_figure_and_claims(self) -> None:
-        made = study(figure="fig6c", claims=["a", "b"])
-        assert (made.name, made.title, made.figure, made.claims) == ("toy", "Toy", "fig6c", ("a", "b"))
-        assert [point.scenario for point in made.points] == ["default"]
-
     @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
     def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:
         expander = Expander(Library((config_folder(),)), {"seeds": 2}, "speed", own)
@@ -86,28 +75,6 @@ class TestGrid:
 
     def test_equal_points_are_one(self) -> None:
         assert len(study(axes={"tiling.bc": [16, 16, 32]}).points) == 2
-
-    def test_composes_each_option_and_checks_each_value_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        composed: list[tuple[str, ...]] = []
-        checked: list[tuple[Any, ...]] = []
-        original, update = compose, OmegaConf.update
-
-        def counted_compose(name: str, overrides: list[str], **keywords: Any) -> Any:
-            composed.append(tuple(overrides))
-            return original(name, overrides, **keywords)
-
-        def counted_update(schema: Any, key: str, value: Any, **keywords: Any) -> None:
-            checked.extend([(key, value)] if key == "tiling.bc" else [])
-            update(schema, key, value, **keywords)
-
-        composer.cache_clear()
-        monkeypatch.setattr(composing, "compose", counted_compose)
-        monkeypatch.setattr(OmegaConf, "update", counted_update)
-        axes = {"precision": ["bf16", "fp16"], "tiling.bc": list(range(1, 51))}
-        made = Expander(Library((config_folder(),))).study("toy", study_fields("toy", {"title": "Toy", "axes": axes}))
-        assert len(made.points) == 100
-        assert composed == [(), ("precision=fp16",)]
-        assert len(checked) == len(set(checked)) == 50
 
 
 class TestPrecedence:
@@ -118,22 +85,6 @@ class TestPrecedence:
             found.append(tiled(study(**{name: parts[name] for name in keep}).points[0]).tiling.bc)
         assert found == [64, 1, 2, 3]
         assert tiled(study({"tiling.bc": 4}, **parts).points[0]).tiling.bc == 4
-
-    def test_a_choice_states_what_its_file_says(self) -> None:
-        made = study(
-            base={"problem.n": 1024, "softmax.tie_shift": 2.0}, scenarios={"s": {"problem": "captured", "softmax": "fa1"}}
-        )
-        point = made.points[0]
-        assert (point.problem.shape.keys, point.problem.shape.head_dim) == (256, 32)
-        assert (tiled(point).softmax.normalise, tiled(point).softmax.tie_shift) == (Normalise.EACH, 2.0)
-
-    def test_values_stand_above_the_choice_of_their_layer(self) -> None:
-        made = study(scenarios={"s": {"problem.n": 64, "problem": "captured"}})
-        assert made.points[0].problem.shape.keys == 64
-
-    def test_a_choice_is_replaced_whole(self) -> None:
-        made = study(base={"problem": "normal_logits", "problem.source.std": 8.0}, scenarios={"s": {"problem": "uniform"}})
-        assert made.points[0].problem.source == Uniform()
 
     def test_an_axis_keeps_its_values_under_a_choice_of_the_command_line(self) -> None:
         made = study({"problem": "captured"}, axes={"problem.n": [32, 64]})
@@ -160,54 +111,48 @@ class TestPrecedence:
         assert "the points kernel=simple stand for attention" in simple.refused
         assert (theirs.refused, theirs.variant) == ("", Sdpa())
 
-    def test_no_format_goes_under_the_name_of_another(self) -> None:
-        made = study({"precision.preset": "fp16"}, axes={"precision": ["bf16", "fp16"]})
-        assert [bool(point.refused) for point in made.points] == [True, False]
-
-    def test_seeds_can_stand_anywhere(self) -> None:
-        assert study(base={"seeds": 3}).points[0].seeds == 3
-        assert study({"seeds": 5}, base={"seeds": 3}).points[0].seeds == 5
-
-    def test_agrees_with_what_hydra_composes(self) -> None:
-        from numdev.cli import build
-        from numdev.cli.requests import request
-        from numdev.cli.schema import register
-
-        register()
-        task = {"problem": "captured", "precision": "kernel_fp16", "tiling.bc": 16, "precision.values": "fp32@16"}
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            cfg = compose("config", [f"{key}={value}" for key, value in task.items()])
-        plain = OmegaConf.to_container(cfg, resolve=False)
-        assert isinstance(plain, dict)
-        by_hydra = build.point(request(dict(flat({str(key): value for key, value in plain.items()})), {}, {}))
-        ours = study(task).points[0]
-        assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
-
 
 class TestReferences:
     def test_follow_the_axes(self) -> None:
         made = study(base={"tiling.bc": "${problem.n}"}, axes={"problem.n": [32, 64]})
         assert [tiled(point).tiling.bc for point in made.points] == [32, 64]
 
-    def test_relative_and_chained(self) -> None:
-        settings = {"a.b": 1, "a.c": "${.b}", "d": "${a.c}", "a.e.f": "${..b}", "g": "text"}
-        assert resolved(settings) == {"a.b": 1, "a.c": 1, "d": 1, "a.e.f": 1, "g": "text"}
 
-    def test_others_are_left_to_omegaconf(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("BC", "48")
-        assert resolved({"tiling.bc": "${oc.decode:${oc.env:BC}}", "x": 1}) == {"tiling.bc": 48, "x": 1}
+BAD = [
+    # settings, the one that the sentence names, what else it says
+    ("precision.values=fp32@0x", "precision.values", "bf16@64"),
+    ("precision.preset=bf17", "precision.preset", "kernel_"),
+    ("precision.quantise.scale=rows", "precision.quantise.scale", "tensor"),
+    ("precision.inputs=e4m3fn:upwards", "precision.inputs", "'upwards'"),
+    ("tiling.order=backward", "tiling.order", "reverse"),
+    ("tiling.shape=round", "tiling.shape", "swapped"),
+    ("problem=captured problem.source.layer=layer9", "problem.source.layer", "layer0"),
+    ("problem=outliers problem.source.share=2", "problem.source.share", "from 0 to 1"),
+    ("attention.count=maybe", "attention.count", "true or false"),
+    ("baseline.precision=bf17", "baseline.precision", "uniform"),
+    ("softmax.exp=exp3", "softmax.exp", "exp2"),
+    ("softmax.p_scale=-1", "softmax.p_scale", "positive"),
+    ("attention=exact softmax.exp=exp2_poly1", "softmax.exp", "attention=exact does not read it"),
+    ("attention=sdpa tiling.br=16", "tiling.br", "attention=sdpa does not read it"),
+    ("attention=naive tiling.bc=16", "tiling.bc", "attention=naive does not read it"),
+    ("tiling.order=forward tiling.seed=1", "tiling.seed", "tiling.order=random"),
+    ("precision=fp8 precision.quantise.scale=row precision.quantise.block=32", "precision.quantise.block", "scale=block"),
+    ("attention=vanilla precision=kernel_bf16", "precision", "eager_bf16"),
+    ("precision.values=bf16:seed=0", "precision.values", "stochastic"),
+]
 
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [
-            ({"a.b": "${a.c}"}, "a.b: .*there is no setting a.c"),
-            ({"a.b": "${a.c}", "a.c": "${a.b}"}, "refers to itself"),
-            ({"a.b": "${oc.env:NOT_SET_ANYWHERE}"}, "a.b: .*NOT_SET_ANYWHERE"),
-        ],
-    )
-    def test_to_nothing(self, settings: dict[str, Any], words: str) -> None:
-        with pytest.raises(BadInput, match=words):
-            resolved(settings)
+
+@pytest.mark.parametrize(("settings", "field", "hint"), BAD, ids=[settings for settings, *_ in BAD])
+def test_a_value_that_cannot_be_used_is_named(settings: str, field: str, hint: str) -> None:
+    layer = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in map(_parted, settings.split())}
+    with pytest.raises(BadInput, match=re.escape(hint)) as error:
+        build.point(Expander(LIBRARY).request(layer))
+    assert error.value.field == field or error.value.field.startswith(f"{field}.")
+
+
+def _parted(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
 
 
 class TestBadStudies:
@@ -241,19 +186,6 @@ class TestBadStudies:
     def test_name_what_cannot_be_used(self, parts: dict[str, Any], words: str) -> None:
         with pytest.raises(BadInput, match=words):
             study(**parts)
-
-    def test_types_are_those_of_the_settings(self) -> None:
-        def check(key: str, value: Any) -> Any:
-            return composer(LIBRARY.folders).check("", "", key, value)
-
-        assert check("problem.scale", 2) == 2.0
-        assert isinstance(check("problem.scale", 2), float)
-        assert check("problem.key_lengths", [3, 4]) == [3, 4]
-        assert check("problem.keys", "${.n}") == "${.n}"
-        for key, value in (("problem.n", 1.5), ("problem.n", None), ("problem.causal", "maybe"), ("problem.key_lengths", 3)):
-            with pytest.raises(BadInput, match=rf"^{key}: "):
-                check(key, value)
-        assert check("problem.n", 7) == 7  # a refused value leaves nothing behind
 
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
@@ -302,18 +234,6 @@ def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
     assert [point.refused for point in made.points if point.refused] == []
 
 
-@pytest.mark.parametrize("name", LIBRARY.options("study"))
-def test_every_scenario_that_ships_says_what_it_is_and_stands_for(name: str) -> None:
-    stated = LIBRARY.study(name)["scenarios"]
-    assert stated
-    for key, own in stated.items():
-        assert own["title"] != key
-        assert "_" not in own["title"]
-        assert Role(own["role"]) is not Role.PAPER, "no source states all of N, d and the inputs"
-    titles = [own["title"] for own in stated.values()]
-    assert len(set(titles)) == len(titles)
-
-
 def test_a_scenario_has_a_title_and_a_role() -> None:
     made = study(scenarios={"one": {"title": "as in the book", "role": "paper", "problem": "normal"}, "two": None})
     assert made.scenarios == (Scenario("one", "as in the book", Role.PAPER), Scenario("two", "two", Role.BEYOND))
@@ -326,11 +246,6 @@ def test_an_entry_of_an_axis_may_state_its_role() -> None:
     assert [point.roles for point in made.points] == [{"step": EntryRole.CONTROL}, {}]
     points = made.manifest(["a", "b"], "deviation")["points"]
     assert [point["roles"] for point in points] == [{"step": "control"}, {}]
-
-
-def test_the_study_of_table_3_has_all_its_rows() -> None:
-    made = Expander(LIBRARY).study("fa3_table3", LIBRARY.study("fa3_table3"))
-    assert {scenario.stands_for for scenario in made.scenarios} == set(FA3_RMSE)
 
 
 @pytest.mark.parametrize(
@@ -426,41 +341,10 @@ def test_captured_scenarios_of_the_paper_take_every_head_of_both_layers(name: st
         assert {layer: layers.count(layer) for layer in layers} == {"layer0": 12, "layer5": 12}
 
 
-@pytest.mark.parametrize("name", LIBRARY.options("study"))
-def test_every_study_can_be_built_at_full_size(name: str) -> None:
-    assert Expander(LIBRARY).of(name).study(name, LIBRARY.study(name)).points
-
-
-def test_flat_names_every_setting() -> None:
-    assert dict(flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None})) == {"a.b.c": 1, "a.d": [2], "e": None}
-
-
-def test_library_reads_the_first_folder_that_has_a_file(tmp_path: Path) -> None:
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "mine.yaml").write_text("title: Mine\n")
-    library = Library((config_folder(), tmp_path))
-    assert library.study("mine")["title"] == "Mine"
-    assert "mine" in library.options("study")
-    with pytest.raises(BadInput, match="study: 'thine' .*did you mean mine"):
-        library.study("thine")
-
-
 class TestShared:
     """Points of a grid share what their values do not reach, and are what each asks for by itself."""
 
     AXES: dict[str, Any] = {"precision": ["bf16", "kernel_fp16"], "problem.n": [32, 64], "tiling.bc": [8, 16]}  # noqa: RUF012
-
-    def test_points_equal_those_of_whole_requests(self) -> None:
-        made = study(axes=self.AXES)
-        assert len(made.points) == 8
-        for point in made.points:
-            alone = build.point(Expander(LIBRARY).request(point.labels))
-            assert (point.problem, point.variant, point.baseline) == (alone.problem, alone.variant, alone.baseline)
-
-    def test_values_reach_what_refers_to_them_and_nothing_else(self) -> None:
-        small, large = study(axes={"problem.n": [32, 64]}).points
-        assert [point.problem.shape.keys for point in (small, large)] == [32, 64]
-        assert tiled(small).precision is tiled(large).precision
 
     def test_a_value_may_stand_in_the_place_of_a_reference_that_leads_nowhere(self) -> None:
         made = study(base={"problem.queries": "${problem.none}"}, axes={"problem.queries": [3, 5]})

@@ -18,10 +18,8 @@ from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
 from numdev.cli import build, honoured, nodes
-from numdev.cli.composed import composer
+from numdev.cli.compose import Flat, Library, Request, Statement, composer, config_folder, flat, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder, study_fields
-from numdev.cli.requests import Flat, Request, Statement, flat
 from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import COLUMNS

@@ -28,7 +28,7 @@ from numdev.errors import BadInput
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
 from numdev.results.store import Store, StoreError
-from numdev.results.study import Study, StudyPoint
+from numdev.results.study import StudyPoint
 from tests.cli.test_cli import Command, numdev, toy_configs
 
 __all__ = ["numdev", "toy_configs"]  # the fixtures
@@ -99,26 +99,28 @@ def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(
     monkeypatch.setattr(Runner, "run", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     ran = numdev(*command)
     assert ran.code == 1
-    assert ran.err.splitlines()[-1].startswith("workers: one of them ended with -9; ")
+    assert ran.err.splitlines()[-1].startswith("workers: one of them was killed; ")
 
 
 def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Bar.part
+    shown = Bar.point
 
-    def interrupted(self: Bar, share: float) -> None:
-        shown(self, share)
-        if self.done == 5:
+    def interrupted(self: Bar, done: int, text: str = "") -> None:
+        shown(self, done, text)
+        if done >= 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bar, "part", interrupted)
+    monkeypatch.setattr(Bar, "point", interrupted)
     command = ("measure", "--config-dir", str(several), "study=several", "device=cpu")
     ran = numdev(*command, "workers=2")
     assert ran.code == 130
-    assert ran.err.splitlines()[-1] == "interrupted; 5 points kept, run the same command to continue"
-    assert len(list(Store(Path("results")).records())) >= 5
+    words = ran.err.splitlines()[-1]
+    kept_points = int(words.removeprefix("interrupted; ").split()[0])
+    assert words == f"interrupted; {kept_points} points kept, run the same command to continue"
+    assert len(list(Store(Path("results")).records())) >= kept_points >= 5
     assert not list(Path("results").rglob("*.tmp"))
     assert not multiprocessing.active_children()
-    monkeypatch.setattr(Bar, "part", shown)
+    monkeypatch.setattr(Bar, "point", shown)
     assert numdev(*command, "workers=2").code == numdev(*command, "workers=1", "results=whole").code == 0
     assert kept("results") == kept("whole")
 
@@ -237,15 +239,13 @@ def test_torch_has_one_thread_unless_the_user_says_how_many(monkeypatch: pytest.
 @given(st.lists(st.tuples(st.sampled_from([16, 32, 64]), st.integers(1, 3)), min_size=1, max_size=20), st.integers(1, 5))
 def test_each_point_is_in_one_task_with_others_of_its_problem(drawn: list[tuple[int, int]], count: int) -> None:
     """And no task has more than a half of what each worker has in all, unless a point alone has more."""
-    points = [point(n, bc, seeds) for bc, (n, seeds) in enumerate(sorted(drawn), 1)]
-    keys = [f"key {i}" for i in range(len(points))]
-    workers = pooled.Workers.__new__(pooled.Workers)  # without processes
-    workers.count, workers._work = count, [(Study("toy", "A toy", points=tuple(points)), Bench(device="cpu"))]
-    tasks = workers._tasks(0, list(zip(keys, points, strict=True)), keys)
-    assert sorted(place for task in tasks for _, place in task.points) == list(range(len(points)))
-    assert [task.size for task in tasks] == sorted((task.size for task in tasks), reverse=True)
-    total = sum(task.size for task in tasks)
-    for task in tasks:
-        assert all(key == keys[place] for key, place in task.points)
-        assert len({points[place].problem for _, place in task.points}) == 1
-        assert len(task.points) == 1 or task.size <= total / (2 * count) + 1e-9 * total
+    points = [(f"key {bc}", point(n, bc, seeds)) for bc, (n, seeds) in enumerate(sorted(drawn), 1)]
+    bench = Bench(device="cpu")
+    sizes = {key: one.seeds * bench.kind.operation.workload.size(one.problem)[-1] for key, one in points}
+    tasks = pooled.tasks(points, bench, count)
+    of_tasks = [sum(sizes[key] for key, _ in task) for task in tasks]
+    assert sorted(item[0] for task in tasks for item in task) == sorted(sizes)
+    assert of_tasks == sorted(of_tasks, reverse=True)
+    for task, size in zip(tasks, of_tasks, strict=True):
+        assert len({one.problem for _, one in task}) == 1
+        assert len(task) == 1 or size <= sum(sizes.values()) / (2 * count) * (1 + 1e-9)

@@ -31,7 +31,7 @@ def test_lines_are_few_and_name_the_point() -> None:
         report = progress.of("toy", 1000)
         for done in range(1000):
             report(done, 1000, POINT)
-        progress.finished(1000)
+        progress.point(1000)
     lines = printed(on)
     assert len(lines) == 11
     assert lines[0].startswith("0/1000 points, 0 s")
@@ -60,10 +60,10 @@ def test_studies_follow_one_another_and_correct_the_total() -> None:
     on = console(terminal=False)
     with Progress(12, on) as progress:
         progress.of("first", 8)(7, 8, POINT)
-        progress.finished(8)
+        progress.point(8)
         progress.of("second", 4)(1, 3, POINT)
         assert progress.done == 9
-        progress.finished(11)
+        progress.point(11)
     assert printed(on)[-1].startswith("11/11 points")
 
 
@@ -74,13 +74,6 @@ def test_a_terminal_gets_a_bar() -> None:
     text = "\n".join(printed(on))
     assert "2/4" in text
     assert "\x1b[" in text
-
-
-def test_jobs_that_share_a_terminal_get_lines() -> None:
-    on = console(terminal=True)
-    with Progress(4, on, live=False) as progress:
-        progress.of("toy", 4)(0, 4, POINT)
-    assert printed(on) == ["0/4 points, 0 s  toy: here tiling.bc=16"]
 
 
 def test_the_replicates_of_a_studys_point_move_the_bar() -> None:
@@ -119,13 +112,6 @@ def test_a_replicate_that_takes_long_gets_a_line_now_and_then_and_where_it_waits
     text = " ".join(printed(on))  # of lines as wide as the console
     assert text.startswith("0/1 replicates, 0 s  replicate 0: waits for another process, which trains it")
     assert re.findall(r"step (\d+) of 100", text) == ["0", "30", "60", "90"]
-
-
-def test_one_point_counts_its_replicates() -> None:
-    on = console(terminal=True)
-    with Progress(4, on, unit="replicates") as progress:
-        progress.replicates(3, 4)
-    assert "3/4" in "\n".join(printed(on))
 
 
 def test_one_point_gets_lines_only_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

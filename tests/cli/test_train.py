@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from numdev.cli import build
+from numdev.cli.compose import Library, config_folder, flat
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder
-from numdev.cli.requests import flat
 from numdev.errors import BadInput
 from numdev.results.record import describe
 from numdev.results.store import Store

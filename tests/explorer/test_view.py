@@ -13,12 +13,10 @@ from omegaconf import OmegaConf
 
 from numdev.attention.distributions import Kind
 from numdev.cli import build, schema
-from numdev.cli.composed import of_points
+from numdev.cli.compose import Library, Request, config_folder, flat, groups_of_points
 from numdev.cli.expand import Expander
-from numdev.cli.library import Library, config_folder
 from numdev.cli.main import main
-from numdev.cli.requests import flat, request
-from numdev.cli.studies import stated
+from numdev.cli.studies import explicit
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
 from numdev.results.store import Store
@@ -36,12 +34,12 @@ def key_of_command(command: str) -> str:
     choices = cfg.hydra.runtime.choices
     OmegaConf.set_struct(cfg, False)
     del cfg["hydra"]
-    groups = of_points(choices)
+    groups = groups_of_points(choices)
     of_point = [str(key) for key in cfg if key not in ("operation", "study", "device", "results")]
-    expander = Expander(LIBRARY, stated(overrides, choices, cfg, of_point, groups))
+    expander = Expander(LIBRARY, explicit(overrides, choices, cfg, of_point, groups))
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     raw = dict(flat(plain))
-    point = build.point(request(raw, expander.said(raw, expander.task), groups))
+    point = build.point(Request(raw, expander.composer.said(raw, expander.task), groups))
     from numdev.api import bench
 
     return bench(cfg.device).key(point.problem, point.variant, point.baseline, point.seeds)

@@ -22,7 +22,7 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli.library import Library, config_folder
+from numdev.cli.compose import Library, config_folder
 from numdev.measurement.speed.timing import Budget
 from numdev.report.claims.verdicts import ClaimResult, judge
 from numdev.report.document.context import WIDEST, Part, command, context

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from numdev.cli.library import Library, config_folder
+from numdev.cli.compose import Library, config_folder
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import formats

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 import numdev as nd
-from numdev.cli import plotted
-from numdev.errors import BadInput
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import TYPST, write_root
 from numdev.report.document.tables import place
@@ -175,21 +172,3 @@ def test_a_sweep_of_speed(numdev: Command) -> None:
     assert "tflops" in nd.load("results/speed")
     refused = numdev("report", "results=results/speed", "out=o", "format=pdf")
     assert (refused.code, refused.err.partition(":")[0]) == (2, "format")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x: problem.n, y: out.rmse", "{x: problem.n, y: out.rmse}"),
-        ("x:a,colour:[b,c]", "{x: a, colour: [b,c]}"),
-        ("{x: a}", "{x: a}"),
-    ],
-)
-def test_a_plot_is_a_mapping_without_its_braces(text: str, expected: str) -> None:
-    assert plotted.mapping(text) == expected
-
-
-@pytest.mark.parametrize("text", ["a", "x:", "x: a, b", "w: a"])
-def test_a_plot_that_is_none(text: str) -> None:
-    with pytest.raises(BadInput, match=r"^plot: "):
-        plotted.mapping(text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli.drawing import refuse
+from numdev.cli.figures import refuse
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.results.store import Store

@@ -1,46 +1,35 @@
-"""What the command line stated of a point that no study has, kept beside its record: reports know the axes of a sweep by it."""
+"""What the command line states of a point that no study has, kept beside its record: reports know the axes of a sweep by it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import flags, schema
-from numdev.cli.library import OPERATION
-from numdev.cli.parsed import parsed
+from numdev.cli import launch, schema
+from numdev.cli.compose import OPERATION, Request, plain_value, resolved, written
+from numdev.cli.jobs import arguments, job_number
 from numdev.cli.schema import PlotConfig
+from numdev.results.manifest import manifest_of, stored_point
+from numdev.results.store import Store
 
 if TYPE_CHECKING:
     from numdev.cli.expand import Expander
-    from numdev.cli.requests import Request
     from numdev.measurement.protocol import MeasurementKind
     from numdev.measurement.runner import Runner
     from numdev.results.record import Record
-    from numdev.results.store import Store
 
-_ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 _OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
-
-
-@contextmanager
-def asked(arguments: Sequence[str]) -> Iterator[None]:
-    """The arguments of the command whose job runs here."""
-    token = _ARGUMENTS.set(tuple(arguments))
-    try:
-        yield
-    finally:
-        _ARGUMENTS.reset(token)
+_NO_SETTING = ("_target_", *(f"plot.{part.name}" for part in fields(PlotConfig)))
 
 
 def keep(
@@ -56,33 +45,29 @@ def keep(
         request: what was asked for.
         measured: what measured the point, and its record.
     """
-    from numdev.results.manifest import manifest_of, stored_point
-
     bench, record = measured
-    swept = _swept()
-    stated = {**expander.manner, **expander.task}
-    labels = {name: stated.get(name, _value(cfg, name)) for name in swept} or stated
-    fixed = {name: value for name, value in stated.items() if swept and name not in swept and name != "seeds"}
+    swept, settings = _swept(), {**expander.manner, **expander.task}
+    labels = {name: settings.get(name, _value(cfg, name)) for name in swept} or settings
+    fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
     name = _name(program, record, swept, fixed)
     title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
     words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
+    values = {one: value for one, value in resolved(request.raw).items() if not one.endswith(_NO_SETTING)}
     point = stored_point(
         record.key,
         _plain(labels),
-        number=_number() if swept else store.count(name),
+        number=job_number() if swept else store.count(name),
         command=_command(program),
         explicit=[*labels, *fixed],
-        composed=_composed(request),
+        composed=_plain({**values, **request.options}),  # what a figure can be drawn over
     )
-    settings = {column.name: [column.unit, column.meaning] for column in bench.settings}
-    store.put_point(manifest_of(name, record.kind, title, settings=settings, words=words, swept=list(swept)), point)
+    meanings = {column.name: [column.unit, column.meaning] for column in bench.settings}
+    store.put_point(manifest_of(name, record.kind, title, settings=meanings, words=words, swept=list(swept)), point)
     return name
 
 
 def said_of_points(results: Path, measured: MeasurementKind) -> list[str]:
     """What the single points of an operation state, of those that a folder has."""
-    from numdev.results.store import Store
-
     manifest = Store(results).study(_of_points(measured.operation.name, measured.name)) or {"points": []}
     return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))
 
@@ -92,8 +77,8 @@ def _swept() -> tuple[str, ...]:
     hydra: Any = HydraConfig.get()
     if hydra.mode is not RunMode.MULTIRUN:
         return ()
-    texts = flags.split("measure", list(_ARGUMENTS.get()))[0]
-    names = [one.key_or_group for one in parsed(texts) if one.is_sweep_override()]
+    overrides = OverridesParser.create().parse_overrides(launch.read(arguments())[0])
+    names = [one.key_or_group for one in overrides if one.is_sweep_override()]
     return tuple(dict.fromkeys([*names, *params_of(hydra)]))
 
 
@@ -106,23 +91,16 @@ def params_of(hydra: Any) -> list[str]:
 def _value(cfg: DictConfig, name: str) -> Any:
     """What a job has of a swept name that is no setting of a point, such as `device`."""
     chosen = HydraConfig.get().runtime.choices.get(name)
-    found = OmegaConf.select(cfg, name) if chosen is None else chosen
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-
-
-def _number() -> int:
-    job = HydraConfig.get().job
-    return 0 if OmegaConf.is_missing(job, "num") else int(job.num)
+    return plain_value(OmegaConf.select(cfg, name) if chosen is None else chosen)
 
 
 def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
     """The same for every job of a sweep and whenever it is run: after its axes, and a hash of what all its points have."""
     if not swept:
         return _of_points(record.operation, record.kind)
-    of = _of(record.operation, record.kind)
-    told = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
+    identity = json.dumps([program, _of(record.operation, record.kind), sorted(swept), sorted(fixed.items())], default=str)
     short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
-    return f"sweep_{short}_{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+    return f"sweep_{short}_{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
 
 
 def _of(operation: str, kind: str) -> str:
@@ -136,35 +114,19 @@ def _of_points(operation: str, kind: str) -> str:
 
 def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
     """What was swept, in words, and what was stated beside it."""
-    from numdev.cli.requests import written
-
     axes = [schema.words(name)[0] or name for name in swept]
     over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
-    beside = ", ".join(
-        f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION
-    )
-    return f"Sweep over {over}" + (f"; {beside}" if beside else "")
+    beside = [f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION]
+    return f"Sweep over {over}" + (f"; {', '.join(beside)}" if beside else "")
 
 
 def _command(program: str) -> str:
     """The command line, without where results go and where it ran."""
     apart = set(_OF_THE_RUN).difference(_swept())
-    kept = [text for text in _ARGUMENTS.get() if text.partition("=")[0].lstrip("+") not in apart]
-    return shlex.join(["numdev", program, *kept])
-
-
-def _composed(request: Request) -> dict[str, Any]:
-    """Every setting and group of the point that is no node: what a figure can be drawn over."""
-    from numdev.cli.requests import resolved
-
-    apart = ("_target_", *(f"plot.{part.name}" for part in fields(PlotConfig)))
-    values = {name: value for name, value in resolved(request.raw).items() if not name.endswith(apart)}
-    return _plain({**values, **request.options})
+    return shlex.join(["numdev", program, *(text for text in arguments() if text.partition("=")[0].lstrip("+") not in apart)])
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as JSON has them; a list is text, as on the command line."""
-    from numdev.cli.requests import written
-
     scalar = (str, int, float, bool, type(None))
     return {name: value if isinstance(value, scalar) else written(value) for name, value in values.items()}

@@ -1,8 +1,8 @@
-"""What `numdev measure`, `speed`, `train`, `paper` and `report` do with a composed configuration."""
+"""What `numdev measure`, `speed`, `train`, `paper`, `map` and `report` do with a composed configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -12,9 +12,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from numdev.cli.library import OPERATION, Library, config_folder, study_fields
-from numdev.cli.outcome import BAD_OUTPUT, Ended
+from numdev.cli.compose import OPERATION, Library, config_folder, overrides_of, plain, study_fields
+from numdev.cli.exit_codes import BAD_OUTPUT, Ended
 from numdev.cli.plotted import asked
+from numdev.cli.progress import has_own_terminal, output
 from numdev.errors import BadInput
 from numdev.nearest import one_of
 
@@ -24,26 +25,18 @@ _MOST_NAMED = 4  # studies after which the folder of their report is named
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
-    if not asked(cfg) and any(text.lstrip("+").startswith("out=") for text in overrides()):
-        raise BadInput("out", cfg.out, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
+    if not asked(cfg):
+        _refuse_out(cfg, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
     _refuse_unwritable(cfg, "results", *(["out"] if asked(cfg) else []))
-    if cfg.study is not None:
-        return _measure_study(cfg, "measure")
-    from numdev.cli import point, show
-
-    return point.run(cfg, show, "measure")
+    return _study(cfg, "measure") if cfg.study is not None else _point(cfg, "measure")
 
 
 def speed(cfg: DictConfig) -> Ended:
     """One point timed, or the points of one study and their report."""
     if cfg.study is None:
-        from numdev.cli import point, show_speed
-
-        _refuse_out(cfg)
-        _refuse_unwritable(cfg, "results")
-        return point.run(cfg, show_speed, "speed")
+        return _point_without_report(cfg, "speed")
     _refuse_folders(cfg, None)
-    ended = _measure_study(cfg, "speed")
+    ended = _study(cfg, "speed")
     if not cfg.dry_run:
         from numdev.report.document.report import make_speed_report
 
@@ -54,39 +47,23 @@ def speed(cfg: DictConfig) -> Ended:
 
 def train(cfg: DictConfig) -> Ended:
     """One rung trained beside its reference, or the rungs of one study and their report."""
-    _refuse_of_training(cfg)
-    if cfg.study is None:
-        from numdev.cli import point, show_training
-
-        _refuse_out(cfg)
-        _refuse_unwritable(cfg, "results")
-        return point.run(cfg, show_training, "train")
-    _refuse_folders(cfg, None)
-    ended = _measure_study(cfg, "train")
-    if not cfg.dry_run:
-        _make_report(cfg, None, "parquet")
-    return ended
-
-
-def _refuse_of_training(cfg: DictConfig) -> None:
-    """Raise BadInput for what is stated and means nothing here."""
     if cfg.objective is not None:
         raise BadInput("objective", cfg.objective, "numdev train has no figure for a sweeper; leave it out")
     if cfg.fresh:
         runs = Path(cfg.results) / "runs"
         raise BadInput("fresh", True, f"runs are shared by points and kept; remove {runs} to train them again")
-
-
-def _refuse_out(cfg: DictConfig) -> None:
-    """Raise BadInput for a folder of a report, which one point does not write."""
-    if any(text.lstrip("+").startswith("out=") for text in overrides()):
-        raise BadInput("out", cfg.out, "a study ends with a report, one point with its figures; leave it out, or give study= too")
+    if cfg.study is None:
+        return _point_without_report(cfg, "train")
+    _refuse_folders(cfg, None)
+    ended = _study(cfg, "train")
+    if not cfg.dry_run:
+        _make_report(cfg, None, "parquet")
+    return ended
 
 
 def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
-    from numdev.cli import studies
-    from numdev.cli.runners import runner
+    from numdev.cli import runners, studies
 
     _refuse_metrics(cfg)
     for name, whole in (("study", None), ("shard", 0), ("shards", 1), ("objective", None)):
@@ -96,11 +73,10 @@ def paper(cfg: DictConfig) -> Ended:
     _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
-    expander = studies.expander(HydraConfig.get(), cfg)
-    work = []
+    expander, work = studies.expander(HydraConfig.get(), cfg), []
     for name in cfg.studies:
         own = expander.of(name)
-        work.append((own.study(name, expander.library.study(name)), runner("paper", cfg, own.composer.of)))
+        work.append((own.study(name, expander.library.study(name)), runners.runner("paper", cfg, own.composer.of)))
     _refuse_folders(cfg, cfg.studies)
     if cfg.dry_run:
         return studies.plan(work, cfg, "paper")
@@ -137,14 +113,8 @@ def report(cfg: DictConfig) -> Ended:
     return Ended(0 if _make_report(cfg, chosen, cfg.format, asked(cfg), about, **head) else BAD_OUTPUT)
 
 
-def _refuse_format(cfg: DictConfig) -> None:
-    if cfg.format not in FORMATS:
-        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
-
-
 def _measured_of(names: list[str], results: Path) -> list[str]:
     """Those of some studies that were measured; all of them where none was, for the error to name."""
-    from numdev.cli.console import output
     from numdev.results.store import Store
 
     held = Store(results).studies()
@@ -153,10 +123,20 @@ def _measured_of(names: list[str], results: Path) -> list[str]:
     return [name for name in names if name in held] or names
 
 
-def _measure_study(cfg: DictConfig, program: str) -> Ended:
-    from numdev.cli import drawing, studies
-    from numdev.cli.console import has_own_terminal
-    from numdev.cli.runners import runner
+def _point(cfg: DictConfig, program: str) -> Ended:
+    from numdev.cli import point
+
+    return point.run(cfg, program)
+
+
+def _point_without_report(cfg: DictConfig, program: str) -> Ended:
+    _refuse_out(cfg, "a study ends with a report, one point with its figures; leave it out, or give study= too")
+    _refuse_unwritable(cfg, "results")
+    return _point(cfg, program)
+
+
+def _study(cfg: DictConfig, program: str) -> Ended:
+    from numdev.cli import figures, runners, studies
     from numdev.results.study import Shard
 
     _refuse_metrics(cfg)
@@ -166,25 +146,23 @@ def _measure_study(cfg: DictConfig, program: str) -> Ended:
     name = hydra.runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
-    fields = study_fields(name, _plain(cfg.study))
-    expander = studies.expander(hydra, cfg, program)
+    fields, expander = study_fields(name, plain(cfg.study)), studies.expander(hydra, cfg, program)
     own = expander.of(name)
-    bench = runner(program, cfg, own.composer.of)
+    bench = runners.runner(program, cfg, own.composer.of)
     if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
     work = [(own.study(name, fields), bench)]
     axes = own.axes(fields)
-    drawing.refuse(asked(cfg), list(axes), bench.kind, needs_x=not axes)
+    figures.refuse(asked(cfg), list(axes), bench.kind, needs_x=not axes)
     shard = Shard(cfg.shard, cfg.shards)
     if cfg.dry_run:
         return studies.plan(work, cfg, program, shard)
-    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=drawing.of(cfg, name))
+    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=figures.Drawing.of(cfg, name))
 
 
-def _refuse_metrics(cfg: DictConfig) -> None:
-    """Raise BadInput where metrics are chosen for points that are not printed."""
-    if cfg.metrics != "chief":
-        raise BadInput("metrics", cfg.metrics, "a study prints no metrics, its report has them; leave it out, or study=")
+def overrides() -> list[str]:
+    """What the command line says of this job, as it was written."""
+    return overrides_of(HydraConfig.get())
 
 
 def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
@@ -203,12 +181,24 @@ def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()
             refuse_unknown(value, f"{key}.")
 
 
-def overrides() -> list[str]:
-    """What the command line says of this job, as it was written."""
-    return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)]  # type: ignore[union-attr]
+def _refuse_out(cfg: DictConfig, hint: str) -> None:
+    """Raise BadInput for a folder that the command line names and that the command does not write."""
+    if any(text.lstrip("+").startswith("out=") for text in overrides()):
+        raise BadInput("out", cfg.out, hint)
 
 
-def _refuse_folders(cfg: DictConfig, studies: Sequence[str] | None) -> None:
+def _refuse_format(cfg: DictConfig) -> None:
+    if cfg.format not in FORMATS:
+        raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
+
+
+def _refuse_metrics(cfg: DictConfig) -> None:
+    """Raise BadInput where metrics are chosen for points that are not printed."""
+    if cfg.metrics != "chief":
+        raise BadInput("metrics", cfg.metrics, "a study prints no metrics, its report has them; leave it out, or study=")
+
+
+def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
     """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
     from numdev.report.document.folder import refuse_other
 
@@ -226,7 +216,6 @@ def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
 @contextmanager
 def _report_of(cfg: DictConfig, studies: list[str] | None) -> Iterator[tuple[Path, Path, Console]]:
     """Results, a folder to write the report on some of their studies into, and where to print; at the end it is in `out`."""
-    from numdev.cli.console import output
     from numdev.report.document.folder import listed, replacing
 
     console, results, out = output(), Path(cfg.results), Path(cfg.out)
@@ -251,9 +240,3 @@ def _make_report(
 
     with _report_of(cfg, about or studies) as (results, folder, console):
         return make_report(results, folder, studies, console, formats=(fmt,), plot=plot, **head)
-
-
-def _plain(cfg: Any, *, resolve: bool = False) -> dict[str, Any]:
-    plain = OmegaConf.to_container(cfg, resolve=resolve)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}

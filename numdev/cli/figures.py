@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from numdev.cli import objective, placed, studies
+from numdev.cli import runners, studies, sweep_manifest
 from numdev.cli.plots import asked_of
 from numdev.cli.plotted import asked
-from numdev.cli.runners import kind
 from numdev.errors import BadInput
-
-if TYPE_CHECKING:
-    from numdev.measurement.protocol import MeasurementKind
+from numdev.measurement.protocol import MeasurementKind
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,11 @@ class Drawing:
     study: str
     plot: Mapping[str, Any]
 
-
-def of(cfg: DictConfig, study: str) -> Drawing | None:
-    """The figure of a study or sweep that a job has measured, if one is asked for."""
-    plot = asked(cfg)
-    return Drawing(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
+    @classmethod
+    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
+        """The figure of a study or sweep that a job has measured, if one is asked for."""
+        plot = asked(cfg)
+        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
 
 
 def refuse(plot: Mapping[str, Any], names: Collection[str], measured: MeasurementKind, *, needs_x: bool = False) -> None:
@@ -58,42 +56,36 @@ def refuse(plot: Mapping[str, Any], names: Collection[str], measured: Measuremen
         return
     if needs_x and "x" not in plot:
         raise BadInput("plot.x", None, "there is no sweep that says what the figure is over; name a setting, as in x: problem.n")
-    figures = objective.names(measured)
+    figures = runners.figures(measured)
     own = list(dict.fromkeys([*figures, *(name.rpartition(".")[2] for name in figures)]))
     asked_of(plot, names, lambda: own)
 
 
-def refuse_of_sweep(cfg: DictConfig, command: str, names: Collection[str], wanted: Collection[str]) -> None:
-    """The same for a sweep over points, or over studies.
-
-    Args:
-        cfg: the configuration of the sweep, with that of Hydra.
-        command: that runs it.
-        names: of what it sweeps over.
-        wanted: the studies; none in a sweep over points.
-    """
-    if not (plot := asked(cfg)):
-        return
+def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
+    """The same for a sweep over points, or over studies; `cfg` has Hydra's own part too."""
     expander = studies.expander(cfg.hydra, cfg, command)
-    if not wanted:
-        refuse(plot, list(dict.fromkeys([*names, *expander.manner, *expander.task])), kind(command, cfg))
-    for name in wanted:
+    study = next((one for one in overrides if one.key_or_group == "study"), None)
+    if study is None:
+        names = [one.key_or_group for one in overrides if one.is_sweep_override()]
+        names += [*sweep_manifest.params_of(cfg.hydra), *expander.manner, *expander.task]
+        refuse(asked(cfg), list(dict.fromkeys(names)), runners.kind(command, cfg))
+        return
+    for name in study.sweep_string_iterator() if study.is_sweep_override() else [str(study.value())]:
         own = expander.of(name)
         axes = own.axes(own.library.study(name))
         try:
-            refuse(plot, list(axes), kind(command, cfg, own.composer.of), needs_x=not axes)
+            refuse(asked(cfg), list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
 
-def refuse_of_point(cfg: DictConfig, measured: MeasurementKind, stated: Collection[str]) -> None:
+def refuse_of_point(cfg: DictConfig, measured: MeasurementKind, names: Collection[str]) -> None:
     """The same for one point, whose figure shows all single points of its operation that the folder has."""
     if plot := asked(cfg):
-        names = [*stated, *placed.said_of_points(Path(cfg.results), measured)]
-        refuse(plot, names, measured, needs_x=True)
+        refuse(plot, [*names, *sweep_manifest.said_of_points(Path(cfg.results), measured)], measured, needs_x=True)
 
 
-def draw(wanted: Iterable[Drawing]) -> None:
+def draw(drawings: Iterable[Drawing]) -> None:
     """Draw each figure once, and print where it is.
 
     Raises:
@@ -101,26 +93,25 @@ def draw(wanted: Iterable[Drawing]) -> None:
         StoreError: if a file cannot be written.
     """
     different: list[Drawing] = []
-    for one in wanted:
+    for one in drawings:
         if one not in different:
             different.append(one)
-    for one in different:
-        _draw(one)
+            _draw(one)
 
 
-def _draw(wanted: Drawing) -> None:
-    from numdev.cli.console import output
-    from numdev.report.document.figures import figure_of
+def _draw(drawing: Drawing) -> None:
+    from numdev.cli.progress import output
+    from numdev.report.document.figures import figure_of  # late: a report's libraries
     from numdev.report.reading.frames import load
     from numdev.results.store import Store
 
     try:
-        results = load(Store(wanted.results), [wanted.study])
-        picture = figure_of(results, wanted.plot)
+        results = load(Store(drawing.results), [drawing.study])
+        picture = figure_of(results, drawing.plot)
     except BadInput as error:
-        mend = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
-        raise BadInput(error.field, error.value, mend) from None
-    path = wanted.out / wanted.study
+        hint = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
+        raise BadInput(error.field, error.value, hint) from None
+    path = drawing.out / drawing.study
     picture.write(path)
     console = output()
     for note in results.notes:

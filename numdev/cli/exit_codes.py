@@ -11,19 +11,18 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.cli.composed import Composer, composer
-from numdev.cli.library import config_folder
-from numdev.cli.requests import type_mend
+from numdev.cli.compose import Composer, composer, config_folder, type_hint
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError
 from numdev.nearest import is_near, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.drawing import Drawing
+    from numdev.cli.figures import Drawing
     from numdev.cli.plan import Plan
     from numdev.results.record import Status
 
 FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT, INTERRUPTED = 1, 2, 3, 5, 130
-_GRAVEST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
+_WORST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
+_OF_STATUS = {"ok": 0, "error": FAILED, "out_of_memory": FAILED, "unsupported": UNSUPPORTED}  # of every other one BAD_OUTPUT
 KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -32,7 +31,7 @@ class Ended:
     """How one job ended. It crosses processes: a launcher may run the job elsewhere.
 
     Attributes:
-        code: 0, or one of the codes above; see `numdev.cli.codes`.
+        code: 0, or one of the codes above.
         sentence: what was wrong; empty where nothing was, or where it has been shown.
         figure: that of `objective`; None where there is none.
         job: the overrides of the job.
@@ -40,7 +39,7 @@ class Ended:
         said: what the job printed where the user does not see it.
         key: of the record of the point that was measured; empty for other jobs.
         line: figures, status and remark of the job's line in the table of a sweep; None where it prints none.
-        plan: what a dry run found; None otherwise.
+        plan: of a dry run; None otherwise.
         drawing: the figure that is to be drawn when all jobs have ended; None where none is asked for.
     """
 
@@ -56,7 +55,7 @@ class Ended:
     drawing: Drawing | None = None
 
     def with_line(self, cells: tuple[str, ...], status: Status | None, remark: str) -> Ended:
-        """The same with a line in the table of a sweep."""
+        """A copy with a line in the table of a sweep."""
         return replace(self, line=(cells, status, remark))
 
 
@@ -68,10 +67,32 @@ class Interrupted(KeyboardInterrupt):
         self.kept = kept
 
 
-def gravest(codes: Iterable[int]) -> int:
+def worst(codes: Iterable[int]) -> int:
     """The code of a command whose jobs ended with these: a bad setting, a failure, a bad output, what is unsupported, 0."""
-    given = set(codes)
-    return next((code for code in _GRAVEST_FIRST if code in given), max(given, default=0))
+    ended = set(codes)
+    return next((code for code in _WORST_FIRST if code in ended), max(ended, default=0))
+
+
+def code_of_point(status: Status) -> int:
+    """The code of a point asked for by itself, or as a job of a sweep: 0 only if it has figures of every element.
+
+    `FAILED` for an error and for too little memory; `UNSUPPORTED` if the variant cannot do what was asked for; `BAD_OUTPUT` for
+    NaN and Inf where golden is finite, for zeros alone where golden has others, and for an output of another shape, dtype or
+    device. A format that overflows ends so too: it is measured, and the command prints which output has how many.
+    """
+    return _OF_STATUS.get(status.value, BAD_OUTPUT)
+
+
+def code_of_study(statuses: Iterable[Status]) -> int:
+    """The code of a study: `FAILED` for an error; else `BAD_OUTPUT` where a point ended so.
+
+    Else 0 if one of its points has figures, as others may lack them by design. If none has, the worst code of its points.
+    """
+    ended = list(statuses)
+    codes = {code_of_point(status) for status in ended}
+    if "error" in {status.value for status in ended}:
+        return FAILED
+    return BAD_OUTPUT if BAD_OUTPUT in codes else 0 if 0 in codes else worst(codes)
 
 
 def code_of(error: Exception) -> int:
@@ -87,10 +108,13 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
         return str(error)
     if isinstance(error.__cause__, NumdevError):  # of what Hydra made, such as a callback
         return str(error.__cause__)
-    if isinstance(error, MissingConfigException):
-        return _missing(error)
+    if isinstance(error, MissingConfigException):  # an option that a group does not have
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        hint = one_of(option, error.options) if error.options else "there is no such file in the config folders"
+        return str(BadInput(group or "configs", option, hint))
     if isinstance(error, OverrideParseException):
-        return _unreadable(error)
+        hint = "quote what is special to the shell"
+        return f"{error.override}: it cannot be read as setting=value ({_first(error.message)}); {hint}"
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(str(error).split())}"
     return _composition(error, known)
@@ -102,19 +126,6 @@ def unforeseen(error: Exception) -> str:
     return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
 
 
-def _missing(error: MissingConfigException) -> str:
-    """An option that a group does not have."""
-    wanted = error.missing_cfg_file or ""
-    group, _, option = wanted.rpartition("/")
-    mend = one_of(option, error.options) if error.options else "there is no such file in the config folders"
-    return str(BadInput(group or "configs", option or wanted, mend))
-
-
-def _unreadable(error: OverrideParseException) -> str:
-    """An override that is not `setting=value`."""
-    return f"{error.override}: it cannot be read as setting=value ({_first(error.message)}); quote what is special to the shell"
-
-
 def _composition(error: Exception, known: Composer | None) -> str:
     """What Hydra and OmegaConf say of a setting that does not exist, has another type or refers to nothing."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -124,15 +135,15 @@ def _composition(error: Exception, known: Composer | None) -> str:
     if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
         return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
-        mend = f"a sweep needs -m, and a list brackets, {ambiguous[1]}=[{ambiguous[2]}]"
-        return str(BadInput(ambiguous[1], ambiguous[2], mend))
+        hint = f"a sweep needs -m, and a list brackets, {ambiguous[1]}=[{ambiguous[2]}]"
+        return str(BadInput(ambiguous[1], ambiguous[2], hint))
     key = re.search(r"full_key: (\S+)", f"{cause}")
     if isinstance(cause, InterpolationResolutionError):
         return f"{key[1] if key else 'config'}: {_first(str(cause))}; refer to a setting that there is"
     if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
-        return str(BadInput(merging[1].lstrip("+"), merging[2], type_mend(str(cause))))
+        return str(BadInput(merging[1].lstrip("+"), merging[2], type_hint(str(cause))))
     if key:
-        return f"{key[1]}: {type_mend(str(cause))} (in a file of the config folders)"
+        return f"{key[1]}: {type_hint(str(cause))} (in a file of the config folders)"
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
 
 

@@ -11,10 +11,7 @@ import yaml
 from rich.console import Console
 
 from numdev.cli import plan, progress, show
-from numdev.cli.asked import Asked
-from numdev.cli.headline import sentences
-from numdev.cli.show import Metrics
-from numdev.cli.sweeptable import HEADINGS, SweepTable
+from numdev.cli.show import Metrics, PointNames, sentences
 from numdev.measurement.deviation.measurement import COLUMNS, KIND
 from numdev.measurement.estimate import Estimator, Rate, _fit
 from numdev.memory import size_text
@@ -24,7 +21,7 @@ from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless
 
 __all__ = ["numdev", "toy_configs"]  # the fixtures
 
-ASKED = Asked("attention=tiled precision=bf16 problem=uniform problem.n=1024", "tiled", "eager")
+NAMES = PointNames("attention=tiled precision=bf16 problem=uniform problem.n=1024", "tiled", "eager")
 
 
 def record(variant: list[float], baseline: list[float] | None, outputs: tuple[str, ...] = ("out", "lse")) -> Record:
@@ -54,7 +51,7 @@ def record(variant: list[float], baseline: list[float] | None, outputs: tuple[st
 
 def printed(found: Record, metrics: Metrics = Metrics.CHIEF) -> list[str]:
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    show.record(console, found, Path("results"), ASKED, already=True, metrics=metrics)
+    show.point(console, found, Path("results"), NAMES, already=True, metrics=metrics)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -66,7 +63,7 @@ class TestPoint:
         assert len(lines) < 24
         assert max(map(len, lines)) <= 80
         assert not any("…" in line for line in lines), "no figure is clipped"
-        assert lines[0] == ASKED.line
+        assert lines[0] == NAMES.line
         assert all(any(line.startswith(output) for line in lines) for output in outputs)
 
     def test_metrics_all_has_the_rest(self) -> None:
@@ -111,31 +108,8 @@ class TestPoint:
         assert first.startswith("attention=tiled ")
         assert {"softmax=fa1", "precision=bf16", "tiling.bc=16"} < set(first.split())
 
-    def test_a_study_prints_no_metrics(self, numdev: Command, toy_configs: Path) -> None:
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "metrics=all")
-        assert (ran.code, ran.err[:24]) == (2, "metrics: 'all' cannot be")
-        assert "did you mean all" in numdev("measure", *SMALL, "metrics=al").err
 
-
-class TestSweepTable:
-    JOBS = (("precision=bf16", "seeds=1"), ("precision=kernel_fp16", "seeds=1"))
-
-    def test_columns_are_aligned_and_what_is_common_stands_above(self) -> None:
-        table = SweepTable(HEADINGS["measure"])
-        table.lay_out(self.JOBS, ["seeds"])
-        title, names = table.header(self.JOBS[0]).plain.splitlines()
-        assert title.endswith("; seeds=1")
-        line = table.line(self.JOBS[1], ("0.001", "0.002", "0.5 [0.4, 0.6]"), Status.OK, "1 s").plain
-        assert line.index("ok, 1 s") == names.index("status")
-        assert line.index("0.001") + len("0.001") == names.index("variant") + len("variant")
-        assert len(names) <= 80
-
-    def test_a_job_without_figures_says_why(self) -> None:
-        table = SweepTable(HEADINGS["speed"])
-        table.lay_out(self.JOBS, ["seeds"])
-        line = table.line(self.JOBS[0], (), Status.UNSUPPORTED, "attention: no").plain
-        assert line.split() == ["bf16", "unsupported,", "attention:", "no"]
-
+class TestBar:
     def test_points_of_a_sweep_share_one_bar_on_a_terminal(self) -> None:
         on = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False)
         with progress.sweep(2, on):
@@ -149,15 +123,6 @@ class TestSweepTable:
             with progress.aside():
                 assert not bar._bar.live.is_started, "a line of results is not printed where the bar is"
             assert bar._bar.live.is_started
-
-    def test_elsewhere_a_sweep_has_no_bar(self) -> None:
-        on = Console(file=io.StringIO())
-        with progress.sweep(2, on):
-            progress.begin(0, "precision=bf16")
-            with progress.aside():
-                pass
-        assert isinstance(on.file, io.StringIO)
-        assert on.file.getvalue() == ""
 
 
 class TestDryRun:
@@ -198,27 +163,13 @@ class TestDryRun:
         assert ran.code == 0
         assert ran.err.startswith("note: this point takes about 5 min (an estimate; ")
 
-    def test_of_training_estimates_the_runs_that_are_missing(self, numdev: Command) -> None:
-        small = (
-            "task=language",
-            "task.steps=4",
-            "task.warmup=1",
-            "task.batch=2",
-            "task.width=16",
-            "task.depth=1",
-            "task.heads=2",
-        )
-        ran = numdev("train", *small, "task.length=16", "device=cpu", "rung.ulp=1", "dry_run=true")
-        assert ran.code == 0, ran.err
-        assert "1 replicates to measure: under 1 s, unknown" in ran.out
-        assert not list(Path().iterdir())
-
     def test_coefficients_are_those_of_the_times(self) -> None:
         import numpy as np
 
         sizes = np.array([[1.0, 2.0, 4.0], [1.0, 4.0, 16.0], [1.0, 8.0, 64.0]])
-        found = Rate(_fit(sizes, sizes @ np.array([0.5, 0.25, 0.125])))
-        assert found.seconds((100.0, 10000.0)) == pytest.approx(0.5 + 25.0 + 1250.0)
+        rate = Rate(_fit(sizes, sizes @ np.array([0.5, 0.25, 0.125])))
+        assert rate.seconds((100.0, 10000.0)) == pytest.approx(0.5 + 25.0 + 1250.0)
+        assert [size_text(size) for size in (512, 3 << 20, 1001 << 20, 5 << 30)] == ["0.5 KiB", "3 MiB", "1001 MiB", "5 GiB"]
 
     @pytest.mark.parametrize(
         ("seconds", "text"),
@@ -234,9 +185,6 @@ class TestDryRun:
     def test_times_have_two_digits(self, seconds: float, text: str) -> None:
         assert plan.time_text(seconds) == text
 
-    def test_sizes_have_a_unit(self) -> None:
-        assert [size_text(size) for size in (512, 3 << 20, 1001 << 20, 5 << 30)] == ["0.5 KiB", "3 MiB", "1001 MiB", "5 GiB"]
-
 
 class TestSettings:
     def test_a_format_is_an_option_of_precision(self, numdev: Command) -> None:
@@ -244,11 +192,6 @@ class TestSettings:
         assert (ran.code, ran.err) == (0, "")
         names = {record.config["variant"]["precision"]["output"] for record in Store(Path("results")).records()}
         assert names == {"tf32", "e3m4fn"}
-
-    def test_it_is_one_in_a_study_too(self, numdev: Command, toy_configs: Path) -> None:
-        (toy_configs / "study" / "own.yaml").write_text("title: T\nbase: {problem.n: 8}\naxes: {precision: [e6m9]}\n")
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=own", "seeds=1", "device=cpu")
-        assert "1 measured" in ran.out, ran.err
 
     def test_cfg_job_shows_the_format_of_every_step(self, numdev: Command) -> None:
         ran = numdev("measure", "--cfg", "job", "precision=kernel_bf16", "precision.scores=fp16")

@@ -1,0 +1,142 @@
+"""A sweep's jobs, what they return, and the figure that a sweeper may minimise."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hydra._internal.utils import get_args_parser
+
+from numdev.attention.operation import ATTENTION
+from numdev.cli import launch, runners
+from numdev.cli.exit_codes import Ended
+from numdev.cli.jobs import HEADINGS, Figure, NoFigure, SweepTable
+from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.speed.measurement import Speeds
+from numdev.results.record import Column, Record, Status
+from tests.cli.test_cli import SMALL, Command, jobs, numdev
+
+__all__ = ["numdev"]  # the fixture
+
+
+class TestSweep:
+    def test_an_interval_lists_nothing(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "softmax.p_scale=interval(1,4)")
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+        assert ran.err.startswith("softmax.p_scale: 'interval(1,4)' cannot be used; it lists no values")
+
+    def test_batches_and_params_of_the_sweeper(self, numdev: Command) -> None:
+        ran = numdev("measure", *SMALL, "-m", "hydra.sweeper.params={tiling.bc:'4,8'}")
+        assert [line.partition(" ")[0] for line in jobs(ran.out)] == ["4", "8"]
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,0", "hydra.sweeper.max_batch_size=2")
+        assert (ran.code, len(jobs(ran.out))) == (2, 2)
+
+    def test_an_error_nobody_thought_of_stops_no_other_job(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        from numdev.cli import build
+
+        original = build.point
+
+        def point(request: Any, *arguments: Any) -> Any:
+            if request.config["tiling"]["bc"] == 8:
+                raise ZeroDivisionError("deliberate")
+            return original(request, *arguments)
+
+        monkeypatch.setattr(build, "point", point)
+        ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,16")
+        assert (ran.code, len(jobs(ran.out))) == (1, 2)
+        assert ran.err.endswith("numdev failed: ZeroDivisionError: deliberate; HYDRA_FULL_ERROR=1 shows where\n")
+        assert len(ran.err.splitlines()) == 1
+
+
+class TestTable:
+    JOBS = (("precision=bf16", "seeds=1"), ("precision=kernel_fp16", "seeds=1"))
+
+    def test_columns_are_aligned_and_what_is_common_stands_above(self) -> None:
+        table = SweepTable(HEADINGS["measure"])
+        table.lay_out(self.JOBS, ["seeds"])
+        title, names = table.header(self.JOBS[0]).plain.splitlines()
+        assert title.endswith("; seeds=1")
+        line = table.line(self.JOBS[1], ("0.001", "0.002", "0.5 [0.4, 0.6]"), Status.OK, "1 s").plain
+        assert line.index("ok, 1 s") == names.index("status")
+        assert line.index("0.001") + len("0.001") == names.index("variant") + len("variant")
+        assert len(names) <= 80
+        without = table.line(self.JOBS[0], (), Status.UNSUPPORTED, "attention: no").plain
+        assert without.split() == ["bf16", "unsupported,", "attention:", "no"]
+
+
+def test_flags_are_those_of_hydra() -> None:
+    def of(parser: Any) -> dict[tuple[str, ...], Any]:
+        return {tuple(a.option_strings): a.nargs for a in parser._actions if a.option_strings}
+
+    assert of(launch.flag_parser()) == of(get_args_parser())
+    texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults"]
+    flags = ["-m", "--config-dir", "mine", "-cn", "other", "--info", "defaults"]
+    assert launch.split("measure", texts) == (["a=1", "b=2", "c=3"], flags)
+
+
+def test_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THERE", "before")
+    monkeypatch.delenv("ABSENT", raising=False)
+    before = sys.argv
+
+    def failing() -> None:
+        with launch.process(["a"], THERE="x", ABSENT="y"):
+            assert (sys.argv, os.environ["THERE"], os.environ["ABSENT"]) == ([before[0], "a"], "x", "y")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        failing()
+    assert (sys.argv, os.environ["THERE"], "ABSENT" in os.environ) == (before, "before", False)
+
+
+def test_what_a_job_returns_crosses_processes() -> None:
+    ended = Ended(3, "why", 0.5, "a=1", 7, "line\n")
+    figure = pickle.loads(pickle.dumps(Figure(0.5, ended)))
+    assert (figure, figure.ended) == (0.5, ended)
+    assert pickle.loads(pickle.dumps(NoFigure(ended))).ended == ended
+
+
+class TestObjective:
+    ROWS = (
+        {"subject": "variant", "reference": "golden", "output": "out", "rmse": 1.0, "seed": 0},
+        {"subject": "variant", "reference": "golden", "output": "out", "rmse": 2.0, "seed": 1},
+        {"subject": "variant", "reference": "golden", "output": "lse", "rmse": 7.0, "seed": 0},
+        {"subject": "variant", "reference": "baseline", "output": "out", "rmse": 9.0, "seed": 0},
+    )
+
+    @staticmethod
+    def record(rows: Sequence[Any]) -> Record:
+        columns: dict[str, tuple[Column, ...]] = {"deviation": (Column("rmse", "absolute"),)}
+        tables: dict[str, list[Any]] = {"deviation": list(rows)}
+        return Record("k", "deviation", "attention", ("out", "lse"), columns, {}, {}, Status.OK, tables=tables)
+
+    def test_is_the_mean_over_seeds_against_golden(self) -> None:
+        record = self.record(self.ROWS)
+        names = ("out.rmse", "lse.rmse", "rmse", None)
+        assert [runners.objective(name, record) for name in names] == [1.5, 7.0, 1.5, None]
+        assert runners.objective("out.rmse", self.record([])) is None
+        rows = [self.ROWS[0] | {"rmse": float("nan")}, self.ROWS[1]]
+        assert runners.objective("out.rmse", self.record(rows)) is None, "NaN is no figure"
+        with pytest.raises(BadInput, match=r"objective: 'lze.rmse' cannot be used; .* did you mean lse.rmse"):
+            runners.objective("lze.rmse", record)
+
+    def test_names_are_of_the_operation_and_of_the_kind(self) -> None:
+        deviations, speeds = Deviations(ATTENTION), Speeds(ATTENTION)
+        assert {"out.rmse", "lse.max_ulp"} < set(runners.figures(deviations))
+        assert {"latency", "tflops", "rmse"} < set(runners.figures(speeds))
+        assert "l2_bytes" not in runners.figures(speeds), "counted only where that is asked for"
+        none = {"seed", "out.seed", "out.max_index", "algorithm"}
+        assert not none & {*runners.figures(deviations), *runners.figures(speeds)}
+        with pytest.raises(BadInput, match=r"objective: 'y.rmse' cannot be used; did you mean .*out.rmse"):
+            runners.refuse_objective("y.rmse", deviations)
+
+    def test_belongs_to_one_point(self, numdev: Command) -> None:
+        for command, words in (("measure", "study=fig3"), ("paper", "studies=[fig3]")):
+            ran = numdev(command, words, "objective=out.rmse")
+            assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+            assert ran.err.startswith("objective: 'out.rmse' cannot be used; ")

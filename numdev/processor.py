@@ -22,7 +22,7 @@ def sorts_wide_slowly(cpuinfo: str) -> bool:
 
 
 def wide(numpy: str) -> str:
-    """What this version of NumPy calls its sorts by AVX-512 that such a processor of AMD has; it warns of every other name."""
+    """NumPy's names for its sorts by AVX-512, of those that such a processor of AMD has; it warns of every other name."""
     major, minor = (int(part) for part in numpy.split(".")[:2])
     return "X86_V4 AVX512_ICL" if (major, minor) >= (2, 4) else "AVX512_SKX AVX512_ICL"
 
@@ -38,12 +38,12 @@ def choose_sort() -> None:
 
 
 def sorts_wide_slowly_here() -> bool:
-    """The same of this machine, where it tells of its processor as Linux does."""
+    """`sorts_wide_slowly` of this machine, where it tells of its processor as Linux does."""
     return sorts_wide_slowly(_cpuinfo())
 
 
 def wide_here() -> str:
-    """The same of the NumPy that is installed."""
+    """`wide` of the NumPy that is installed."""
     return wide(version("numpy"))
 
 

@@ -15,7 +15,7 @@ KEEPS_OR_SHOWS = (
     "results/study.py",
     "training/shadow.py",
 )
-"""What no measurement runs: it states what is measured, keeps it or shows it. No other module imports these."""
+"""Modules that no measurement runs. Each states what is measured, keeps it or shows it. No other module imports these."""
 
 
 def computing(package: Path = PACKAGE) -> list[Path]:

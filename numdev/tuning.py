@@ -41,7 +41,7 @@ _NARROW = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 2), (128,
 
 
 def candidates(fmt: Format) -> list[Launch]:
-    """What is tried."""
+    """The launches that are tried."""
     return [Launch(*sizes) for sizes in (_NARROW if fmt == FP32 else _WIDE)]
 
 
@@ -84,8 +84,8 @@ def tune(fmt: Format, head_dim: int, mask: Mask, n: int, progress: Callable[[str
     if best is None:
         tried = f"{unlaunched} could not be launched, {wrong} were wrong"
         raise Unsupported("head_dims", f"no candidate works for {fmt}, head_dim {head_dim}: {tried}")
-    found = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": generation(device)}
-    return Tuned(found | vars(best[1]), unlaunched, wrong)
+    row = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": generation(device)}
+    return Tuned(row | vars(best[1]), unlaunched, wrong)
 
 
 def _request(attend: Triton, launch: Launch) -> portable.Request:

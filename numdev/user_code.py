@@ -169,7 +169,7 @@ def _with_parents(module: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _imports(source: bytes, module: str, file: str) -> tuple[str, ...]:
-    """What a source may import: of `from a import b` both `a` and `a.b`, which may be a module or not."""
+    """Modules that a source may import: of `from a import b` both `a` and `a.b`, which may be a module or not."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:  # what cannot be read cannot be imported

@@ -75,14 +75,14 @@ class Estimator:
 
     def seconds(self, points: Iterable[Parts]) -> list[float]:
         """The time of each point, one after the other, as a runner measures them; NaN where it is not known."""
-        found, before = [], None
+        times, before = [], None
         for problem, variant, baseline, seeds in points:
             rate = self._rate(problem, variant, baseline)
             size = self.kind.operation.workload.size(problem) if len(rate.coefficients) > 1 else ()
             again = (problem, baseline) == before
-            found.append(seeds * rate.seconds(size) * (rate.kept if again else 1.0))
+            times.append(seeds * rate.seconds(size) * (rate.kept if again else 1.0))
             before = problem, baseline
-        return found
+        return times
 
     def is_long(self, problem: Any, seeds: int, replicates: float) -> bool:
         """Whether a point needs at least as much work as `replicates` replicates of the largest problem of the calibration."""
@@ -116,13 +116,13 @@ class Estimator:
         self._measured(Runner(self.kind, self.device), problems[0], variant, baseline)  # loads libraries, compiles kernels
         for problem in problems:
             runner = Runner(self.kind, self.device)
-            found = self._measured(runner, problem, variant, baseline)
-            if found is None or found.status in _FAILED:
+            record = self._measured(runner, problem, variant, baseline)
+            if record is None or record.status in _FAILED:
                 return _UNKNOWN
-            if found.status is Status.UNSUPPORTED:
+            if record.status is Status.UNSUPPORTED:
                 return Rate((0.0,))
             sizes.append((1.0, *self.kind.operation.workload.size(problem)))
-            times.append(found.seconds)
+            times.append(record.seconds)
         again = self._measured(runner, problems[-1], variant, baseline)
         kept = 1.0 if again is None else min(1.0, again.seconds / times[-1])
         return Rate(_fit(np.array(sizes), np.array(times)), kept)
@@ -140,8 +140,8 @@ def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float,
     from scipy.optimize import nnls  # late: estimates alone need it
 
     scale = sizes.max(axis=0)
-    found, _ = nnls(sizes / scale / times[:, None], np.ones(len(times)))
-    return tuple(float(one) for one in found / scale)
+    coefficients, _ = nnls(sizes / scale / times[:, None], np.ones(len(times)))
+    return tuple(float(one) for one in coefficients / scale)
 
 
 def _mean(rates: Iterable[Rate]) -> Rate:
@@ -156,5 +156,5 @@ def needed_bytes(kind: MeasurementKind, problem: Any, variant: Any) -> int | Non
     """Memory that a point of this kind needs; None where the problem does not say."""
     if isinstance(kind, Speeds):
         return kind.operation.workload.needed_bytes(problem, variant)
-    found = getattr(problem, "bytes", None)
-    return found if isinstance(found, int) else None
+    size = getattr(problem, "bytes", None)
+    return size if isinstance(size, int) else None

@@ -1,4 +1,4 @@
-"""What a measurement must know of an operation: its inputs, outputs, steps and golden, as the operation declares them."""
+"""Facts that a measurement must know of an operation: its inputs, outputs, steps and golden, as the operation declares them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Random(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs by a model.
+    """Cost of one call by a model.
 
     Attributes:
         operations: operations that any algorithm must do; NaN if unknown.
@@ -117,7 +117,7 @@ class Workload:
         return (float(problem.bytes),)
 
     def smaller(self, problem: Any, tokens: int) -> Any:
-        """The same kind of problem with at most so many tokens, which is quickly measured; None where there is none."""
+        """A problem of this kind with at most so many tokens, which is quickly measured; None where there is none."""
         return None
 
     def cost(self, problem: Any, variant: Any, output: Any, device: torch.device) -> Cost:
@@ -201,7 +201,7 @@ Draw = Callable[[Any, int, torch.device], Mapping[str, Tensor]]  # problem, seed
 
 
 def from_problem(problem: Any, seed: int, device: torch.device) -> Mapping[str, Tensor]:
-    """What the problem itself draws: `problem.inputs(seed, device)`."""
+    """Inputs that the problem itself draws: `problem.inputs(seed, device)`."""
     drawn: Mapping[str, Tensor] = problem.inputs(seed, device)
     return drawn
 
@@ -311,8 +311,8 @@ class Operation:
         """Every input of a replicate, in the order in which an implementation takes them."""
         drawn: list[Tensor] = []
         for inputs in self.inputs:
-            found = inputs.draw(problem, seed, device)
-            drawn += (found[name] for name in inputs.names)
+            tensors = inputs.draw(problem, seed, device)
+            drawn += (tensors[name] for name in inputs.names)
         return tuple(drawn)
 
     def prepared(self, problem: Any, variant: Any, seed: int, device: torch.device) -> tuple[Tensor, ...]:

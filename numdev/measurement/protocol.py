@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Findings:
-    """What a measurement returns.
+    """The result of a measurement.
 
     Attributes:
         tables: rows by the table's name; each table of `Measurement.columns`, in that order.

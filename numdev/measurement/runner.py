@@ -1,4 +1,4 @@
-"""What every kind of measurement has in common: its key, its replicates, and the status for every failure."""
+"""Runs any kind of measurement: its key, its replicates, and the status for every failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Runner:
 
     @property
     def settings(self) -> tuple[Column, ...]:
-        """What the settings of a point mean, as its operation declares them."""
+        """Meanings of the settings of a point, as its operation declares them."""
         return self.kind.operation.settings()
 
     def environment(self) -> dict[str, str]:
@@ -83,15 +83,16 @@ class Runner:
         return self.run(self._of(problem, variant, baseline, seeds), **where)
 
     def run(self, measurement: Measurement, **where: Unpack[Where]) -> Record:
-        """The same of a measurement that is at hand."""
+        """Run a measurement that is at hand."""
         if measurement.seeds < 1:
             raise BadInput("seeds", measurement.seeds, "give the number of replicates, at least 1")
         unmeasured, start = self._unmeasured(measurement), time.perf_counter()
         tables, kernel, reason = unmeasured.tables, "", ""
         try:
-            found = measurement.run(Context(self.device, measurement.seeds, self._kept, **where))
-            tables, kernel, reason = found.tables, found.kernel, "; ".join(filter(None, (found.nonfinite, found.zero)))
-            status = Status.NONFINITE if found.nonfinite else Status.ZERO if found.zero else Status.OK
+            findings = measurement.run(Context(self.device, measurement.seeds, self._kept, **where))
+            tables, kernel = findings.tables, findings.kernel
+            reason = "; ".join(filter(None, (findings.nonfinite, findings.zero)))
+            status = Status.NONFINITE if findings.nonfinite else Status.ZERO if findings.zero else Status.OK
         except Unsupported as error:
             status, reason = Status.UNSUPPORTED, str(error)
         except BadOutput as error:

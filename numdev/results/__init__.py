@@ -1,4 +1,4 @@
-"""What is kept: records, the store, studies, and the environment that they came from.
+"""Results on disk: records, the store, studies, and the environment that they came from.
 
 Nothing here measures or draws.
 """

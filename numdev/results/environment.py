@@ -94,7 +94,7 @@ def _vendor() -> str:
 
 
 def _cpuinfo(*names: str) -> str:
-    """What the system says of the first processor, under the first of these names that it knows."""
+    """A fact that the system states of the first processor, under the first of these names that it knows."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
@@ -106,16 +106,16 @@ def _blas() -> str:
     """Vendor and version of the libraries that torch multiplies matrices with on a CPU."""
     built = torch.__config__.show()
     vendor = re.search(r"BLAS_INFO=([^,\s]+)", built)
-    found = [vendor[1] if vendor else "unknown"]
+    libraries = [vendor[1] if vendor else "unknown"]
     for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"MKL-DNN (v\S+)")):
         if version := re.search(pattern, built):
-            found.append(f"{name} {version[1]}")
-    return ", ".join(found)
+            libraries.append(f"{name} {version[1]}")
+    return ", ".join(libraries)
 
 
 @lru_cache(maxsize=1)
 def _numpy_blas() -> str:
-    """The same of NumPy's, by which Triton's interpreter multiplies."""
+    """Vendor and version of NumPy's, by which Triton's interpreter multiplies."""
     blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{blas.get('name', 'unknown')} {blas.get('version', 'unknown')}"
 

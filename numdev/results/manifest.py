@@ -14,7 +14,7 @@ from numdev.results.record import describe
 
 
 class EntryRole(Enum):
-    """What an entry of an axis is to the claims that compare the entries."""
+    """Role of an entry of an axis in the claims that compare the entries."""
 
     SUBJECT = "subject"  # what the claims speak of
     EXPECTED = "expected"  # what the claims say the subjects are like
@@ -23,7 +23,7 @@ class EntryRole(Enum):
 
 
 class Role(Enum):
-    """What a scenario is to the source of a study's claims."""
+    """Role of a scenario for the source of a study's claims."""
 
     PAPER = "paper"  # the source states these circumstances
     ASSUMED = "assumed"  # the source leaves them open, and they are our assumption about it

@@ -18,7 +18,7 @@ from numdev.errors import NumdevError
 
 
 class Use(Enum):
-    """What a column is for."""
+    """Purpose of a column."""
 
     PLACE = "place"  # tells rows apart: which replicate, output, reference
     CHIEF = "chief"  # a figure that the shortest table shows

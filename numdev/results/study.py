@@ -148,7 +148,7 @@ class PointEnded:
 
 @dataclass
 class Outcome:
-    """What a run of a study did."""
+    """Counts of what a run of a study did."""
 
     measured: int = 0
     skipped: int = 0
@@ -178,7 +178,7 @@ class Outcome:
 
 @runtime_checkable
 class Measures(Protocol):
-    """What measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
+    """Measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
 
     @property
     def kind_name(self) -> str: ...
@@ -277,7 +277,7 @@ def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: 
 
 @dataclass(frozen=True)
 class Replaced:
-    """What happens to a stored study's points when its manifest is replaced.
+    """Changes to a stored study's points when its manifest is replaced.
 
     Attributes:
         stored: points of the stored manifest.

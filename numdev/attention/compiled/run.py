@@ -41,7 +41,7 @@ _NAMED_BACKWARD = dict(zip((at.SCALE_S, at.SHIFT_S, *range(at.SHIFT_DP, at.ADD_D
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the passes of a run in an FP32 carrier read: a cast for each operation, and settings."""
+    """Arrays that the passes of a run in an FP32 carrier read: a cast for each operation, and settings."""
 
     operations: np.ndarray
     settings: np.ndarray
@@ -70,7 +70,7 @@ def _bits(x: float) -> int:
 
 @lru_cache(maxsize=16)
 def recipe(precision: Precision, softmax: OnlineSoftmax, factor: float, *, count: bool) -> Recipe:
-    """What a forward run reads."""
+    """The arrays of a forward run."""
     rows = _operations(precision, _NAMED, factor, OPERATIONS)
     rows[at.ROUND_S], rows[at.ROUND_V] = _of_product(precision.scores), _of_product(precision.values)
     rows[at.ROUND_E] = encode(precision.exponential)
@@ -86,7 +86,7 @@ def recipe(precision: Precision, softmax: OnlineSoftmax, factor: float, *, count
 
 @lru_cache(maxsize=16)
 def backward_recipe(precision: BackwardPrecision, factor: float, *, count: bool) -> Recipe:
-    """What a backward run reads; `factor` is that of the scores in the units of the exponential."""
+    """The arrays of a backward run; `factor` is that of the scores in the units of the exponential."""
     rows = _operations(precision, _NAMED_BACKWARD, factor, BACKWARD_OPERATIONS)
     products = {at.ROUND_S: "scores", at.ROUND_DP: "dp", at.ROUND_DQ: "dq", at.ROUND_DK: "dk", at.ROUND_DV: "dv"}
     for place, step in products.items():
@@ -190,7 +190,7 @@ def _blocks(run: Run, columns: int) -> list[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all splits of a block of rows share.
+    """Numbers that all splits of a block of rows share.
 
     Attributes:
         planes: numbers of every row, `[planes, matrices, rows]`.

@@ -26,7 +26,7 @@ class Subject(StrEnum):
 
 
 class Reference(StrEnum):
-    """What a subject is compared with, as in the rows of a record."""
+    """The other side of a comparison, as in the rows of a record."""
 
     GOLDEN = "golden"
     GOLDEN_SAME_INPUTS = "golden_same_inputs"
@@ -112,13 +112,13 @@ class Compared:
             raise BadInput("seed", place.seed, error.mend) if error.field == "seeds" else error from None
         subject = of_replicate(self._subject(place.subject), place.seed)
         rounded = subject.round_inputs(*inputs)
-        found = self._outputs(subject, rounded)
-        if name not in found:
-            raise BadInput("output", name, f"the {place.subject} returns {', '.join(found)}; choose one of these")
+        outputs = self._outputs(subject, rounded)
+        if name not in outputs:
+            raise BadInput("output", name, f"the {place.subject} returns {', '.join(outputs)}; choose one of these")
         expected = self._reference(place, inputs, rounded)
         if name not in expected:
             raise BadInput("output", name, f"reference={place.reference} returns {', '.join(expected)}; choose one of these")
-        x, heads = _head(found[name], inputs[0].ndim - 2, place.head, name)
+        x, heads = _head(outputs[name], inputs[0].ndim - 2, place.head, name)
         reference, _ = _head(expected[name], inputs[0].ndim - 2, place.head, name)
         return Head(x.double().cpu(), reference.double().cpu(), subject.formats[name], name, heads)
 

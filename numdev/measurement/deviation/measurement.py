@@ -221,12 +221,12 @@ def nonfinite(rows: list[dict[str, Any]]) -> str:
     Those of variant and baseline come from the comparison with golden, golden's own from that with the variant.
     """
     own, of_golden = (("nan_count",), ("inf_count",)), (("reference_nan_count", "both_nan_count"), ("reference_inf_count",))
-    found = [
+    parts = [
         *_counted(rows, "variant", "of the variant's {} {} not finite where golden is", *own),
         *_counted(rows, "baseline", "of the baseline's {} {} not finite where golden is", *own),
         *_counted(rows, "variant", "of golden's {} {} not finite", *of_golden),
     ]
-    return ", ".join(found)
+    return ", ".join(parts)
 
 
 def zero(rows: list[dict[str, Any]]) -> str:

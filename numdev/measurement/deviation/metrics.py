@@ -176,7 +176,7 @@ _COUNTS = (*NONFINITE, "both_inf_count")
 def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
     """Each place where one of the two is not finite, once."""
     same = x == r
-    found = {
+    places_by_kind = {
         "nan_count": x.isnan() & ~r.isnan(),
         "inf_count": x.isinf() & ~same & ~r.isnan(),
         "reference_nan_count": r.isnan() & ~x.isnan(),
@@ -184,7 +184,7 @@ def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
         "both_nan_count": x.isnan() & r.isnan(),
         "both_inf_count": x.isinf() & same,
     }
-    return {name: int(places.sum()) for name, places in found.items()}
+    return {name: int(places.sum()) for name, places in places_by_kind.items()}
 
 
 def _zeros(ordered: Tensor) -> int:
@@ -276,7 +276,7 @@ UNDIRECTED = Directedness()
 
 @dataclass(frozen=True)
 class Direction:
-    """What is kept of the error of one replicate, to compare that of the next with it.
+    """The error of one replicate, as the next is compared with it.
 
     Attributes:
         error: the error of all heads as one unit vector; None if the error is 0 or not finite.
@@ -353,6 +353,6 @@ class Course:
         """The figures of one comparison of this replicate, identified by `place`, whose last part is the output."""
         if place[-1] not in self.outputs:
             return UNDIRECTED.figures()
-        found = Direction.of(sample, reference)
-        before, self._before[place] = self._before.get(place), found
-        return found.after(before).figures()
+        direction = Direction.of(sample, reference)
+        before, self._before[place] = self._before.get(place), direction
+        return direction.after(before).figures()

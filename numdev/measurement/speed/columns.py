@@ -80,7 +80,7 @@ OF_COUNTED = {
         "without the GPU's memory",
     ),
 }
-"""What follows from counted figures."""
+"""Figures that follow from counted ones."""
 
 FOLLOWING = DERIVED | OF_COUNTED
 """Figures that are computed from those of a record, and not stored: see `derived`."""
@@ -89,7 +89,7 @@ FOLLOWING = DERIVED | OF_COUNTED
 def derived(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of measured figures with those that follow from them."""
     rate = row["operations"] / row["latency"]
-    found = {
+    figures = {
         **row,
         "tflops": rate / 1e12,
         "share": rate / row["matmul_flops"],
@@ -98,7 +98,7 @@ def derived(row: Mapping[str, Any]) -> dict[str, Any]:
         "temporary_bytes": row["peak_bytes"] - row["output_bytes"],
     }
     if "l2_bytes" not in row:
-        return found
+        return figures
     moved = row["dram_read_bytes"] + row["dram_write_bytes"]
-    found["measured_intensity"] = row["operations"] / moved if moved else math.nan
-    return found | {"l2_over_model": row["l2_bytes"] / row.get("model_bytes", math.nan)}
+    figures["measured_intensity"] = row["operations"] / moved if moved else math.nan
+    return figures | {"l2_over_model": row["l2_bytes"] / row.get("model_bytes", math.nan)}

@@ -159,13 +159,13 @@ class SpeedPoint:
             return Sample(operation.exact(*drawn, **small.arguments()).tensors()[primary])
 
         golden = context.kept.get(("golden of speed", operation.name, small, seed), exact)
-        found = operation.workload.compared(self.problem, output.tensors()[primary])
-        return compare(Sample(found), golden, self.variant.formats[primary])
+        sample = operation.workload.compared(self.problem, output.tensors()[primary])
+        return compare(Sample(sample), golden, self.variant.formats[primary])
 
     def _check_memory(self, device: torch.device) -> None:
-        wanted, free = self.operation.workload.needed_bytes(self.problem, self.variant), available_bytes(device)
-        if wanted > free:
-            raise MemoryError(f"about {wanted / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
+        needed, free = self.operation.workload.needed_bytes(self.problem, self.variant), available_bytes(device)
+        if needed > free:
+            raise MemoryError(f"about {needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
 
 
 def _bytes(tensor: Tensor) -> int:

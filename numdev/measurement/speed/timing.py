@@ -1,4 +1,4 @@
-"""What one call takes: time, on a GPU by its own clock, and memory; and the rate of a matrix product to hold it against."""
+"""Time of one call, on a GPU by its own clock, and its memory; and the rate of a matrix product to hold it against."""
 
 from __future__ import annotations
 

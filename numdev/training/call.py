@@ -44,7 +44,7 @@ class Arguments:
     enable_gqa: bool = False
 
     def call(self, function: Any) -> Tensor:
-        """What torch's function, or one like it, returns for them."""
+        """The result of torch's function, or of one like it, for them."""
         place = self.query, self.key, self.value, self.attn_mask, self.dropout_p, self.is_causal
         out: Tensor = function(*place, scale=self.scale, enable_gqa=self.enable_gqa)
         return out

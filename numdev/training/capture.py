@@ -14,7 +14,7 @@ from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.nearest import one_of
 from numdev.results.files import write_atomically
 from numdev.training.call import Arguments, Call, MaskReader
-from numdev.training.interception import CallCounts, Interception, Onward, RunningModule, StepCounter
+from numdev.training.interception import Onward, Recorder
 
 
 def capture(
@@ -49,7 +49,7 @@ def capture(
     return Capture(model, Path(folder), layers, steps)
 
 
-class Capture:
+class Capture(Recorder):
     """The context of `capture`.
 
     Attributes:
@@ -61,8 +61,8 @@ class Capture:
         self, model: nn.Module, folder: Path, layers: Collection[str | int] | None, steps: Collection[int] | None
     ) -> None:
         """See `capture`."""
+        super().__init__(model)
         self.paths: dict[int, Path] = {}
-        self.seen = CallCounts()
         self._folder, self._chosen = folder, steps
         self._layers = None if layers is None else set(layers)
         modules = dict(model.named_modules())
@@ -72,21 +72,16 @@ class Capture:
         self._tensors: dict[str, Tensor] = {}
         self._notes: dict[str, str] = {}
         self._called: dict[str, int] = {}
-        self._steps, self._running = StepCounter(), RunningModule(model)
         self._reader = MaskReader(waits=True)
-        self._interception = Interception(self, self.seen)
 
     def __enter__(self) -> Capture:
         if self._tensors:
             self._write()
-        self._steps.enter()
-        self._running.__enter__()
-        self._interception.__enter__()
+        self._enter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        self._interception.__exit__(kind, *error)
-        self._running.__exit__(kind, *error)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        super().__exit__(kind, *error)
         if kind is None:
             self._write()
             self.seen.warn("capture", "; enter capture after attend or shadow")
@@ -94,7 +89,7 @@ class Capture:
     def step(self, number: int | None = None) -> None:
         """Write what was kept of this step; the calls that follow are of the next one, or of the one that is given."""
         self._write()
-        self._steps.step(number)
+        super().step(number)
 
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         """See `numdev.training.interception.Answer`."""

@@ -1,4 +1,4 @@
-"""What a user's models are trained on: captioned pictures of a folder, and text. Rendered scenes are in `scenes`."""
+"""Data of a user to train on: captioned pictures of a folder, and text. Rendered scenes are in `scenes`."""
 
 from __future__ import annotations
 

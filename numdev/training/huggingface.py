@@ -110,8 +110,8 @@ def _probe(model: Any, name: str) -> None:
     except Unsupported:
         raise
     except Exception as error:  # whatever a model wants beside tokens, it says in its own way
-        told = f"register: {type(model).__name__} was not probed for causality, since tokens alone do not run it ({error})"
-        warnings.warn(f"{told}; compare it once with attn_implementation='sdpa'", stacklevel=3)
+        why = f"register: {type(model).__name__} was not probed for causality, since tokens alone do not run it ({error})"
+        warnings.warn(f"{why}; compare it once with attn_implementation='sdpa'", stacklevel=3)
         return
     finally:
         for module, mode in modes.items():

@@ -16,6 +16,7 @@ import sys
 import threading
 import types
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ def _uncompiled(arguments: Arguments, stack: tuple[Interception, ...]) -> Tensor
 
 
 class _Mode(TorchFunctionMode):
-    """What a thread calls of torch, by whatever name."""
+    """Sees each function of torch that a thread calls, by whatever name."""
 
     def __init__(self, stack: tuple[Interception, ...]) -> None:
         super().__init__()
@@ -375,3 +376,33 @@ class RunningModule:
             self._local.names = []
         names: list[str] = self._local.names
         return names
+
+
+class Recorder(ABC):
+    """A context that answers calls and knows in which step and in which module of a model each is made.
+
+    Attributes:
+        seen: what became of the calls.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.seen = CallCounts()
+        self._steps, self._running = StepCounter(), RunningModule(model)
+        self._interception = Interception(self, self.seen)
+
+    def _enter(self) -> None:
+        self._steps.enter()
+        self._running.__enter__()
+        self._interception.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._interception.__exit__(kind, *error)
+        self._running.__exit__(kind, *error)
+
+    def step(self, number: int | None = None) -> None:
+        """The calls that follow are of the next step, or of the one that is given."""
+        self._steps.step(number)
+
+    @abstractmethod
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+        """See `Answer`."""

@@ -148,7 +148,7 @@ class Training:
         return self._end()
 
     def _keep(self) -> None:
-        """What Ctrl-C would lose: a checkpoint of the step that was done last, with the snapshot that it was to leave."""
+        """Write what Ctrl-C would lose: a checkpoint of the step that was done last, with the snapshot that it was to leave."""
         done = self._position.done
         if done > self._read_at:
             self._read()
@@ -187,7 +187,7 @@ class Training:
         self._saved_at = time.perf_counter()
 
     def _restart_at_half(self) -> None:
-        """What the rung asks for after half of the steps: the state through a checkpoint on disk, into a new model."""
+        """Restart after half of the steps as the rung asks for: the state through a checkpoint on disk, into a new model."""
         if self._position.done != self._run.half or self._position.restarted:
             return
         if self._world.leads:
@@ -262,7 +262,7 @@ class Training:
         self._saved_at = time.perf_counter()
 
     def _end(self) -> Trained:
-        """What is left, written by the process that leads and read by the others."""
+        """The finished run, written by the process that leads and read by the others."""
         if not self._stopped:
             self._world.agree(self._state.checksum())
         if self._world.leads:

@@ -19,12 +19,12 @@ from numdev.training.task import Batch, Purpose, Task, stream
 
 _MIXED = 16  # batches whose rows another order mixes: they are in memory at once
 _FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "float32_matmul": "highest"}
-"""What `deterministic` sets, by its name in an environment; a variable that is set already stays."""
+"""Settings that `deterministic` makes, by its name in an environment; a variable that is set already stays."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, and how.
+    """A task, how it is trained, and the seed.
 
     Attributes:
         task: see `Task`.
@@ -79,7 +79,7 @@ class Run:
         return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
 
     def environment(self, device: torch.device) -> dict[str, str]:
-        """What may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
+        """Everything that may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
         facts = environment(device) | of_attention(device)
         return facts | {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
 

@@ -293,7 +293,7 @@ class Trained:
 
     @staticmethod
     def find(folder: Path, key: str) -> Trained | None:
-        """What a folder holds of a finished run with all of its snapshots, or None.
+        """The finished run of a folder that has all of its snapshots, or None.
 
         Raises:
             BadInput: if the run is another.

@@ -37,7 +37,7 @@ class Numerics(Enum):
 
 
 class Restart(Enum):
-    """What happens after half of the steps.
+    """A restart after half of the steps.
 
     `none`; `exact`: the run is stopped and resumed from its checkpoint; `lossy`: from a checkpoint whose weights and moments were
     rounded to BF16; `weights_only`: from a checkpoint without the moments of the optimizer, which start from zero again.

@@ -29,7 +29,7 @@ from numdev.training.task import Purpose, stream
 
 
 class Shape(Enum):
-    """What a thing is; each fits into 1.04 radii around its centre."""
+    """The shape of a thing; each fits into 1.04 radii around its centre."""
 
     CIRCLE = "circle"
     SQUARE = "square"
@@ -88,7 +88,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption says: `first`, alone or in a relation to `second`."""
+    """The content of a caption: `first`, alone or in a relation to `second`."""
 
     first: Thing
     relation: Relation | None = None
@@ -233,7 +233,7 @@ def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: 
 
 @dataclass(frozen=True)
 class _Table:
-    """What rendering must know of scenes and things, as arrays by number."""
+    """Facts that rendering needs of scenes and things, as arrays by number."""
 
     things: np.ndarray
     away: np.ndarray

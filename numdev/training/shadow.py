@@ -22,7 +22,7 @@ from numdev.results.files import write_atomically
 from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Variant, trainable
 from numdev.training.call import Arguments, Call, MaskReader
-from numdev.training.interception import CallCounts, Interception, Onward, RunningModule, StepCounter
+from numdev.training.interception import Onward, Recorder
 
 Heads = Mapping[str, list[Sample]]
 Inputs = tuple[Tensor, ...]
@@ -61,7 +61,7 @@ def shadow(
     return Shadow(variants, reference, model, read_masks)
 
 
-class Shadow:
+class Shadow(Recorder):
     """The log of `shadow`. Entering it again begins the next step.
 
     Attributes:
@@ -78,30 +78,21 @@ class Shadow:
             raise BadInput("variants", {}, "name at least one, such as {'tiled': TiledBackward(...)}")
         if REFERENCE in variants:
             raise BadInput("variants", REFERENCE, "it is the name of the reference itself; give another")
+        super().__init__(model)
         self.rows: list[dict[str, Any]] = []
-        self.seen = CallCounts()
         self.subjects: dict[str, Any] = {
             name: trainable(each) for name, each in ({REFERENCE: reference} | dict(variants)).items()
         }
         self._reader = MaskReader(read_masks)
-        self._steps, self._running = StepCounter(), RunningModule(model)
-        self._interception = Interception(self, self.seen)
 
     def __enter__(self) -> Shadow:
-        self._steps.enter()
-        self._running.__enter__()
-        self._interception.__enter__()
+        self._enter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        self._interception.__exit__(kind, *error)
-        self._running.__exit__(kind, *error)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        super().__exit__(kind, *error)
         if kind is None:
             self.seen.warn("shadow")
-
-    def step(self, number: int | None = None) -> None:
-        """The calls that follow are of the next step, or of the one that is given."""
-        self._steps.step(number)
 
     def save(self, path: Path | str) -> None:
         """Write the rows as Parquet, whole or not at all.

@@ -85,7 +85,7 @@ class LossScale:
         self.overflow = torch.zeros((), device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """Those that a checkpoint keeps."""
         return {"scale": self.scale, "clean": self.clean}
 
     def unscale(self, gradients: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What a training run trains: a model, its data by step and seed, its loss, and how its samples score.
+"""A task of training: a model, its data by step and seed, its loss, and how its samples score.
 
 Everything random is a function of its purpose, a seed and a step, whatever was drawn before: a resumed run draws what the
 uninterrupted one drew.
@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """What a trained model makes of held-out captions or beginnings.
+    """The work of a trained model on held-out captions or beginnings.
 
     Attributes:
         score: share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
@@ -82,7 +82,7 @@ class Task(ABC):
 
     @abstractmethod
     def samples(self, model: nn.Module, seed: int) -> Samples:
-        """What the model makes of held-out captions, with its score."""
+        """The work of the model on held-out captions, with its score."""
 
     def __post_init__(self) -> None:
         self.check_at_least_one("steps", "batch")
@@ -128,7 +128,7 @@ def seeded(make: Callable[[], _Model], seed: int) -> _Model:
 
 
 class Purpose(Enum):
-    """What a stream is for, so that two purposes never read the same numbers."""
+    """The use of a stream, so that two purposes never read the same numbers."""
 
     SCENES = 1
     NOISE = 2

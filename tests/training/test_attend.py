@@ -354,18 +354,6 @@ def test_contexts_nest_and_end_with_an_exception(x: Tensor) -> None:
     assert (outer.missed, inner.missed) == (0, 0)
 
 
-def test_another_thread_is_left_alone(x: Tensor) -> None:
-    model, found = Projected(), []
-    want = model(x)
-    with nd.attend(TILED) as seen:
-        thread = threading.Thread(target=lambda: found.append(model(x)))
-        thread.start()
-        thread.join()
-        model(x)
-    assert torch.equal(found[0], want)
-    assert seen.calls == 1
-
-
 def test_two_threads_each_have_their_own(x: Tensor) -> None:
     model, results = Projected(), dict[str, Tensor]()
     barrier = threading.Barrier(2)

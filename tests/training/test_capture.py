@@ -150,35 +150,6 @@ def test_the_model_computes_what_it_computes_without(model: nn.Module, x: Tensor
     assert seen.calls == 4
 
 
-def test_steps_of_training_are_measured(model: nn.Module, x: Tensor, tmp_path: Path, numdev: Command) -> None:  # noqa: F811
-    """Early and late: the question of Figure 3 asked of what a model that learns gives to its attention."""
-    optimizer, target = torch.optim.SGD(model.parameters(), 0.1), torch.zeros_like(x)
-    with nd.capture(model, tmp_path, layers=["layers.0.self_attn"], steps=[0, 5]) as captured:
-        for _ in range(6):
-            optimizer.zero_grad()
-            (model(x) - target).square().mean().backward()
-            optimizer.step()
-            captured.step()
-    for number in (0, 5):
-        path = captured.paths[number]
-        problem = nd.Problem(nd.Captured(str(path), layer="layers.0.self_attn"), nd.Shape(queries=6, keys=6, head_dim=8))
-        record = nd.measure(problem, nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4)), device="cpu")
-        assert record.status is nd.Status.OK
-        assert len({row["seed"] for row in record.rows}) == 4
-    ran = numdev(
-        "measure",
-        "problem=captured",
-        f"problem.source.path={path}",
-        "problem.source.layer=layers.0.self_attn",
-        "problem.n=6",
-        "problem.head_dim=8",
-        "tiling.bc=4",
-        "tiling.br=4",
-        f"results={tmp_path / 'results'}",
-    )
-    assert ran.code == 0, ran
-
-
 def test_mistakes_are_told(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
     with pytest.raises(nd.BadInput, match=r"^layers: 'layers.0.self_atn' .*did you mean layers.0.self_attn"):
         nd.capture(model, tmp_path, layers=["layers.0.self_atn"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,70 +69,41 @@ def test_other_pictures_under_the_same_name_are_told_apart(folder: Path) -> None
     assert before["path"] == after["path"]
 
 
-def without_metadata(folder: Path) -> None:
-    (folder / "metadata.jsonl").unlink()
+def append(folder: Path, text: str) -> None:
+    with (folder / "metadata.jsonl").open("a") as file:
+        file.write(text)
 
 
-def without_images(folder: Path) -> None:
-    for image in folder.glob("*.png"):
-        image.unlink()
-
-
-def uncaptioned(folder: Path) -> None:
-    Image.new("RGB", (8, 8)).save(folder / "extra.png")
-
-
-def missing(folder: Path) -> None:
-    (folder / "03.png").unlink()
-
-
-def truncated(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "03.png")
     (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:4000])
 
 
-def no_image(folder: Path) -> None:
-    (folder / "03.png").write_text("not an image")
-
-
-def broken_line(folder: Path) -> None:
-    with (folder / "metadata.jsonl").open("a") as file:
-        file.write("{oops\n")
-
-
-def empty_caption(folder: Path) -> None:
-    with (folder / "metadata.jsonl").open("a") as file:
-        file.write('{"file_name": "03.png", "text": " "}\n')
-
-
-def long_caption(folder: Path) -> None:
+def lengthen(folder: Path) -> None:
     metadata = folder / "metadata.jsonl"
     metadata.write_text(metadata.read_text().replace("A picture, number 3", "word " * 40))
 
 
-def captioned_twice(folder: Path) -> None:
-    with (folder / "metadata.jsonl").open("a") as file:
-        file.write('{"file_name": "./03.png", "text": "another"}\n')
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "it has no metadata.jsonl": lambda folder: shutil.move(folder / "metadata.jsonl", folder / "elsewhere"),
+    "it holds no image": lambda folder: [image.rename(image.with_suffix(".txt")) for image in folder.glob("*.png")],
+    r"extra.png has no caption \(1 of 25\)": lambda folder: Image.new("RGB", (8, 8)).save(folder / "extra.png"),
+    "metadata.jsonl names 03.png, and there is no such image": lambda folder: shutil.move(
+        folder / "03.png", folder / "elsewhere"
+    ),
+    "03.png.*cannot be decoded": truncate,
+    "03.png.*be decoded": lambda folder: (folder / "03.png").write_text("not an image"),
+    "line 25 of metadata.jsonl is no JSON object": lambda folder: append(folder, "{oops\n"),
+    "line 25 of metadata.jsonl has no caption": lambda folder: append(folder, '{"file_name": "03.png", "text": " "}\n'),
+    "line 25 of metadata.jsonl names 03.png again": lambda folder: append(folder, '{"file_name": "./03.png", "text": "b"}\n'),
+    "it has 40 words and a caption may have 32": lengthen,
+}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (without_metadata, "it has no metadata.jsonl"),
-        (without_images, "it holds no image"),
-        (uncaptioned, r"extra.png has no caption \(1 of 25\)"),
-        (missing, "metadata.jsonl names 03.png, and there is no such image"),
-        (truncated, "03.png.*cannot be decoded"),
-        (no_image, "03.png.*cannot be decoded"),
-        (broken_line, "line 25 of metadata.jsonl is no JSON object"),
-        (empty_caption, "line 25 of metadata.jsonl has no caption"),
-        (captioned_twice, "line 25 of metadata.jsonl names 03.png again"),
-        (long_caption, "it has 40 words and a caption may have 32"),
-    ],
-)
-def test_what_is_wrong_is_said_before_training(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
-    spoil(folder)
+@pytest.mark.parametrize("said", SPOILT)
+def test_what_is_wrong_is_said_before_training(folder: Path, said: str) -> None:
+    SPOILT[said](folder)
     with pytest.raises(BadInput, match=said) as caught:
         TextToImage(Folder(str(folder)))
     assert "\n" not in str(caught.value)

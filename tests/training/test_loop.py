@@ -40,10 +40,6 @@ class TestBits:
         assert other.checksum != reference.checksum
         assert (checksum(other.weights(0)) == checksum(reference.weights(0))) == (not {"init", "ulp"} & set(rung))
 
-    def test_another_replicate_has_other_seeds(self) -> None:
-        run = replace(toy(init=2, order=3), replicate=4)
-        assert run.init_seed == 2004
-
     def test_settings_of_torch_are_left_as_they_were(self, tmp_path: Path) -> None:
         def settings() -> tuple[object, ...]:
             fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -165,6 +161,7 @@ class TestTheEndBeforeTheEnd:
         ("make", "field"),
         [
             (lambda: toy(ranks=0), "rung.ranks"),
+            (lambda: toy(ranks=2, watch=True), "rung.watch"),
             (lambda: toy(ranks=3), "rung.ranks"),
             (lambda: toy(init=-1), "rung.init"),
             (lambda: toy(numerics=Numerics.BF16_WEIGHTS, ulp=1), "rung.ulp"),

@@ -21,7 +21,7 @@ from numdev.errors import BadInput, StoreError
 from numdev.training import run_files, state
 from numdev.training.loop import Execution, train
 from numdev.training.run import Run
-from numdev.training.run_files import Checkpoint, Damaged, Position, Sealed, Trained, rounded, steps_of, without_moments
+from numdev.training.run_files import Damaged, Sealed, Trained, rounded, steps_of, without_moments
 from numdev.training.rung import Numerics, Restart
 from tests.training.toy import CPU, interrupted_at, toy, trained
 
@@ -66,11 +66,6 @@ class TestResume:
         found, unbroken = trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole")
         assert 0 < sum(not math.isfinite(norm) for norm in unbroken.gradient_norms) < 7, "steps overflow before the stop alone"
         assert found.checksum == unbroken.checksum
-
-    def test_ctrl_c_keeps_what_was_done(self, tmp_path: Path, whole: Trained) -> None:
-        stopped(toy(), tmp_path, 7, seconds=3600.0)
-        assert [found.step for found in checkpoints(tmp_path)] == [7]
-        assert same(trained(toy(), tmp_path), whole)
 
     def test_ctrl_c_before_a_snapshot_is_written_keeps_it_too(self, tmp_path: Path, whole: Trained) -> None:
         """A checkpoint of step 8 without its snapshot would start the run anew."""
@@ -126,17 +121,6 @@ class TestDamage:
         (tmp_path / ".checkpoint-00000001.safetensors.x.tmp").write_bytes(b"half")
         trained(toy(1), tmp_path)
         assert not list(tmp_path.glob(".*.tmp"))
-
-
-def test_it_returns_what_was_written(tmp_path: Path) -> None:
-    state, history = {"weight/a": torch.randn(3), "mean/a": torch.zeros(3).bfloat16()}, {"losses": torch.randn(2)}
-    Checkpoint("key", Position(2, True, 1.5, 0.25), state, history).write(tmp_path)
-    found, notes = Checkpoint.latest(tmp_path, "key")
-    assert found is not None
-    assert (found.position, notes) == (Position(2, True, 1.5, 0.25), ())
-    assert torch.equal(found.state["weight/a"], state["weight/a"])
-    assert found.state["mean/a"].dtype == torch.bfloat16
-    assert torch.equal(found.history["losses"], history["losses"])
 
 
 def test_what_a_restart_loses() -> None:

@@ -66,14 +66,6 @@ def test_things_never_touch() -> None:
         assert torch.stack([(picture - colour * share).abs().amax(dim=0) for colour in pair]).amin(dim=0).max() == 0
 
 
-def test_a_larger_size_covers_more() -> None:
-    drawn = draw(0, 1, 400, 32)
-    pairs = [(scene, picture) for scene, picture in zip(drawn.scenes, drawn.pictures, strict=True) if not scene.second]
-    alone = [(scene.first.size, picture.abs().amax(dim=0).sum()) for scene, picture in pairs]
-    small, large = ([float(area) for size, area in alone if size is wanted] for wanted in Size)
-    assert max(small) < min(large)
-
-
 def test_the_same_bits_in_any_order_of_calls_and_for_a_smaller_batch() -> None:
     first = [draw(7, step, 16, 32).pictures for step in (0, 1, 2)]
     again = [draw(7, step, 8, 32).pictures for step in (2, 1, 0)]
@@ -127,7 +119,3 @@ def test_each_pixel_is_the_share_of_points_that_lie_inside(shape: Shape) -> None
     # Along a slanted side: 1/8 at most, for one at 45 degrees. A corner of 60 degrees covers as little as 0.3 of its pixel.
     assert wrong.max() < 0.45
     assert np.quantile(wrong, 0.99) < 0.13
-
-
-def test_nothing_is_drawn_where_there_is_no_thing() -> None:
-    assert not render(np.array([[0]]), single([[[16, 16]]]), single([[np.nan]]), 32).any()

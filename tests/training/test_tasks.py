@@ -98,18 +98,6 @@ def test_a_language_model_continues_held_out_text() -> None:
     assert 0 <= samples.score <= 1
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_weights_of_bf16_and_autocast_give_a_loss_in_fp32(task: TextToImage | Language) -> None:
-    model, batch = trained(replace(task, steps=8, warmup=2)), task.batch_of(0, 0)
-    wanted = task.loss(model, batch).item()
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = task.loss(model, batch)
-    narrow = task.loss(model.to(torch.bfloat16), batch)
-    for found in (cast, narrow):
-        assert found.dtype == torch.float32
-        assert found.item() == pytest.approx(wanted, rel=0.02)  # a handful of u = 2^-9
-
-
 def test_the_rate_rises_and_falls_to_a_tenth() -> None:
     rates = [rate_at(step, 110, 2.0, 10) for step in range(111)]
     assert rates[0] == pytest.approx(0.2)

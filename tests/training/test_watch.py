@@ -20,7 +20,6 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.errors import BadInput
 from numdev.training.loop import Execution, train
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Restart, Rung
@@ -105,19 +104,6 @@ class TestBits:
         assert captured.captured
         assert captured.checksum == eager.checksum
         assert repr(captured.watched) == repr(eager.watched)  # NaN is no number, and equal to none
-
-    def test_without_gradients_nothing_is_noted(self) -> None:
-        watch = Watch(CPU)
-        with torch.no_grad():
-            q, k, v, _ = drawn()
-            Watched(KERNEL, watch).attend(q, k, v, Mask())
-        watch.end()
-        assert watch.row[0] == 0
-        assert watch.row[1].isnan()
-
-    def test_a_rung_of_several_processes_is_refused(self) -> None:
-        with pytest.raises(BadInput, match=r"^rung\.watch"):
-            Rung(KERNEL, ranks=2, watch=True)
 
 
 class TestFigures:

@@ -224,15 +224,6 @@ class TestRuns:
         job.join(60)
         assert (own / "trained.json").is_file()
 
-    def test_a_folder_of_another_run_is_refused_and_left_alone(self, tmp_path: Path) -> None:
-        measured(tmp_path, REFERENCE)
-        (path,) = trained(tmp_path)
-        path.write_text(path.read_text().replace(path.parent.name, "0" * 32))
-        before = path.read_bytes()
-        with pytest.raises(BadInput, match="another configuration"):
-            measured(tmp_path, REFERENCE)
-        assert path.read_bytes() == before
-
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "runs").write_text("a file")
         with pytest.raises(BadInput, match="results: .* no run can be kept there"):

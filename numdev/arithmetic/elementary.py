@@ -83,12 +83,11 @@ class RoundedOnce:
     def __call__(self, x: torch.Tensor, y: torch.Tensor | float, noise: Noise | None = None) -> torch.Tensor:
         """The result, in the memory of `x`, whose shape it has."""
         if self.operation is Operation.DIVIDE:  # CUDA divides by a number as it multiplies by its rounded reciprocal
-            y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+            y = _operand(y, x)
         if self.is_harmless:
             return self.cast.apply_(_NATIVE[self.operation](x, y), noise)
         noise = noise or Noise()  # one for both draws of a stochastic rounding, which must differ
-        other = torch.as_tensor(y, dtype=x.dtype, device=x.device)
-        s, e = _with_rest(self.operation, x, other)
+        s, e = _with_rest(self.operation, x, _operand(y, x))
         return self.cast.apply_(x.copy_(self._settle(s, e, noise)), noise)
 
     def _settle(self, s: torch.Tensor, e: torch.Tensor, noise: Noise) -> torch.Tensor:
@@ -109,6 +108,11 @@ def _bits(operand: Operand) -> int:
         return operand.precision
     numerator, _ = math.frexp(operand)[0].as_integer_ratio()
     return 0 if abs(numerator) == 1 else abs(numerator).bit_length()
+
+
+def _operand(y: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
+    """`y` as a tensor beside `x`; a number is filled in there and not copied, so that a CUDA graph can hold it."""
+    return y.to(x) if isinstance(y, torch.Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
 
 
 def _with_rest(operation: Operation, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

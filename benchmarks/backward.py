@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.launch import Kernel, Launch, Launches
 from numdev.attention.kernels.runtime import BackwardInputs, generation
 from numdev.attention.mask import Mask
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
 
 LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output

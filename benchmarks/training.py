@@ -22,12 +22,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Differentiable
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import Unsupported

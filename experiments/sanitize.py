@@ -25,16 +25,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
-from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.instrumented import Instrumented
+from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.kernels.hopper.primitives import barriers
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Kernel, Triton
+from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.errors import Unsupported
 
 # batch, heads, kv_heads, queries, keys, head_dim, mask

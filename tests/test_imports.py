@@ -56,8 +56,6 @@ SHARED = (
     "vendor.dispatch",
 )
 IMPLEMENTATIONS = (
-    "backward.instrumented",
-    "backward.triton",
     "exact",
     "naive",
     "tiled",

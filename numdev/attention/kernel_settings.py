@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from numdev.arithmetic.formats import Format
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Products, Triton
+from numdev.attention.triton import Products, Triton, TritonBackward
 from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.errors import NotHonoured
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP16, FP32
 from numdev.attention.base import Output, softmax_scale
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.launch import Device, Launch, with_stages
-from numdev.attention.kernels.runtime import check_scale, generation, shared_memory
+from numdev.attention.kernels.launch import Launch, with_stages
+from numdev.attention.kernels.runtime import check_scale, device_of
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax, ScaleOn
@@ -78,8 +78,7 @@ class KernelRun:
     def _launch(self, q: Tensor) -> Launch:
         """Four warps hold a tile of 64 x 64 in registers, and eight a larger one; as many stages as fit, up to two."""
         br, bc, stored = self.tiling.br, self.tiling.bc, FP32 if self.storage == torch.float32 else FP16
-        device = Device(generation(q.device), shared_memory(q.device))
-        return with_stages(Launch(br, bc, 8 if br * bc > 64 * 64 else 4, 2), stored, q.shape[-1], device)
+        return with_stages(Launch(br, bc, 8 if br * bc > 64 * 64 else 4, 2), stored, q.shape[-1], device_of(q.device))
 
     @property
     def _settings(self) -> tuple[Precision, Tiling, OnlineSoftmax]:

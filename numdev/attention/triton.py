@@ -1,34 +1,65 @@
-"""The fast reference: our own forward kernels, under the policy that kernels have."""
+"""The fast reference: our own kernels of both passes, portable and for Hopper GPUs, under the policy that kernels have."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.attention.base import ForwardPass, Output, check_shapes, softmax_scale
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import (
+    Attention,
+    ForwardPass,
+    Gradients,
+    Output,
+    Saved,
+    check_backward_shapes,
+    check_shapes,
+    softmax_scale,
+)
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.honours import PRESET, RECURRENCE, SIDES, Honours
+from numdev.attention.differentiable import BackwardPass
+from numdev.attention.honours import PRESET, RECOMPUTED, RECURRENCE, SIDES, Honours
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernels.hopper.launch import keys_of_block, refusal
-from numdev.attention.kernels.launch import ROWS, Device, Kernel, Launch, choose, split_count
-from numdev.attention.kernels.runtime import check_scale, generation, held_dtype, multiprocessors, require, shared_memory
+from numdev.attention.kernels.hopper.launch import (
+    BACKWARD,
+    QUERIES,
+    backward_refusal,
+    hidden_queries,
+    keys_of_block,
+    refusal,
+)
+from numdev.attention.kernels.hopper.order import TILE, group_of
+from numdev.attention.kernels.launch import ROWS, Kernel, Launch, Launches, choose, choose_backward, split_count
+from numdev.attention.kernels.runtime import (
+    BackwardInputs,
+    check_scale,
+    device_of,
+    generation,
+    held_dtype,
+    multiprocessors,
+    require,
+)
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
-from numdev.attention.softmax import Exponential, OnlineSoftmax, ScaleOn
+from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute, ScaleOn
+from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
-__all__ = ["Kernel", "Products", "Triton"]
+__all__ = ["Kernel", "Products", "Triton", "TritonBackward"]
 
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
+_BACKWARD_FORMATS = (BF16, FP16, FP32)
 
 
 class Products(Enum):
@@ -75,11 +106,7 @@ class Triton(ForwardPass):
     )
 
     def __post_init__(self) -> None:
-        if self.fmt not in _FORMATS:
-            raise BadInput("precision", self.fmt.name, f"use one of {', '.join(f.name for f in _FORMATS)}")
-        Tiling(
-            64 if self.br is None else self.br, 64 if self.bc is None else self.bc, splits=self.splits or 1
-        )  # checks the sizes
+        _check(self.fmt, _FORMATS, self.br, self.bc, self.splits or 1)
 
     @property
     def precision(self) -> Precision:
@@ -104,27 +131,23 @@ class Triton(ForwardPass):
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packs_heads=True)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        """Of the kernel that is asked for.
+        """That of the kernel of the settings.
 
         Raises:
             BadInput: for `Kernel.AUTO`, which is one of two kernels, and for splits that the kernel chooses on the GPU.
         """
         if self.kernel is Kernel.AUTO:
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
-        splits = self._stated_splits(shape, mask)
+        rows = shape.packed.queries if mask.window is None else shape.queries
+        if self.splits is None and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
+            why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
+            raise BadInput("tiling.splits", None, why)
+        splits = self.splits or 1
         if self.kernel is Kernel.HOPPER:
             bc = keys_of_block(shape.head_dim)
             return KernelArithmetic(self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         return KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
-
-    def _stated_splits(self, shape: Shape, mask: Mask) -> int:
-        """One, unless more are asked for, or its own rule may find more."""
-        rows = shape.packed.queries if mask.window is None else shape.queries
-        if self.splits is None and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
-            why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
-            raise BadInput("tiling.splits", None, why)
-        return self.splits or 1
 
     @property
     def is_tf32(self) -> bool:
@@ -133,7 +156,7 @@ class Triton(ForwardPass):
 
     @property
     def storage(self) -> torch.dtype:
-        """What the inputs are held in, so that a call converts nothing."""
+        """The dtype in which the inputs are stored, so that a call converts nothing."""
         return held_dtype(self.fmt)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
@@ -141,7 +164,7 @@ class Triton(ForwardPass):
 
         Raises:
             BadInput: for a scale that is not positive and finite.
-            Unsupported: naming the field that no kernel, or not the one asked for, can honour.
+            Unsupported: naming the field that no kernel, or not the one of the settings, can honour.
         """
         check_shapes(q, k, v, mask)
         require(q.device)
@@ -156,53 +179,206 @@ class Triton(ForwardPass):
             return self._attend(q, k, v, mask, scale)
         # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
-        found = self._attend(rows, k, v, replace(mask, causal=False), scale)
-        assert found.lse is not None
-        return Output(found.out.flatten(1, 2).unsqueeze(2), found.lse.flatten(1, 2).unsqueeze(2), launch=found.launch)
+        packed = self._attend(rows, k, v, replace(mask, causal=False), scale)
+        assert packed.lse is not None
+        return Output(packed.out.flatten(1, 2).unsqueeze(2), packed.lse.flatten(1, 2).unsqueeze(2), launch=packed.launch)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
-        refused = self._hopper_refusal(q, k, v, mask)
-        if refused is None:
+        launch = _forward_launch(self, q.shape[-1], q.shape[2], mask, q.device)
+        splits = self.splits or 1
+        if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
+            splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, multiprocessors(q.device))
+        reason = _no_hopper(self.kernel, q.device)
+        if reason is None and self.kernel is Kernel.AUTO and splits > 1:
+            reason = "the portable kernel splits the keys, and fills the GPU so"
+        if reason is None and (reason := refusal(q, k, v, mask, self)) is None:
             from numdev.attention.kernels.hopper import host
 
             out, lse, used = host.forward(q, k, v, mask, scale, self.br)
             return Output(out, lse, launch=used)
         if self.kernel is Kernel.HOPPER:
-            raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {refused}")
-        return self._portable(q, k, v, mask, scale)
+            raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {reason}")
+        return self._portable(q, k, v, mask, scale, launch, splits)
 
-    def _hopper_refusal(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
-        if self.kernel is Kernel.PORTABLE:
-            return "the portable kernel is asked for"
-        if (found := generation(q.device)) != "sm_90":
-            return f"it needs a GPU of compute capability 9.0, and this is {found}"
-        if self.kernel is Kernel.AUTO and self._split(q, k, mask, self._launch(q, mask)) > 1:
-            return "the portable kernel splits the keys, and fills the GPU so"
-        return refusal(q, k, v, mask, self)
-
-    def _launch(self, q: Tensor, mask: Mask) -> Launch:
-        """Of the portable kernel."""
-        device = Device(generation(q.device), shared_memory(q.device))
-        return choose(self.fmt, q.shape[-1], q.shape[2], mask, device, self.br, self.bc)
-
-    def _split(self, q: Tensor, k: Tensor, mask: Mask, launch: Launch) -> int:
-        """Ranges of keys of the portable kernel."""
-        if self.splits is not None or q.shape[2] > ROWS or mask.window is not None:
-            return self.splits or 1
-        return split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, multiprocessors(q.device))
-
-    def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
+    def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, launch: Launch, splits: int) -> Output:
         from numdev.attention.kernels import portable
 
-        launch = self._launch(q, mask)
-        splits = self._split(q, k, mask, launch)
-        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)
-        tf32 = self.products is Products.TF32
-        request = portable.Request(self.precision, tiling, self.softmax, tf32, warps=launch.warps, stages=launch.stages)
-        native = self.format.dtype
-        assert native is not None
+        request = _request(self, launch, splits)
         out, lse = portable.run(request, q, k, v, mask, scale, held_dtype(self.format))
-        if out.dtype != native:
-            out = self.precision.output.apply_(out).to(native)
         used = KernelLaunch("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)
-        return Output(out, lse, launch=used)
+        return Output(_in_format(out, self.precision.output), lse, launch=used)
+
+
+_PRODUCTS = "backward.products"
+
+
+@dataclass(frozen=True)
+class TritonBackward(BackwardPass):
+    """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
+
+    The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
+    the tiles. `Gradients.launch` states the kernel, and the tiles with which an emulation sums in the same order: `br`
+    of the kernel for dK and dV, `bc` of that for dQ. The order of the Hopper kernel is `numdev.attention.tile_schedule.Turns`.
+
+    Attributes:
+        forward: the forward pass, which saves O and LSE.
+        fmt: bf16, fp16 or fp32.
+        br, bc: the tile of both kernels; None takes the pinned launches, whose tiles may differ between the kernels.
+        order: order of query tiles and of KV tiles; None is the kernels' own, forward for the portable ones.
+        recompute: `exp2` or `exp`; either form of delta.
+        tf32: whether FP32 operands are multiplied on tensor cores, with 10 fraction bits.
+        kernel: see `Kernel`.
+    """
+
+    honours: ClassVar[Honours] = Honours(
+        PRESET | SIDES | {"tiling.order", _PRODUCTS, "backward.kernel"} | RECURRENCE | RECOMPUTED, "kernel", _BACKWARD_FORMATS
+    )
+
+    forward: Attention
+    fmt: Format = BF16
+    br: int | None = None
+    bc: int | None = None
+    order: Order | None = None
+    recompute: Recompute = Recompute(exponential=Exponential.EXP2)
+    tf32: bool = False
+    kernel: Kernel = Kernel.AUTO
+
+    def __post_init__(self) -> None:
+        _check(self.fmt, _BACKWARD_FORMATS, self.br, self.bc)
+        if self.tf32 and self.fmt != FP32:
+            raise BadInput(_PRODUCTS, "tf32", f"only products of fp32 can be in tf32, not those of {self.fmt.name}; give ieee")
+
+    @property
+    def idle(self) -> dict[str, str]:
+        unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
+        return unread if self.fmt == FP32 else {_PRODUCTS: "precision=fp32"} | unread
+
+    @property
+    def precision(self) -> BackwardPrecision:
+        """The policy under which it computes."""
+        return BackwardPrecision.kernel(self.fmt)
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The dtype in which the inputs are stored, so that a call converts nothing."""
+        return held_dtype(self.fmt)
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether FP32 operands are multiplied in TF32."""
+        return self.tf32
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
+        """The cost model of the Hopper kernel if it ran, or of the two portable kernels with the tile of the settings."""
+        width = Width.of(self.fmt, self.fmt)
+        if launch.name == BACKWARD:
+            return CostModel(Algorithm.TILED, width, TILE, bc=TILE, stores_first=True, scales_lse=True)
+        return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, recomputes_twice=True)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        """See `Implementation`; `Gradients.launch` states the tile of a launch.
+
+        Raises:
+            BadInput: for `Kernel.AUTO`, as several kernels are possible.
+        """
+        if self.kernel is Kernel.AUTO:
+            raise BadInput("backward.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
+        if self.kernel is Kernel.PORTABLE:
+            order, why = self.order or Order.FORWARD, "it depends on the launch"
+            return KernelArithmetic(
+                self.precision, recompute=self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why
+            )
+        if shape.head_dim not in QUERIES:
+            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernel has 64 and 128")
+        queries, tiling = shape.queries - hidden_queries(shape.queries, shape.keys, mask), Tiling(QUERIES[shape.head_dim], TILE)
+        turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)), shared=True)
+        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
+    ) -> Gradients:
+        """The backward pass alone. Takes rounded inputs of any dtype; returns the gradients in the format's dtype, delta in FP32.
+
+        Raises:
+            BadInput: for a scale that is not positive and finite.
+            Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
+        """
+        check_backward_shapes(q, k, v, do, mask)
+        saved.check(q, v)
+        require(q.device)
+        if q.shape[-1] != v.shape[-1]:
+            raise Unsupported(
+                "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
+            )
+        factor = check_scale(softmax_scale(q, scale))
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        inputs = BackwardInputs(q, k, v, do, saved.out, saved.lse.float().contiguous())
+        reason = _no_hopper(self.kernel, q.device) or backward_refusal(q, k, v, do, mask, self, multiprocessors(q.device))
+        if reason is None:
+            from numdev.attention.kernels.hopper import host
+
+            (dq, dk, dv, delta), used = host.gradients(inputs, mask, factor)
+            return Gradients(dq, dk, dv, delta, launch=used)
+        if self.kernel is Kernel.HOPPER:
+            raise Unsupported("backward.kernel", f"the Hopper kernel cannot run this: {reason}")
+        return self._portable(inputs, mask, factor)
+
+    def _portable(self, inputs: BackwardInputs, mask: Mask, factor: float) -> Gradients:
+        from numdev.attention.kernels import portable
+
+        launches = self.launches(inputs.q.shape[-1], mask, inputs.q.device)
+        order = self.order or Order.FORWARD
+        request = _backward_request(self.fmt, self.recompute, launches, order, self.tf32)
+        *gradients, delta = portable.BackwardCall(request, inputs, mask, factor, self.storage).run()
+        dq, dk, dv = (_in_format(x, self.precision.output) for x in gradients)
+        keys, rows = launches.keys, launches.rows
+        used = KernelLaunch("numdev portable backward", keys.br, rows.bc, keys.warps, keys.stages)
+        return Gradients(dq, dk, dv, delta, launch=used)
+
+    def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
+        """The tiles of both portable kernels."""
+        return choose_backward(self.fmt, head_dim, mask, device_of(device), self.br, self.bc)
+
+
+def _check(fmt: Format, formats: tuple[Format, ...], br: int | None, bc: int | None, splits: int = 1) -> None:
+    """Raise BadInput for a format that the kernels do not have, and for sizes that no tile has."""
+    if fmt not in formats:
+        raise BadInput("precision", fmt.name, f"use one of {', '.join(each.name for each in formats)}")
+    Tiling(64 if br is None else br, 64 if bc is None else bc, splits=splits)
+
+
+@lru_cache(maxsize=256)
+def _forward_launch(settings: Triton, head_dim: int, queries: int, mask: Mask, device: torch.device) -> Launch:
+    """That of the portable kernel."""
+    return choose(settings.fmt, head_dim, queries, mask, device_of(device), settings.br, settings.bc)
+
+
+@lru_cache(maxsize=256)
+def _request(settings: Triton, launch: Launch, splits: int) -> Any:
+    """The `portable.Request` of a call: with its constants it takes 30 us to make, more than a launch."""
+    from numdev.attention.kernels import portable
+
+    tiling, softmax = Tiling(launch.br, launch.bc, settings.order or Order.FORWARD, splits=splits), settings.softmax
+    return portable.Request(settings.precision, tiling, softmax, settings.is_tf32, warps=launch.warps, stages=launch.stages)
+
+
+@lru_cache(maxsize=256)
+def _backward_request(fmt: Format, recompute: Recompute, launches: Launches, order: Order, tf32: bool) -> Any:
+    from numdev.attention.kernels import portable
+
+    return portable.BackwardRequest(BackwardPrecision.kernel(fmt), recompute, launches, order, tf32)
+
+
+def _no_hopper(kernel: Kernel, device: torch.device) -> str | None:
+    """Why no Hopper kernel runs on a device, whatever the request."""
+    if kernel is Kernel.PORTABLE:
+        return "kernel=portable was set"
+    name = generation(device)
+    return None if name == "sm_90" else f"it needs a GPU of compute capability 9.0, and this is {name}"
+
+
+def _in_format(x: Tensor, output: Cast) -> Tensor:
+    """`x` in the dtype of its format, rounded if the kernel has not done it."""
+    native = output.to.dtype
+    assert native is not None, "each of the formats has a dtype"
+    return x if x.dtype == native else output.apply_(x).to(native)

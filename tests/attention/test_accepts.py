@@ -23,12 +23,10 @@ from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import recurrence
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
-from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.compiled import rules
 from numdev.attention.compiled.rules import FUSED
 from numdev.attention.exact import Exact
-from numdev.attention.instrumented import Instrumented
+from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.kernelrun import KernelRun
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper import launch as hopper_launch
@@ -39,7 +37,7 @@ from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
 from tests.attention.backward import test_instrumented as of_kernels
 from tests.attention.backward.cases import draw_all

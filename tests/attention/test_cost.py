@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, E4M3FN
 from numdev.attention import cost
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Implementation
 from numdev.attention.cost import Algorithm, Cost, CostModel, Width
 from numdev.attention.distributions import Distribution
@@ -26,7 +25,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa

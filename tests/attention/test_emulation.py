@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import ForwardPass, Saved
 from numdev.attention.differentiable import WithGradients
 from numdev.attention.emulation import emulation_of, gradients_emulation_of
@@ -24,7 +23,7 @@ from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Kernel, Triton
+from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.dispatch import ByAutograd
 from numdev.attention.vendor.flex import Flex, FlexBackward

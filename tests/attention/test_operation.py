@@ -11,13 +11,12 @@ import torch
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention import cost
-from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import WithGradients
 from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
+from numdev.attention.instrumented import InstrumentedBackward
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
@@ -27,7 +26,7 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.instrumented import InstrumentedBackward
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.exact import ExactBackward, RoundedBackward
 from numdev.attention.groups import BACKWARD_GROUPS, GROUPS
 from numdev.attention.honours import Honouring
+from numdev.attention.instrumented import InstrumentedBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -26,7 +25,7 @@ from numdev.attention.softmax import DeltaForm, Exponential, OnlineSoftmax, Outp
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Kernel, Products, Triton
+from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
 from numdev.cli import build
 from numdev.cli.compose import Library, config_folder
 from numdev.cli.expand import Expander

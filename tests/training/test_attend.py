@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.differentiable import differentiable
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
+from numdev.attention.triton import TritonBackward
 from numdev.attention.vendor.sdpa import SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
@@ -448,7 +448,7 @@ _COMPILED = """
 import torch, warnings
 from torch import nn
 import numdev as nd
-from numdev.attention.backward.triton import TritonBackward
+from numdev.attention.triton import TritonBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 
 variant, x = VanillaBackward(nd.Format.parse("bf16")), torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(0))

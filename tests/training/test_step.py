@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, FP16
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Differentiable
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.loop import Execution, train

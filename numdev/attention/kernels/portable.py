@@ -60,7 +60,7 @@ _COMBINED_ROWS = 4  # of a program, one for each of its warps
 _PREPARED_ROWS = 64  # of a program that prepares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # the cache of `code` finds it by identity: to hash a policy takes as long as to read it
 class Request:
     """Settings of the forward kernel.
 
@@ -86,7 +86,7 @@ class Request:
         _FORWARD.check(self, *INSTEAD)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BackwardRequest:
     """Settings of the backward kernels.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
+from numdev.attention.kernels.launch import Device
 from numdev.errors import BadInput, Unsupported
 
 
@@ -47,6 +48,11 @@ def generation(device: torch.device) -> str:
         return str(torch.cuda.get_device_properties(device).gcnArchName)
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+def device_of(device: torch.device) -> Device:
+    """The properties by which a launch is chosen."""
+    return Device(generation(device), shared_memory(device))
 
 
 def require(device: torch.device, field: str = "attention") -> None:

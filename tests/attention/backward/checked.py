@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
+from numdev.attention.triton import TritonBackward
 from tests.attention.backward.cases import Inputs
 from tests.attention.kernels.backward_budget import backward_budget, of_output
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.attention.backward.instrumented import InstrumentedBackward
 from numdev.attention.base import Gradients, Saved
-from numdev.attention.instrumented import Instrumented
+from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Exponential, Recompute

@@ -9,7 +9,6 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.differentiable import differentiable
 from numdev.attention.exact import Exact, ExactBackward
@@ -17,7 +16,7 @@ from numdev.attention.kernels import backward
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Kernel, Triton
+from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.errors import BadInput, Unsupported
 from tests.attention.backward import checked
 from tests.attention.backward.cases import Inputs, draw_all

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, Format
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.exact import ExactBackward
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Triton, TritonBackward
 from tests.attention.backward.cases import Inputs, draw_all
 from tests.attention.backward.checked import check, poison, rounded, saved_of, stored
 from tests.cases import Sizes

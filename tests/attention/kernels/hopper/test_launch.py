@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
-from numdev.attention.backward.triton import TritonBackward
 from numdev.attention.kernels.hopper.launch import (
     QUERIES,
     SHAPES,
@@ -28,7 +27,7 @@ from numdev.attention.kernels.hopper.order import RESIDENT
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute
 from numdev.attention.tiling import Order
-from numdev.attention.triton import Kernel, Triton
+from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.errors import Unsupported
 
 BACKWARD = TritonBackward(Triton())

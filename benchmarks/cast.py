@@ -17,10 +17,10 @@ def results() -> list[Result]:
     pychop.backend("torch")
     x = torch.randn(_VALUES, generator=torch.Generator().manual_seed(0))
     target = torch.empty_like(x)
-    found = []
+    pairs = []
     for name, exponent, mantissa in (("fp16", 5, 10), ("bf16", 8, 7), ("e4m3fn", 4, 3)):
         cast, chop = Cast.parse(name), pychop.Chop(exp_bits=exponent, sig_bits=mantissa, rmode=1)
-        found.append(paired(f"cast to {name} against pychop", lambda c=cast: c(x), lambda c=chop: c(x), at_least=5.0))
+        pairs.append(paired(f"cast to {name} against pychop", lambda c=cast: c(x), lambda c=chop: c(x), at_least=5.0))
     cast, scratch = Cast.parse("bf16"), x.clone()
     copy = "cast to bf16 in place against a copy of the tensor"
-    return [*found, paired(copy, lambda: cast.apply_(scratch), lambda: target.copy_(x), at_most=2.0, runs=25)]
+    return [*pairs, paired(copy, lambda: cast.apply_(scratch), lambda: target.copy_(x), at_most=2.0, runs=25)]

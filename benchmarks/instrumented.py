@@ -1,4 +1,4 @@
-"""What the casts cost: the instrumented kernel against `Tiled` and against the plain portable kernel, on one GPU.
+"""The cost of the casts: the instrumented kernel against `Tiled` and against the plain portable kernel, on one GPU.
 
     python -m benchmarks.instrumented
 

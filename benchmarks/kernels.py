@@ -45,7 +45,7 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
 
 
 def environment() -> str:
-    """What the figures depend on."""
+    """The GPU and the versions that the figures depend on."""
     versions = f"torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
     return f"{torch.cuda.get_device_name()} {versions}"
 

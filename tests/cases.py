@@ -1,4 +1,4 @@
-"""What several test files draw from: inputs, precision policies, and the error bound of FP64 arithmetic."""
+"""Cases for several test files: inputs, precision policies, and the error bound of FP64 arithmetic."""
 
 from __future__ import annotations
 

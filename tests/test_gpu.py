@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: the same casts, the same golden, and the same emulation as on a CPU."""
+"""A CUDA device against a CPU: the same casts, the same golden, and the same emulation."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
     assert not found([name for name in MODULES if name not in of("report")], *late, late_too=False)
 
 
-HOST = ("kernels", "hopper", "launch", "order", "profiling", "runtime")
+HOST = ("kernels", "hopper", "launch", "order", "runtime")
 KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
 
 

@@ -39,9 +39,8 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
-from tests.attention.backward import test_instrumented as of_kernels
 from tests.attention.backward.cases import draw_all
-from tests.attention.test_instrumented import whole
+from tests.attention.test_instrumented import both, saved_whole, whole
 from tests.cases import draw, lse_of, on
 
 pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
@@ -209,13 +208,13 @@ def test_instrumented_backward(device: str) -> None:
 
     def run(turn: int, precision: BackwardPrecision, recompute: Recompute) -> Drawn:
         mask = drawn(MASK, turn)
-        inputs, saved = of_kernels.whole(SIZES, mask, turn)
+        inputs, saved = saved_whole(SIZES, mask, turn)
         if not recompute.exponential.is_binary:
             inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
             saved = replace(saved, lse=torch.where(saved.lse.isinf(), saved.lse, 0.0))
         precision = precision.with_step(output="fp16") if precision.is_random else precision
         tiling = Tiling(16, 16, (Order.FORWARD, Order.REVERSE)[turn % 2])
-        got, expected = of_kernels.both(precision, tiling, recompute, (inputs, saved), mask, device)
+        got, expected = both(precision, tiling, recompute, (inputs, saved), mask, device)
         return got.tensors(), expected.tensors()
 
     listed = portable._BACKWARD.listed

@@ -1,23 +1,26 @@
-"""The instrumented kernel against the emulation that specifies it."""
+"""The instrumented kernels of both passes against the emulation that specifies them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from numdev.arithmetic.formats import INT8
 from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.instrumented import Instrumented
+from numdev.attention.base import Gradients, Saved
+from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
-from numdev.attention.tiled import Tiled
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn, SumOver
+from numdev.attention.steps import LOG2_E
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
+from tests.attention.backward.cases import Inputs, draw_all
 from tests.cases import MASKS, POLICIES, Sizes, draw, fitted, lse_of, mixed, on
 from tests.oracles.table import exactly_scaled
 
@@ -41,15 +44,6 @@ LOOPS = {
 }
 
 
-def every(count: int, first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """All pairs. One in `count` is always run, so that each of either occurs; the interpreter needs seconds for one."""
-    return [
-        pytest.param(one, other, marks=[] if (i + j) % count == 0 else [pytest.mark.exhaustive])
-        for i, one in enumerate(first)
-        for j, other in enumerate(second)
-    ]
-
-
 def whole(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Inputs whose every product and sum is exact in FP32, in whatever order: scores are whole numbers of at most 4.
 
@@ -60,9 +54,13 @@ def whole(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (3 * q).round().clamp(-1, 1), (3 * k).round().clamp(-1, 1), (2 * v).round().clamp(-4, 4)
 
 
-@pytest.mark.parametrize(("name", "mask"), every(2, NARROW, MASKS))
-def test_the_same_bits_where_everything_is_exact(name: str, mask: str, device: str) -> None:
-    """`S - m` is a whole number, so exp2 is exact; P are powers of two, and their sums and products need few bits."""
+@pytest.mark.parametrize("name", NARROW)
+def test_the_same_bits_where_everything_is_exact(name: str, device: str) -> None:
+    """`S - m` is a whole number, so exp2 is exact; P are powers of two, and their sums and products need few bits.
+
+    `tests.attention.test_accepts` does as much over random settings.
+    """
+    mask = list(MASKS)[NARROW.index(name) % len(MASKS)]
     policy = POLICIES[name]() if name not in ("fp8", "int8") else Precision.parse("kernel_fp16")
     softmax = OnlineSoftmax(exp=Exponential.EXP2, normalise=Normalise.END)
     tiling, scale = Tiling(16, 16), 1.0 / softmax.log_scale  # the folded factor log2(e) is taken out again
@@ -74,14 +72,14 @@ def test_the_same_bits_where_everything_is_exact(name: str, mask: str, device: s
     assert torch.equal(lse_of(got) == float("-inf"), empty)
 
 
-@pytest.mark.parametrize(("name", "loop"), every(3, NARROW, LOOPS))
-def test_close_to_the_emulation_elsewhere(name: str, loop: str, device: str) -> None:
+@pytest.mark.parametrize("name", NARROW)
+def test_close_to_the_emulation_elsewhere(name: str, device: str) -> None:
     """A last bit of FP32 can tip a rounding to the step's format, by one ulp of that step; few elements are at such an edge.
 
     So nearly all elements agree to the bit, and none is further off than 4 ulp of the coarsest step at the size of the
     largest v: a tipped score moves P by u times |S|, at most 4 here, and with it the output.
     """
-    policy, (tiling, softmax) = POLICIES[name](), LOOPS[loop]
+    policy, (tiling, softmax) = POLICIES[name](), list(LOOPS.values())[NARROW.index(name) % len(LOOPS)]
     inputs = on(device, policy.round_inputs(*draw(SIZES)))
     got = Instrumented(policy, tiling, softmax)(*inputs, Mask(causal=True))
     expected = Tiled(policy, tiling, softmax)(*inputs, Mask(causal=True))
@@ -120,10 +118,14 @@ def test_scaled_queries_are_rounded_once(inputs: str, device: str) -> None:
     assert torch.equal(lse_of(got), lse_of(expected))
 
 
-@pytest.mark.parametrize("text", ["e4m3fn", "e5m7finite", "bf16:saturate"])
-@pytest.mark.parametrize("step", ["exponential", "rescale"])
-@pytest.mark.parametrize("maximum", Maximum)
-def test_what_is_not_seen_is_never_rounded(maximum: Maximum, step: str, text: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "step", "maximum"),
+    [
+        *(("e4m3fn", step, maximum) for step in ("exponential", "rescale") for maximum in Maximum),
+        *(("e5m7finite", "exponential", Maximum.LOCAL), ("bf16:saturate", "rescale", Maximum.RUNNING)),
+    ],
+)
+def test_what_is_not_seen_is_never_rounded(text: str, step: str, maximum: Maximum, device: str) -> None:
     """A format without infinity: masked keys have no part, and no row is NaN."""
     policy = Precision.parse("kernel_bf16").with_step(**{step: text})
     softmax = OnlineSoftmax(exp=Exponential.EXP2, maximum=maximum)
@@ -136,7 +138,7 @@ def test_what_is_not_seen_is_never_rounded(maximum: Maximum, step: str, text: st
 
 
 @pytest.mark.parametrize("field", ["accumulator", "row_sum", "values", "scores"])
-@pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero", "bf16"])
+@pytest.mark.parametrize("text", ["fp16:toward_zero", "bf16"])
 def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: str) -> None:
     """One narrow step among FP32 ones: in the kernel and in the emulation an operation rounds once, and the bits are the same.
 
@@ -149,14 +151,6 @@ def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: st
     got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
     expected = Tiled(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
     assert torch.equal(got.out, expected.out)
-
-
-def test_one_step_toward_zero(device: str) -> None:
-    policy = Precision.parse("kernel_bf16").with_step(probabilities="e4m3fn:toward_zero:saturate")
-    inputs = on(device, policy.round_inputs(*draw(SIZES)))
-    got = Instrumented(policy, Tiling(16, 16))(*inputs, Mask())
-    expected = Tiled(policy, Tiling(16, 16))(*inputs, Mask())
-    assert float((got.out != expected.out).float().mean()) < 0.02
 
 
 def test_the_kernel_is_named(device: str) -> None:
@@ -190,3 +184,201 @@ def test_refusals_name_the_field(policy: Precision, tiling: Tiling, softmax: Onl
     with pytest.raises(Unsupported) as error:
         Instrumented(policy, tiling, softmax)(*on(device, draw(SIZES)), Mask())
     assert error.value.field == field
+
+
+BACKWARD_SIZES: Sizes = (2, 2, 1, 20, 37, 8)
+FORWARD = Tiled(Precision.parse("kernel_fp16"), count=False)
+BINARY_RECOMPUTE = Recompute(exponential=Exponential.EXP2)
+
+
+def saved_whole(sizes: Sizes, mask: Mask, seed: int) -> tuple[Inputs, Saved]:
+    """Inputs, O and LSE whose every product and sum is exact in FP32, in whatever order, with a factor of the scores of 1.
+
+    The first four numbers of a row of q and k are -1, 0 or 1, two of v -2 to 2, two of do and O -3 to 3; the rest are 0. So S is
+    a whole number of at most 4, and P = 2^(S - LSE) a power of two from 2^-8 to 1, LSE being 4 in binary units; dP and delta are
+    whole, at most 12 and 18. A sum over 80 rows of P (dP - delta) q needs 8 + 5 + 7 bits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batch, heads, kv_heads, queries, keys, dim = sizes
+
+    def numbers(shape: tuple[int, ...], largest: int, filled: int) -> Tensor:
+        drawn = torch.randint(-largest, largest + 1, shape, generator=generator).float()
+        drawn[..., filled:] = 0
+        return drawn
+
+    of_queries, of_keys = (batch, heads, queries, dim), (batch, kv_heads, keys, dim)
+    out = numbers(of_queries, 3, 2)
+    lse = torch.full(out.shape[:3], binary_lse(4))
+    seeing = mask.seeing_rows(batch, queries, keys)[:, None]
+    saved = Saved(out.masked_fill(~seeing[..., None], 0.0), lse.masked_fill(~seeing, float("-inf")))
+    return (numbers(of_queries, 1, 4), numbers(of_keys, 1, 4), numbers(of_keys, 2, 2), numbers(of_queries, 3, 2)), saved
+
+
+def moved(inputs: Inputs, device: str) -> Inputs:
+    q, k, v, do = (x.to(device) for x in inputs)
+    return q, k, v, do
+
+
+def binary_lse(whole: int) -> float:
+    """An FP32 number that is `whole` when it is multiplied by log2(e) in FP32."""
+    near = torch.tensor(whole / LOG2_E)
+    for _ in range(4):
+        if float(near * LOG2_E) == whole:
+            return float(near)
+        near = torch.nextafter(near, torch.tensor(float("inf")))
+    raise AssertionError("there is one for every power of two")
+
+
+def same(got: Gradients, expected: Gradients) -> list[str]:
+    """The outputs that differ in a bit, but for the sign of 0; any NaN is as good as any other."""
+    pairs = {name: (x.cpu(), got.tensors()[name].cpu()) for name, x in expected.tensors().items()}
+    return [name for name, (a, b) in pairs.items() if not bool(((a == b) | (a.isnan() & b.isnan())).all())]
+
+
+def both(
+    precision: BackwardPrecision, tiling: Tiling, recompute: Recompute, problem: tuple[Inputs, Saved], mask: Mask, device: str
+) -> tuple[Gradients, Gradients]:
+    """Of the kernels and of the emulation, with a scale that log2(e) takes out again."""
+    inputs, saved = problem
+    q, k, v, do = moved(inputs, device)
+    saved = Saved(saved.out.to(device), saved.lse.to(device))
+    scale = 1.0 / LOG2_E
+    got = InstrumentedBackward(FORWARD, precision, tiling, recompute).backward(q, k, v, do, saved, mask, scale)
+    expected = TiledBackward(FORWARD, precision, tiling, recompute, count=False).backward(q, k, v, do, saved, mask, scale)
+    return got, expected
+
+
+CASTS = ("fp32", "fp32", "bf16", "fp16", "e5m2", "tf32", "bf16:toward_zero", "e4m3fn:saturate", "e5m10:toward_zero", "e8m3")
+
+
+def drawn_policy(chance: random.Random) -> BackwardPrecision:
+    """Any step in any format, some sums rounded within a tile; the inputs are exact in all of them."""
+    policy = BackwardPrecision.parse("kernel_bf16")
+    dots = {"scores", "dp", "delta", "dq", "dk", "dv"}
+    steps = {}
+    for name in policy.steps():
+        text = chance.choice(CASTS)
+        if name in dots and chance.random() < 0.4:
+            text += f"@{chance.choice((3, 5, 8, 16))}"
+        steps[name] = text
+    return policy.with_step(**steps | {"inputs": "bf16"})
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[] if seed < 8 else [pytest.mark.exhaustive]) for seed in range(16)])
+def test_the_same_bits_backward_where_everything_is_exact(seed: int, device: str) -> None:
+    """Random policies, masks, tiles, orders and shapes."""
+    chance = random.Random(seed)
+    policy = drawn_policy(chance)
+    mask = MASKS[chance.choice(list(MASKS))]
+    batch, (heads, kv_heads) = 1 if mask.key_lengths is None else 2, chance.choice([(2, 1), (1, 1), (4, 2)])
+    sizes = batch, heads, kv_heads, chance.randint(1, 36), chance.randint(1, 40), chance.choice((8, 20))
+    mask = fitted(mask, sizes[4])
+    tiling = Tiling(chance.choice((7, 16, 20, 32)), chance.choice((11, 16, 32)), chance.choice((Order.FORWARD, Order.REVERSE)))
+    recompute = Recompute(chance.choice(list(DeltaForm)), exponential=Exponential.EXP2)
+    got, expected = both(policy, tiling, recompute, saved_whole(sizes, mask, seed), mask, device)
+    assert not same(got, expected), (policy, sizes, mask, tiling, recompute)
+
+
+@pytest.mark.parametrize(("name", "mask"), zip(["bf16", "kernel_fp16", "e5m2"] * 2, MASKS, strict=True))
+def test_the_same_bits_of_presets_under_every_mask(name: str, mask: str, device: str) -> None:
+    fit = fitted(MASKS[mask], 37)
+    inputs = saved_whole(BACKWARD_SIZES, fit, 7)
+    got, expected = both(BackwardPrecision.parse(name), Tiling(16, 16), BINARY_RECOMPUTE, inputs, fit, device)
+    assert not same(got, expected)
+    assert bool((expected.dq != 0).any())
+
+
+@pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero"])
+def test_a_running_sum_is_rounded_once(text: str, device: str) -> None:
+    """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and would round twice."""
+    (inputs, saved), policy = saved_whole((1, 2, 1, 32, 20, 8), Mask(), 1), BackwardPrecision.parse("fp32")
+    saved.lse[..., 16:] = binary_lse(32)
+    policy = policy.with_step(dk_sum=text, dv_sum=text)
+    got, expected = both(policy, Tiling(16, 16), BINARY_RECOMPUTE, (inputs, saved), Mask(), device)
+    assert not same(got, expected)
+
+
+BACKWARD_STEPS = [name for name in BackwardPrecision.parse("kernel_bf16").steps() if name not in ("inputs", "output", "scores")]
+
+
+@pytest.mark.parametrize("step", BACKWARD_STEPS)
+def test_each_step_rounds_where_the_emulation_does(step: str, device: str) -> None:
+    """One step in two fraction bits among FP32 ones: the bits are the emulation's, and not those of FP32."""
+    base = BackwardPrecision.parse("fp32")
+    policy = base.with_step(**{step: "e8m1:toward_zero"})
+    problem = saved_whole(BACKWARD_SIZES, Mask(), 3)
+    if step in ("exponential", "probabilities"):
+        lse = torch.full_like(problem[1].lse, 1.3)  # P are no powers of two
+        problem = problem[0], Saved(problem[1].out, lse)
+    got, expected = both(policy, Tiling(16, 16), BINARY_RECOMPUTE, problem, Mask(), device)
+    plain, _ = both(base, Tiling(16, 16), BINARY_RECOMPUTE, problem, Mask(), device)
+    if step not in ("exponential", "probabilities"):
+        assert not same(got, expected)
+    changed = {"delta": "delta", "dv": "dv", "dv_sum": "dv", "probabilities": "dv", "dk": "dk", "dk_sum": "dk"}.get(step, "dq")
+    assert changed in same(got, plain), "rounding must show"
+
+
+@pytest.mark.parametrize(
+    ("name", "exp", "form"),
+    [
+        ("bf16", Exponential.EXP, DeltaForm.OUTPUT),
+        ("kernel_bf16", Exponential.EXP2, DeltaForm.OUTPUT),
+        ("eager_fp16", Exponential.EXP, DeltaForm.PROBABILITIES),
+    ],
+)
+def test_close_to_the_backward_emulation_elsewhere(name: str, exp: Exponential, form: DeltaForm, device: str) -> None:
+    """A last bit of FP32 can tip a rounding to a step's format, by one ulp of that step; few elements are at such an edge.
+
+    So nearly all elements agree to the bit, and none is off by more than the tipping of every term of its sum in each of the
+    eight steps between inputs and output: `8 * 2 u` of the sum of magnitudes, of which there are at most 40.
+    """
+    policy, recompute, mask = BackwardPrecision.parse(name), Recompute(form, exponential=exp), Mask(causal=True)
+    inputs = moved(policy.round_inputs(*draw_all(BACKWARD_SIZES)), device)
+    got = InstrumentedBackward(FORWARD, policy, Tiling(16, 16), recompute)(*inputs, mask)
+    expected = TiledBackward(FORWARD, policy, Tiling(16, 16), recompute, count=False)(*inputs, mask)
+    coarsest = max(cast.to.u for cast in policy.casts())
+    for key, value in expected.tensors().items():
+        difference = (got.tensors()[key] - value).abs()
+        assert float(difference.max()) <= 8 * 2 * coarsest * 40 * float(value.abs().max()), key
+        assert float((difference == 0).float().mean()) > 0.85 or key == "delta", key
+
+
+def test_after_the_instrumented_forward_pass(device: str) -> None:
+    """Any forward pass that saves an LSE serves."""
+    inputs = moved(saved_whole((1, 2, 1, 20, 20, 16), Mask(), 0)[0], device)
+    forward = Instrumented(Precision.parse("kernel_bf16"), Tiling(16, 16))
+    got = InstrumentedBackward(forward, BackwardPrecision.parse("kernel_bf16"), Tiling(16, 32))(*inputs, Mask())
+    assert all(bool(x.isfinite().all()) for x in got.tensors().values())
+    assert got.kernel.startswith("numdev instrumented backward br=16 bc=32 ")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tiling", "recompute", "field"),
+    [
+        (BackwardPrecision.golden(), Tiling(), Recompute(), "precision"),
+        (BackwardPrecision.parse("bf16").with_step(dq="e8m13"), Tiling(), Recompute(), "precision"),
+        (BackwardPrecision.parse("bf16").with_step(ds="bf16:stochastic"), Tiling(), Recompute(), "precision.ds"),
+        (BackwardPrecision.parse("bf16"), Tiling(order=Order.STRIDED), Recompute(), "tiling.order"),
+        (BackwardPrecision.parse("bf16"), Tiling(bc=300), Recompute(), "tiling.bc"),
+        (
+            BackwardPrecision.parse("bf16"),
+            Tiling(),
+            Recompute(exponential=Exponential.parse("exp2_poly4")),
+            "recompute.exponential",
+        ),
+    ],
+)
+def test_backward_refusals_name_the_field(
+    policy: BackwardPrecision, tiling: Tiling, recompute: Recompute, field: str, device: str
+) -> None:
+    inputs, saved = saved_whole((1, 1, 1, 4, 4, 16), Mask(), 0)
+    with pytest.raises(Unsupported) as error:
+        InstrumentedBackward(FORWARD, policy, tiling, recompute).backward(
+            *moved(inputs, device), Saved(saved.out.to(device), saved.lse.to(device)), Mask()
+        )
+    assert error.value.field == field
+
+
+def test_one_split(device: str) -> None:
+    with pytest.raises(Unsupported, match=r"tiling\.splits"):
+        InstrumentedBackward(FORWARD, BackwardPrecision.parse("bf16"), Tiling(splits=2))

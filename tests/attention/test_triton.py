@@ -1,8 +1,10 @@
-"""Our fast kernels: against golden within a derived budget over a grid of features; refusals; repeatability."""
+"""Our fast kernels, both passes: against golden within derived budgets over random requests; refusals; repeatability."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,45 +12,74 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.attention.base import Attention
-from numdev.attention.exact import Exact
+from numdev.attention.base import Attention, Gradients, Saved
+from numdev.attention.differentiable import differentiable
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
+from numdev.attention.kernels import backward as backward_kernels
 from numdev.attention.kernels import forward, portable, runtime
 from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.softmax import (
+    DeltaForm,
+    Exponential,
+    Normalise,
+    OnlineSoftmax,
+    OutputForDelta,
+    Recompute,
+    ScaleOn,
+    SumOver,
+)
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Kernel, Products, Triton
+from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
 from numdev.errors import BadInput, Unsupported
+from tests.attention.backward import checked
+from tests.attention.backward.cases import Inputs, draw_all
+from tests.attention.backward.checked import poison, rounded, same_bits, saved_of, stored
 from tests.budget import kernel_budget
 from tests.cases import MASKS, Sizes, draw, fitted, lse_of, on
 
 RAGGED: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL = Triton(br=16, bc=16)
+BACKWARD_RAGGED: Sizes = (2, 2, 1, 21, 37, 24)
+BACKWARD = TritonBackward(SMALL, br=16, bc=16)
 TF32_PRODUCT = 2 * 2.0**-11
+# One query, one key, more queries than keys, head dims that are no power of two or the largest, grouped heads.
+SHAPES: list[Sizes] = [
+    *((1, 1, 1, 1, 1, 16), (1, 2, 1, 1, 70, 32), (1, 1, 1, 70, 1, 16), (1, 1, 1, 33, 64, 80)),
+    *((1, 1, 1, 20, 20, 256), (1, 6, 2, 17, 40, 96), (1, 2, 2, 50, 20, 16), RAGGED),
+]
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `torch.empty` returns holds NaN, so that an element that no kernel writes shows."""
-    empty = torch.empty
+    poison(monkeypatch)
 
-    def poisoned(*args: object, **keywords: object) -> Tensor:
-        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
-        return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+def seeds(count: int) -> pytest.MarkDecorator:
+    """So many random requests, and three times as many with `-m exhaustive`."""
+    each = [pytest.param(seed, marks=[] if seed < count else [pytest.mark.exhaustive]) for seed in range(3 * count)]
+    return pytest.mark.parametrize("seed", each)
+
+
+def drawn_problem(chance: random.Random, seed: int) -> tuple[Sizes, Mask]:
+    """One of `SHAPES` or another, and one of `MASKS`, each in its turn."""
+    mask = list(MASKS.values())[seed % len(MASKS)]
+    heads, kv_heads = chance.choice([(2, 1), (1, 1), (6, 2)])
+    other = (1, heads, kv_heads, chance.randint(1, 50), chance.randint(1, 90), chance.choice((16, 20, 32)))
+    sizes = SHAPES[seed // 2 % len(SHAPES)] if seed % 2 else other
+    return (2 if mask.key_lengths else sizes[0], *sizes[1:]), fitted(mask, sizes[4])
 
 
 def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: str, *, product: float = 0.0) -> Tensor:
     """`out` of a run on rounded inputs, after its comparison with golden on the same."""
-    rounded = on(device, attend.round_inputs(q, k, v))
+    inputs = on(device, attend.round_inputs(q, k, v))
     scale = q.shape[-1] ** -0.5
-    got = attend(*rounded, mask, scale)
-    golden = Exact()(*rounded, mask, scale)
+    got = attend(*inputs, mask, scale)
+    golden = Exact()(*inputs, mask, scale)
     tiles = -(-k.shape[-2] // (attend.bc or 16)) + (attend.splits or 1)
-    out, lse = kernel_budget(attend.precision, attend.softmax, *rounded[:3], scale, tiles, product)
+    out, lse = kernel_budget(attend.precision, attend.softmax, *inputs, scale, tiles, product)
     assert got.out.dtype == attend.format.dtype
     assert not bool(got.out.isnan().any()), "an element was not written"
     assert float((got.out.double() - golden.out).abs().max()) <= out
@@ -61,73 +92,42 @@ def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: s
     return got.out
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("fmt", [FP16, FP32, BF16], ids=str)
-def test_masks(fmt: Format, name: str, device: str) -> None:
-    check(replace(SMALL, fmt=fmt), *draw(RAGGED), fitted(MASKS[name], 53), device)
+@seeds(24)
+def test_random_requests(seed: int, device: str) -> None:
+    """Formats, masks, shapes, tiles, orders, splits and recurrences."""
+    chance, fmt = random.Random(seed), (FP16, FP32, BF16, E4M3FN, E5M2)[seed % 5]
+    sizes, mask = drawn_problem(chance, seed)
+    threshold, p_scale = (0.0, 256.0) if fmt.bits == 8 else (chance.choice((0.0, 8.0)), 1.0)  # FP8 does not hold 256 * 2^8
+    normalise = chance.choice(list(Normalise)) if fmt.bits == 16 and not threshold else Normalise.END
+    exp = (Exponential.EXP, Exponential.EXP2)[seed // 2 % 2]
+    softmax = OnlineSoftmax(normalise=normalise, exp=exp, rescale_threshold=threshold, p_scale=p_scale)
+    tile, order = (chance.choice((16, 20, 32)), chance.choice((16, 20, 64))), (Order.FORWARD, Order.REVERSE)[seed // 3 % 2]
+    attend = Triton(fmt, *tile, order, chance.choice((1, 3)), softmax, kernel=Kernel.PORTABLE)
+    spread = 3.0 if threshold and fmt.bits == 16 else 1.0
+    assert check(attend, *draw(sizes, seed, spread), mask, device).dtype == (torch.float16 if fmt.bits == 8 else fmt.dtype)
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_one_query_of_heads_that_share_keys(name: str, splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_query_of_heads_that_share_keys(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of a group are rows of one tile, unless a window sets them apart."""
-    seen, run = [], portable.run
+    shapes, run = [], portable.run
 
     def spied(request: portable.Request, q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-        seen.append(tuple(q.shape))
+        shapes.append(tuple(q.shape))
         return run(request, q, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(portable, "run", spied)
     mask = fitted(MASKS[name], 53)
+    splits = 3 if mask.causal else 1
     out = check(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), *draw((2, 6, 2, 1, 53, 24)), mask, device)
     assert out.shape == (2, 6, 1, 24)
-    assert seen == [(2, 6, 1, 24) if mask.window is not None else (2, 2, 3, 24)]
-
-
-@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=str)
-def test_fp8_inputs_give_fp16(fmt: Format, device: str) -> None:
-    out = check(
-        replace(SMALL, fmt=fmt, softmax=OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)), *draw(RAGGED), Mask(), device
-    )
-    assert out.dtype == torch.float16
-
-
-SHAPES: list[Sizes] = [
-    (1, 1, 1, 1, 1, 16),
-    (1, 2, 1, 1, 70, 32),
-    (1, 1, 1, 70, 1, 16),
-    (1, 1, 1, 33, 64, 80),
-    (1, 1, 1, 20, 20, 256),
-    (1, 6, 2, 17, 40, 96),
-]
-
-
-@pytest.mark.parametrize("sizes", SHAPES, ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_shapes(sizes: Sizes, causal: bool, device: str) -> None:
-    """One query, one key, more queries than keys, head dims that are no power of two, grouped heads."""
-    check(replace(SMALL, fmt=FP16), *draw(sizes), Mask(causal=causal), device)
-
-
-@pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(window=9)], ids=str)
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("order", [Order.FORWARD, Order.REVERSE])
-@pytest.mark.parametrize("bc", [16, 20, 64])
-def test_order_splits_and_tiles(bc: int, order: Order, splits: int, mask: Mask, device: str) -> None:
-    attend = Triton(FP16, br=32, bc=bc, order=order, splits=splits, kernel=Kernel.PORTABLE)
-    check(attend, *draw((1, 2, 1, 50, 90, 32)), mask, device)
-
-
-@pytest.mark.parametrize("exp", [Exponential.EXP, Exponential.EXP2])
-@pytest.mark.parametrize("threshold", [0.0, 8.0])
-def test_recurrences(exp: Exponential, threshold: float, device: str) -> None:
-    softmax = OnlineSoftmax(exp=exp, rescale_threshold=threshold)
-    check(replace(SMALL, fmt=FP16, softmax=softmax), *draw(RAGGED, spread=3.0), Mask(causal=True), device)
+    assert shapes == [(2, 6, 1, 24) if mask.window is not None else (2, 2, 3, 24)]
 
 
 def test_tf32_products_are_chosen_explicitly(device: str) -> None:
-    attend = Triton(FP32, br=16, bc=16, products=Products.TF32)
-    check(attend, *draw(RAGGED), Mask(), device, product=TF32_PRODUCT)
+    check(Triton(FP32, br=16, bc=16, products=Products.TF32), *draw(RAGGED), Mask(), device, product=TF32_PRODUCT)
+    backward = replace(BACKWARD, fmt=FP32, tf32=True)
+    check_backward(backward, draw_all(BACKWARD_RAGGED), Mask(causal=True), device, product=TF32_PRODUCT)
 
 
 def test_strided_and_transposed_inputs(device: str) -> None:
@@ -138,22 +138,24 @@ def test_strided_and_transposed_inputs(device: str) -> None:
 
 
 def test_large_logits(device: str) -> None:
-    """Scores of +-1e4: one key takes all, and nothing overflows."""
-    q, k, v = (torch.zeros(1, 1, n, 16, dtype=torch.float64) for n in (20, 40, 40))
+    """Scores of +-4e4: one key takes all, so that dV is dO there, dS is 0, and nothing overflows."""
+    q, k, v = (torch.zeros(1, 1, n, 16, dtype=torch.float64, device=device) for n in (20, 40, 40))
     q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 40)
     v[..., 0] = torch.arange(40)
-    out = SMALL(*on(device, SMALL.round_inputs(q, k, v)), Mask(), 1.0)
+    out = SMALL(*SMALL.round_inputs(q, k, v), Mask(), 1.0)
     assert out.out[..., 0].eq(39).all()
     assert torch.allclose(lse_of(out).cpu(), torch.tensor(40000.0), rtol=2.0**-8)
+    gradients = BACKWARD(*BACKWARD.round_inputs(q, k, v, torch.ones_like(q)), Mask(), 1.0)
+    assert bool((gradients.dv[..., -1, :] == 20).all())
+    assert bool((gradients.dv[..., :-1, :] == 0).all())
+    assert bool((gradients.dq == 0).all())
+    assert bool((gradients.dk == 0).all())
 
 
 def test_the_same_bits_every_time(device: str) -> None:
-    inputs = on(device, SMALL.round_inputs(*draw(RAGGED)))
-    first = SMALL(*inputs, Mask(causal=True))
-    for _ in range(3):
-        again = SMALL(*inputs, Mask(causal=True))
-        assert torch.equal(first.out, again.out)
-        assert torch.equal(lse_of(first), lse_of(again))
+    inputs, mask = rounded(BACKWARD, draw_all(BACKWARD_RAGGED), device), Mask(causal=True)
+    first, again = (SMALL(*inputs[:3], mask).tensors() | BACKWARD(*inputs, mask).tensors() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.1, float("inf"), float("nan")])
@@ -171,7 +173,7 @@ def test_a_scale_that_is_not_positive_and_finite_is_refused(attend: Attention, s
     [(1, True), (3, False), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((1, False), (3, True)))],
 )
 def test_what_padding_holds_touches_nothing(value: float, splits: int, causal: bool, device: str) -> None:
-    padded(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), RAGGED, (31, 0), value, device, causal=causal)
+    padded(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), (2, 2, 1, 20, 53, 24), (31, 0), value, device, causal=causal)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -211,14 +213,24 @@ def test_a_gpu_of_amd_is_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime.generation(torch.device("cuda")) == "gfx90a:sramecc+:xnack-"
 
 
-def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def __getitem__(self, grid: tuple[int, ...]) -> object:
-            raise OutOfResources(139520, 101376, "shared memory")
+class Full:
+    """A kernel whose tile does not fit."""
 
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        raise OutOfResources(139520, 101376, "shared memory")
+
+
+def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, inputs = r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376", draw_all((1, 1, 1, 4, 4, 16))
+    monkeypatch.setattr(backward_kernels, "dk_dv", Full())
+    with pytest.raises(Unsupported, match=words):
+        BACKWARD(*rounded(BACKWARD, inputs, device), Mask())
     monkeypatch.setattr(forward, "attention", Full())
-    with pytest.raises(Unsupported, match=r"tiling: .*16 x 16 .*139520 bytes of shared memory.*has 101376"):
-        SMALL(*on(device, draw(RAGGED)), Mask())
+    with pytest.raises(Unsupported, match=words):
+        SMALL(*on(device, inputs[:3]), Mask())
+
+
+POLYNOMIAL = Exponential.parse("exp2_poly3")
 
 
 @pytest.mark.parametrize(
@@ -227,35 +239,45 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
         (Triton(order=Order.RANDOM), "tiling.order"),
         (Triton(bc=512), "tiling.bc"),
         (Triton(br=512), "tiling.br"),
-        (Triton(softmax=OnlineSoftmax(exp=Exponential.parse("exp2_poly3"))), "softmax.exp"),
+        (Triton(softmax=OnlineSoftmax(exp=POLYNOMIAL)), "softmax.exp"),
         (Triton(softmax=OnlineSoftmax(tie_shift=2.0)), "softmax.tie_shift"),
         (Triton(softmax=OnlineSoftmax(exp=Exponential.EXP2, sum_over=SumOver.PROBABILITIES)), "softmax.sum_over"),
         (Triton(softmax=OnlineSoftmax(scale_on=ScaleOn.QUERIES)), "softmax.scale_on"),
         (Triton(products=Products.TF32), "attention.products"),
         (Triton(FP32, kernel=Kernel.HOPPER), "attention.kernel"),
+        (replace(BACKWARD, order=Order.RANDOM), "tiling.order"),
+        (replace(BACKWARD, bc=512), "tiling.bc"),
+        (replace(BACKWARD, br=512), "tiling.br"),
+        (replace(BACKWARD, recompute=Recompute(exponential=POLYNOMIAL)), "recompute.exponential"),
+        (replace(BACKWARD, recompute=Recompute(output=OutputForDelta.UNROUNDED)), "recompute.output"),
     ],
     ids=str,
 )
-def test_what_it_cannot_honour_is_refused_by_name(attend: Triton, field: str, device: str) -> None:
+def test_what_it_cannot_honour_is_refused_by_name(attend: Any, field: str, device: str) -> None:
+    inputs = draw_all((1, 1, 1, 4, 4, 16))[: 4 if isinstance(attend, TritonBackward) else 3]
     with pytest.raises(Unsupported) as error:
-        attend(*on(device, draw(RAGGED)), Mask())
+        attend(*(x.to(device) for x in inputs), Mask())
     assert error.value.field == field
 
 
-def test_a_head_dim_beyond_registers_is_refused(device: str) -> None:
-    with pytest.raises(Unsupported, match=r"problem\.head_dim"):
-        SMALL(*on(device, draw((1, 1, 1, 4, 4, 300))), Mask())
-
-
-def test_a_format_without_a_kernel_is_bad_input() -> None:
+def test_sizes_and_formats_that_are_refused(device: str) -> None:
     with pytest.raises(BadInput, match=r"precision.*use one of bf16, fp16, fp32, e4m3fn, e5m2"):
         Triton(Format(5, 3))
-    with pytest.raises(BadInput, match=r"tiling\.br"):
-        Triton(br=0)
-
-
-def test_division_at_each_step(device: str) -> None:
-    check(replace(SMALL, fmt=FP16, softmax=OnlineSoftmax(Normalise.EACH, Exponential.EXP2)), *draw(RAGGED), Mask(), device)
+    with pytest.raises(BadInput, match=r"precision.*use one of bf16, fp16, fp32"):
+        TritonBackward(Triton(), E4M3FN)
+    for made in (lambda: Triton(br=0), lambda: TritonBackward(Triton(), br=0)):
+        with pytest.raises(BadInput, match=r"tiling\.br"):
+            made()
+    with pytest.raises(BadInput, match="products"):
+        TritonBackward(Triton(), tf32=True)
+    wide = rounded(BACKWARD, draw_all((1, 1, 1, 4, 4, 300)), device)
+    saved = saved_of(BACKWARD, wide, Mask(), 0.1)
+    with pytest.raises(Unsupported, match=r"problem\.head_dim"):
+        SMALL(*wide[:3], Mask())
+    with pytest.raises(Unsupported, match=r"problem\.head_dim"):
+        BACKWARD.backward(*wide, saved, Mask())
+    with pytest.raises(BadInput, match=r"problem\.scale"):
+        BACKWARD.backward(*wide, saved, Mask(), -0.1)
 
 
 def test_without_a_gpu_or_the_interpreter_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +287,113 @@ def test_without_a_gpu_or_the_interpreter_it_says_what_it_needs(monkeypatch: pyt
     monkeypatch.setattr(runtime, "triton_version", lambda: "none")
     with pytest.raises(Unsupported, match="triton is not installed"):
         SMALL(*draw(RAGGED), Mask())
+
+
+def check_backward(runs: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
+    """As `checked.check`, of the portable kernels."""
+    got = checked.check(runs, inputs, mask, device, product=product)
+    assert got.kernel.startswith("numdev portable backward "), got.kernel
+    return got
+
+
+@seeds(18)
+def test_random_backward_requests(seed: int, device: str) -> None:
+    """Formats, masks, shapes, tiles, orders, and ways to recompute."""
+    chance, fmt = random.Random(seed), (FP16, FP32, BF16)[seed // 2 % 3]
+    sizes, mask = drawn_problem(chance, seed)
+    sizes = (*sizes[:3], min(sizes[3], 40), min(sizes[4], 50), sizes[5])
+    recompute = Recompute(list(DeltaForm)[seed // 3 % 2], exponential=(Exponential.EXP, Exponential.EXP2)[seed // 2 % 2])
+    tile, order = chance.choice([(16, 20), (20, 32), (64, 16), (16, 16)]), (Order.FORWARD, Order.REVERSE)[seed % 2]
+    backward = TritonBackward(SMALL, fmt, *tile, order, recompute)
+    check_backward(backward, draw_all(sizes, seed), fitted(mask, sizes[4]), device)
+
+
+def test_delta_of_p_has_no_rounding_of_the_output(device: str) -> None:
+    """`rowsum(dP * P)` is FP32 throughout; `rowsum(dO * O)` has the error of O in BF16."""
+    inputs, mask, scale = rounded(BACKWARD, draw_all(BACKWARD_RAGGED), device), Mask(), 24**-0.5
+    golden = ExactBackward()(*inputs, mask, scale).delta
+    assert golden is not None
+    saved, errors = saved_of(BACKWARD, inputs, mask, scale), {}
+    for form in DeltaForm:
+        delta = replace(BACKWARD, recompute=Recompute(form)).backward(*inputs, saved, mask, scale).delta
+        assert delta is not None
+        errors[form] = float((delta.double() - golden).abs().max())
+    assert errors[DeltaForm.PROBABILITIES] < errors[DeltaForm.OUTPUT] / 50
+
+
+def test_strided_backward_inputs(device: str) -> None:
+    """Tokens before heads, and heads of a larger tensor: no copy is made, and the bits are those of contiguous ones."""
+    q, k, v, do = inputs = stored(rounded(BACKWARD, draw_all(BACKWARD_RAGGED), device), BACKWARD.storage)
+    mask, scale = Mask(causal=True), 24**-0.5
+    saved = saved_of(BACKWARD, inputs, mask, scale)
+    expected = BACKWARD.backward(*inputs, saved, mask, scale)
+    k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v, do))
+    q = torch.cat([q, q], -1)[..., :24]
+    got = BACKWARD.backward(q, k, v, do, Saved(saved.out.mT.contiguous().mT, saved.lse), mask, scale)
+    assert all(torch.equal(a, b) for a, b in zip(got.tensors().values(), expected.tensors().values(), strict=True))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_padding_holds_touches_no_gradient(value: float, causal: bool, device: str) -> None:
+    """Keys beyond the last of a batch entry, and rows that see nothing."""
+    mask, scale = Mask(causal=causal, key_lengths=(21, 0)), 24**-0.5
+    q, k, v, do = rounded(BACKWARD, draw_all((2, 2, 1, 40, 37, 24)), device)
+    results = []
+    hidden = ~mask.seeing_rows(2, 40, 37)[:, None, :, None].to(device)
+    for filling in (0.0, value):
+        k, v, q, do = k.clone(), v.clone(), q.masked_fill(hidden, filling), do.masked_fill(hidden, filling)
+        for entry, length in enumerate((21, 0)):
+            k[entry, :, length:], v[entry, :, length:] = filling, filling
+        golden = Exact()(q.nan_to_num(0, 0, 0), k, v, mask, scale)
+        results.append(BACKWARD.backward(q, k, v, do, Saved(golden.out, lse_of(golden)), mask, scale))
+    clean, dirty = (each.tensors() for each in results)
+    for name, expected in clean.items():
+        assert bool(expected.isfinite().all()), name
+        assert torch.equal(dirty[name], expected), name
+    assert bool((dirty["dk"][1] == 0).all())
+    assert bool((dirty["dv"][0, :, 21:] == 0).all())
+
+
+def test_a_row_that_sees_nothing_has_no_gradient_whatever_others_see(device: str) -> None:
+    """20 of 40 queries stand before the first of 20 keys, one of which holds NaN."""
+    q, k, v, do = rounded(BACKWARD, draw_all((1, 1, 1, 40, 20, 16)), device)
+    k[:, :, 5] = float("nan")
+    gradients = BACKWARD(q, k, v, do, Mask(causal=True))
+    assert gradients.delta is not None
+    assert bool((gradients.dq[:, :, :20] == 0).all())
+    assert bool((gradients.delta[:, :, :20] == 0).all())
+    assert bool(gradients.dq[:, :, 25:].isnan().all())
+
+
+def test_a_nan_stays_with_what_sees_it(device: str) -> None:
+    """v of key 5 holds NaN: rows 5 to 7 see it, and have no delta; so have the keys that these rows see, 3 to 7, no gradient."""
+    q, k, v, do = rounded(BACKWARD, draw_all((1, 1, 1, 20, 20, 16)), device)
+    v[:, :, 5] = float("nan")
+    inputs, mask = (q, k, v, do), Mask(causal=True, window=3)
+    gradients = BACKWARD.backward(*inputs, saved_of(BACKWARD, inputs, mask, 0.25), mask, 0.25)
+    assert gradients.delta is not None
+    for gradient, first, last in ((gradients.dq, 5, 7), (gradients.delta[..., None], 5, 7), (gradients.dk, 3, 7)):
+        without = gradient.isnan().any(-1).flatten().nonzero().flatten().tolist()
+        assert without == list(range(first, last + 1))
+    assert bool(gradients.dv.isfinite().all())
+
+
+def test_forward_and_backward_are_one_differentiable_function(device: str) -> None:
+    """The gradients of `sum(dO * O)` by autograd are those of the kernels."""
+    q, k, v, do = (x.to(device).half() for x in draw_all((1, 2, 1, 20, 33, 16)))
+    backward = TritonBackward(Triton(FP16, br=16, bc=16), FP16, 16, 16)
+    leaves = of_q, of_k, of_v = tuple(x.clone().requires_grad_() for x in (q, k, v))
+    differentiable(of_q, of_k, of_v, backward.forward, backward, Mask(causal=True)).backward(do)  # type: ignore[no-untyped-call]
+    expected = backward(q, k, v, do, Mask(causal=True))
+    for leaf, name in zip(leaves, ("dq", "dk", "dv"), strict=True):
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, getattr(expected, name)), name
+
+
+def _needs_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
 
 
 @pytest.mark.gpu
@@ -307,10 +436,10 @@ class TestOnAGpu:
         for kernel in self.KERNELS:
             q, k, v = on("cuda", (t.bfloat16() for t in draw((1, 2, 2, 300, 100, 64))))
             v[:, :, 50] = float("nan")
-            found = Triton(kernel=kernel)(q, k, v, Mask(causal=True))
-            assert bool((found.out[:, :, :200] == 0).all())
-            assert bool((lse_of(found)[:, :, :200] == float("-inf")).all())
-            assert bool(found.out[:, :, 250:].isnan().all())
+            output = Triton(kernel=kernel)(q, k, v, Mask(causal=True))
+            assert bool((output.out[:, :, :200] == 0).all())
+            assert bool((lse_of(output)[:, :, :200] == float("-inf")).all())
+            assert bool(output.out[:, :, 250:].isnan().all())
 
     @pytest.mark.parametrize("sizes", [(1, 32, 8, 1, 5000, 128), (2, 8, 8, 3, 3001, 64), (1, 4, 1, 1, 70000, 256)], ids=str)
     def test_few_queries_occupy_the_gpu(self, sizes: Sizes) -> None:
@@ -359,7 +488,6 @@ class TestOnAGpu:
         for br in (128, 192) if sizes[-1] == 64 else (128,):
             check(Triton(kernel=Kernel.HOPPER, br=br), *draw(sizes), Mask(causal=causal), "cuda")
 
-    @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a busy stream"])
     @pytest.mark.parametrize(
         ("kernel", "sizes"),
         [
@@ -371,22 +499,12 @@ class TestOnAGpu:
         ],
         ids=str,
     )
-    def test_a_thousand_launches_give_the_same_bits(self, kernel: Kernel, sizes: Sizes, beside: bool) -> None:
+    def test_the_same_bits_at_every_launch(self, kernel: Kernel, sizes: Sizes) -> None:
         if kernel is Kernel.HOPPER:
             _needs_hopper()
-        attend = Triton(kernel=kernel)
         inputs = on("cuda", (t.bfloat16() for t in draw(sizes)))
         mask = Mask(causal=True, key_lengths=(sizes[4] - 100,) * sizes[0])
-        first = attend(*inputs, mask)
-        other, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
-        different = torch.zeros((), dtype=torch.int64, device="cuda")
-        for launch in range(1000):
-            if beside and launch % 10 == 0:
-                with torch.cuda.stream(other):
-                    busy @ busy
-            again = attend(*inputs, mask)
-            different += (first.out != again.out).sum() + (lse_of(first) != lse_of(again)).sum()
-        assert int(different) == 0
+        same_bits(lambda: Triton(kernel=kernel)(*inputs, mask).tensors())
 
     @pytest.mark.parametrize("kernel", KERNELS)
     def test_more_than_two_to_the_31_elements(self, kernel: Kernel) -> None:
@@ -421,6 +539,52 @@ class TestOnAGpu:
             Triton(kernel=Kernel.HOPPER)(*inputs, Mask(window=9))
 
 
-def _needs_hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+PORTABLE = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestBackwardOnAGpu:
+    """Full-size tiles."""
+
+    @pytest.mark.parametrize("mask", [*MASKS.values(), Mask(causal=True, key_lengths=(0, 700))], ids=str)
+    @pytest.mark.parametrize("dim", [64, 128, 256])
+    @pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+    def test_large(self, fmt: Format, dim: int, mask: Mask) -> None:
+        check_backward(replace(PORTABLE, forward=Triton(fmt), fmt=fmt), draw_all((2, 8, 2, 1000, 1000, dim)), mask, "cuda")
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 96)], ids=str)
+    def test_odd_shapes(self, sizes: Sizes, causal: bool) -> None:
+        check_backward(PORTABLE, draw_all(sizes), Mask(causal=causal), "cuda")
+
+    @pytest.mark.parametrize("sizes", [(2, 4, 2, 1000, 1000, 128), (1, 4, 4, 2048, 2048, 64)], ids=str)
+    def test_the_same_bits_at_every_launch(self, sizes: Sizes) -> None:
+        mask, inputs = Mask(causal=True), stored(rounded(PORTABLE, draw_all(sizes), "cuda"), torch.bfloat16)
+        output = PORTABLE.forward(*inputs[:3], mask)
+        saved = Saved(output.out, lse_of(output))
+        same_bits(lambda: PORTABLE.backward(*inputs, saved, mask).tensors())
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_what_padding_holds_touches_nothing(self, value: float) -> None:
+        for causal in (False, True):
+            lengths = (260, 0, 1)
+            mask = Mask(causal=causal, key_lengths=lengths)
+            q, k, v, do = rounded(PORTABLE, draw_all((3, 4, 2, 300, 700, 64)), "cuda")
+            results = []
+            for filling in (0.0, value):
+                k, v = k.clone(), v.clone()
+                for entry, length in enumerate(lengths):
+                    k[entry, :, length:], v[entry, :, length:] = filling, filling
+                results.append(PORTABLE(q, k, v, do, mask).tensors())
+            assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+    def test_more_than_two_to_the_31_elements(self) -> None:
+        """The last head lies beyond 32-bit offsets, and gives what it gives alone."""
+        heads = 2**31 // (4096 * 64) + 2
+        drawn = torch.randn(4, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
+        whole = torch.zeros(4, 1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda")
+        whole[:, :, -1:] = drawn
+        got = PORTABLE(whole[0], whole[1], whole[2], whole[3], Mask()).tensors()
+        alone = PORTABLE(drawn[0], drawn[1], drawn[2], drawn[3], Mask()).tensors()
+        assert all(torch.equal(got[name][:, -1:], alone[name]) for name in alone)

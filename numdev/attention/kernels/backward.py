@@ -59,14 +59,14 @@ class Factors(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What `prepare` computes for each row, FP32 `[batch, heads, queries]`: the LSE as it enters the exponent, and delta."""
+    """The results of `prepare`, FP32 `[batch, heads, queries]`: the LSE as it enters the exponent, and delta."""
 
     base: Any
     delta: Any
 
 
 class Limits(NamedTuple):
-    """What limits the visible pairs: queries, keys of the batch entry, the shift of a row, the window."""
+    """The limits of visible pairs: queries, keys of the batch entry, the shift of a row, the window."""
 
     queries: Any
     keys: Any

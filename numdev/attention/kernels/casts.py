@@ -229,9 +229,9 @@ def decay(x, m, BINARY: tl.constexpr, SPEC: tl.constexpr):
     """`exp(x - m)`, 0 where x is minus infinity, which marks a masked score and is never rounded; x and m have one shape."""
     difference = add(x, -m, SPEC)
     if BINARY:
-        found = cast(tl.math.exp2(difference), SPEC)
+        value = cast(tl.math.exp2(difference), SPEC)
     else:
-        found = cast(tl.exp(difference), SPEC)
+        value = cast(tl.exp(difference), SPEC)
     if SPEC.overflow != TO_INFINITY:  # elsewhere minus infinity stays what it is, and its exponential is 0
-        found = tl.where(x == float("-inf"), 0.0, found)
-    return found
+        value = tl.where(x == float("-inf"), 0.0, value)
+    return value

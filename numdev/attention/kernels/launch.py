@@ -46,14 +46,7 @@ SAFE = (Launch(64, 32, 4, 2), Launch(32, 32, 4, 2), Launch(32, 16, 4, 2), Launch
 # Beyond d = 128, where O of 64 rows would take 128 or more registers of each thread of 4 warps.
 SAFE_WIDE = (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2), *SAFE[1:])
 _SHORT_ROW = 128  # bytes of a key, up to which it takes 128 of them to keep the memory busy
-FEW_ROWS = (
-    Launch(16, 128, 4, 3),
-    Launch(16, 64, 4, 3),
-    Launch(16, 64, 4, 2),
-    Launch(16, 32, 4, 2),
-    Launch(16, 16, 4, 2),
-    Launch(16, 16, 4, 1),
-)
+FEW_ROWS = tuple(Launch(16, bc, 4, stages) for bc, stages in ((128, 3), (64, 3), (64, 2), (32, 2), (16, 2), (16, 1)))
 INTERPRETED = Launch(32, 32, 4, 1)
 ROWS = 16  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
 IDLE = 0.1  # share of the multiprocessors that may have no program
@@ -75,12 +68,12 @@ class Device:
 def choose(
     fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
 ) -> Launch:
-    """The entry of the table for a request; sides that are given replace those of the entry.
+    """The entry of the table for a request; `br` and `bc` replace its sides.
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
     requested one. If there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
-    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block of 16; and `INTERPRETED` without a GPU. If
-    sides are given, the launch has as many stages as fit.
+    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block of 16; and `INTERPRETED` without a GPU. With
+    `br` or `bc`, the launch has as many stages as fit.
     """
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
@@ -95,12 +88,10 @@ def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Devi
         return (INTERPRETED,)
     if queries <= ROWS:
         return FEW_ROWS[1:] if head_dim * fmt.bits > 8 * _SHORT_ROW else FEW_ROWS
-    rows = [row for row in table()["entries"] if _matches(row, fmt, mask, device.generation) and row["head_dim"] >= head_dim]
-    safe = SAFE_WIDE if head_dim > 128 else SAFE
-    if not rows:
-        return safe
-    row = min(rows, key=lambda row: row["head_dim"])
-    return Launch(row["br"], row["bc"], row["warps"], row["stages"]), *safe
+    place, safe = (fmt.name, mask_name(mask), device.generation), SAFE_WIDE if head_dim > 128 else SAFE
+    rows = [row for row in table()["entries"] if (row["format"], row["mask"], row["generation"]) == place]
+    row = min((row for row in rows if row["head_dim"] >= head_dim), key=lambda row: row["head_dim"], default=None)
+    return safe if row is None else (Launch(row["br"], row["bc"], row["warps"], row["stages"]), *safe)
 
 
 def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
@@ -127,10 +118,6 @@ def with_stages(launch: Launch, fmt: Format, head_dim: int, device: Device) -> L
     """The launch with as many of its stages as fit, at least one."""
     fewer = (replace(launch, stages=stages) for stages in range(launch.stages, 1, -1))
     return next((each for each in fewer if fits(each, fmt, head_dim, device)), replace(launch, stages=1))
-
-
-def _matches(row: dict[str, Any], fmt: Format, mask: Mask, generation: str) -> bool:
-    return (row["format"], row["mask"], row["generation"]) == (fmt.name, mask_name(mask), generation)
 
 
 def mask_name(mask: Mask) -> str:
@@ -206,10 +193,10 @@ _LARGE = 64 * 64  # pairs of a tile; a larger one needs the registers of eight w
 def choose_backward(
     fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
 ) -> Launches:
-    """The launches for a request; `br` and `bc`, if given, replace the sides of both kernels.
+    """The launches for a request; `br` and `bc` replace the sides of both kernels.
 
-    A launch that does not fit into the shared memory of the device gets fewer stages; if that is not enough and the sides are
-    not given, the longer side of its tile is halved until it fits.
+    A launch that does not fit into the shared memory of the device gets fewer stages; if that is not enough, the longer side of
+    its tile is halved until it fits, but not one that was replaced.
     """
     table = _NARROW if fmt.bits <= 16 else _WIDE
     launches = Launches(INTERPRETED, INTERPRETED)

@@ -18,32 +18,10 @@ from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
 from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.accepts import (
-    ALL,
-    EXP_OR_EXP2,
-    MASK,
-    QUANTISED,
-    RECOMPUTE,
-    ROUNDED,
-    SOFTMAX,
-    TILING,
-    Accepts,
-    backward_policy,
-    of,
-    policy,
-)
-from numdev.attention.kernels import backward, forward
-from numdev.attention.kernels.casts import (
-    BF16_OPERANDS,
-    CAST,
-    FP16_OPERANDS,
-    FP32_OPERANDS,
-    IDENTITY,
-    INSTEAD,
-    TF32_OPERANDS,
-    Spec,
-    spec,
-)
+from numdev.attention import accepts
+from numdev.attention.accepts import ALL, Accepts, of
+from numdev.attention.kernels import backward, casts, forward
+from numdev.attention.kernels.casts import INSTEAD, Spec, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
 from numdev.attention.kernels.launch import Launch, Launches
 from numdev.attention.kernels.runtime import TABLES, BackwardInputs, BackwardOutputs, interpreting
@@ -110,21 +88,22 @@ class BackwardRequest:
         _BACKWARD.check(self, *INSTEAD)
 
 
+# The caller rounds the inputs; smoothing q doubles the head_dim of q and k, and the kernel has one for q, k and v.
+_QUANTISED = accepts.QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K), smoothing_block=(None,))
 _FORWARD = Accepts(
     Request,
     "attention",
-    # The caller rounds the inputs; smoothing q doubles the head_dim of q and k, and the kernel has one for q, k and v.
-    precision=policy(CAST).but(inputs=(ROUNDED, QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K), smoothing_block=(None,)))),
-    tiling=TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
-    softmax=SOFTMAX.but(exp=EXP_OR_EXP2, tie_shift=(None,), sum_over=(SumOver.EXPONENTIALS,)),
+    precision=accepts.policy(casts.CAST).but(inputs=(accepts.ROUNDED, _QUANTISED)),
+    tiling=accepts.TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
+    softmax=accepts.SOFTMAX.but(exp=accepts.EXP_OR_EXP2, tie_shift=(None,), sum_over=(SumOver.EXPONENTIALS,)),
     **of("tf32 exactly warps stages", ALL),
 )
 _LAUNCH = Accepts(Launch, "tiling", **of("br bc", _SIDES), **of("warps stages", ALL))
 _BACKWARD = Accepts(
     BackwardRequest,
     "tiling",
-    precision=backward_policy(CAST),
-    recompute=RECOMPUTE.but(exponential=EXP_OR_EXP2),
+    precision=accepts.backward_policy(casts.CAST),
+    recompute=accepts.RECOMPUTE.but(exponential=accepts.EXP_OR_EXP2),
     launches=Accepts(Launches, **of("keys rows", _LAUNCH)),
     order=(Order.FORWARD, Order.REVERSE),
     **of("tf32 exactly", ALL),
@@ -138,12 +117,12 @@ def code(request: Request, mask: Mask, dim: int, factor: float) -> forward.Code:
     Raises:
         Unsupported: naming the step that the kernel cannot round.
     """
-    MASK.check(mask, *INSTEAD)
+    accepts.MASK.check(mask, *INSTEAD)
     soft, tiling = request.softmax, request.tiling
     steps = _policy(request.precision, (factor, soft.p_scale, soft.log_scale), request.tf32)
     each, scaled, local = soft.normalise is Normalise.EACH, soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
     # `alpha O + P V` is one accumulation where nothing is rounded between the two.
-    plain = steps.values.kind == steps.accumulator.kind == IDENTITY.value and steps.values.every == 0
+    plain = steps.values.kind == steps.accumulator.kind == casts.IDENTITY.value and steps.values.every == 0
     tile = _tile(tiling.br, tiling.bc, dim, tiling.order, mask)._replace(ragged=_side(tiling.bc) != tiling.bc)
     binary, lazy = soft.exp.is_binary, soft.threshold > 0
     return forward.Code(tile, steps, binary, lazy, each, plain and not (each or scaled or local), scaled, local)
@@ -158,7 +137,7 @@ def backward_code(
     Raises:
         Unsupported: naming the step that the kernels cannot round.
     """
-    MASK.check(mask, *INSTEAD)
+    accepts.MASK.check(mask, *INSTEAD)
     queries, keys, dim = shape
     launch = request.launches.rows if of_rows else request.launches.keys
     side = launch.bc if of_rows else launch.br  # of a tile of the loop
@@ -216,17 +195,17 @@ def _specs(
         once = not is_harmless(precision, torch.float32, name, constants, table)
         cast, every = (step.accumulate, step.every or 0) if isinstance(step, Dot) else (step, 0)
         made = spec(cast, f"precision.{name}", once)
-        yield made._replace(every=every, product=products.get(name, FP32_OPERANDS.value))
+        yield made._replace(every=every, product=products.get(name, casts.FP32_OPERANDS.value))
 
 
 def operand(*formats: Format, tf32: bool = False) -> int:
     """The narrowest type of a tensor core's operands that holds all formats, so that products are exact, else FP32."""
     if interpreting():
-        return FP32_OPERANDS.value
+        return casts.FP32_OPERANDS.value
     if tf32:
-        return TF32_OPERANDS.value
-    kinds = ((FP16_OPERANDS, FP16), (BF16_OPERANDS, BF16), (TF32_OPERANDS, TF32))
-    return next((kind.value for kind, fmt in kinds if all(fmt.covers(each) for each in formats)), FP32_OPERANDS.value)
+        return casts.TF32_OPERANDS.value
+    kinds = ((casts.FP16_OPERANDS, FP16), (casts.BF16_OPERANDS, BF16), (casts.TF32_OPERANDS, TF32))
+    return next((kind.value for kind, fmt in kinds if all(fmt.covers(each) for each in formats)), casts.FP32_OPERANDS.value)
 
 
 def _formats_of(precision: Precision | BackwardPrecision) -> tuple[Format, ...]:
@@ -236,7 +215,7 @@ def _formats_of(precision: Precision | BackwardPrecision) -> tuple[Format, ...]:
 
 def storage(precision: Precision | BackwardPrecision) -> torch.dtype:
     """The narrowest dtype of the inputs in memory."""
-    dtypes = {FP16_OPERANDS.value: torch.float16, BF16_OPERANDS.value: torch.bfloat16}
+    dtypes = {casts.FP16_OPERANDS.value: torch.float16, casts.BF16_OPERANDS.value: torch.bfloat16}
     return dtypes.get(operand(*_formats_of(precision)), torch.float32)
 
 
@@ -250,13 +229,13 @@ def check_dims(q: Tensor, v: Tensor) -> None:
 
 
 @contextmanager
-def _fitting(q: Tensor, br: int, bc: int, stages: int) -> Iterator[None]:
+def _fitting(q: Tensor, launch: Launch) -> Iterator[None]:
     """Launch on the device of q; raise Unsupported if the tile does not fit."""
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         try:
             yield
         except OutOfResources as error:
-            tile = f"a tile of {br} x {bc} at head_dim {q.shape[-1]} in {stages} stages"
+            tile = f"a tile of {launch.br} x {launch.bc} at head_dim {q.shape[-1]} in {launch.stages} stages"
             why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
             raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
 
@@ -269,9 +248,9 @@ def _view(tensor: Tensor) -> View:
     return View(tensor, *tensor.stride())
 
 
-def _sizes(q: Tensor, k: Tensor, mask: Mask, br: int, bc: int) -> Sizes:
+def _sizes(q: Tensor, k: Tensor, mask: Mask, launch: Launch) -> Sizes:
     (heads, queries), (kv_heads, keys) = q.shape[1:3], k.shape[1:3]
-    return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, br, bc)
+    return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, launch.br, launch.bc)
 
 
 def run(
@@ -283,12 +262,12 @@ def run(
         Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
     """
     check_dims(q, v)
-    tiling, soft = request.tiling, request.softmax
-    splits, factor = tiling.splits, float(scale * soft.log_scale)
+    tiling, soft, splits = request.tiling, request.softmax, request.tiling.splits
+    factor, launch = float(scale * soft.log_scale), Launch(tiling.br, tiling.bc, request.warps, request.stages)
     out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else out_dtype, device=q.device)
     lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q.shape[2], tiling.br), q.shape[0] * q.shape[1], splits)
-    with _fitting(q, tiling.br, tiling.bc, request.stages):
+    with _fitting(q, launch):
         forward.attention[grid](
             _view(q),
             _view(k),
@@ -298,7 +277,7 @@ def run(
             _numbers(mask.key_lengths or (0,), q.device),
             _numbers(tuple(tiling.split_bounds(k.shape[2])), q.device),
             forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale),
-            _sizes(q, k, mask, tiling.br, tiling.bc),
+            _sizes(q, k, mask, launch),
             code(request, mask, q.shape[-1], factor),
             num_warps=request.warps,
             num_stages=request.stages,
@@ -347,7 +326,7 @@ class BackwardCall:
         """The LSE in the units of the exponent, and delta: in a second launch where it is of dP and P."""
         batch, heads, queries, _ = self.inputs.q.shape
         launch, constants = self.request.launches.rows, self._code(True)
-        with self._fitting(launch):
+        with _fitting(self.inputs.q, launch):
             backward.prepare[triton.cdiv(queries, _PREPARED_ROWS), batch * heads](
                 _view(self.inputs.out), _view(self.inputs.do), self.inputs.lse, self._saved, self._factors, self._sizes(launch),
                 constants._replace(tile=constants.tile._replace(br=_PREPARED_ROWS)),
@@ -363,7 +342,7 @@ class BackwardCall:
     def _walk(self, delta: bool) -> None:
         batch, heads, queries, _ = self.inputs.q.shape
         launch = self.request.launches.rows
-        with self._fitting(launch):
+        with _fitting(self.inputs.q, launch):
             backward.walk[triton.cdiv(queries, launch.br), batch * heads](
                 *map(_view, self.inputs[:4]), self.outputs.dq, self._saved, self._lengths, self._factors, self._sizes(launch),
                 delta, self._code(True),
@@ -374,7 +353,7 @@ class BackwardCall:
         """dK and dV."""
         batch, kv_heads, keys, _ = self.inputs.k.shape
         launch = self.request.launches.keys
-        with self._fitting(launch):
+        with _fitting(self.inputs.q, launch):
             backward.dk_dv[triton.cdiv(keys, launch.bc), batch * kv_heads](
                 *map(_view, self.inputs[:4]), self.outputs.dk, self.outputs.dv, self._saved, self._lengths, self._factors,
                 self._sizes(launch), self._code(False),
@@ -393,7 +372,4 @@ class BackwardCall:
         return backward_code(self.request, of_rows, self.mask, (queries, self.inputs.k.shape[2], dim), self._factors)
 
     def _sizes(self, launch: Launch) -> Sizes:
-        return _sizes(self.inputs.q, self.inputs.k, self.mask, launch.br, launch.bc)
-
-    def _fitting(self, launch: Launch) -> Any:
-        return _fitting(self.inputs.q, launch.br, launch.bc, launch.stages)
+        return _sizes(self.inputs.q, self.inputs.k, self.mask, launch)

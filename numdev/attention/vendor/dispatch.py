@@ -25,6 +25,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput, Unsupported
+from numdev.profiler import profiler
 
 T = TypeVar("T")
 Result = tuple[Tensor, Tensor | None]
@@ -129,16 +130,52 @@ def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device:
         return run(), _RAN[key]
     if not _PROVING.get():
         return run(), ""
-    from numdev.attention.kernels import profiling
-
-    result, names = profiling.kernels(run, device)
+    result, names = kernels_of(run, device)
     if not names:
         raise Unsupported(field, f"asked for {family}, and the profiler names no kernel, so which one ran cannot be verified")
-    actual, kernel = profiling.family(names)
+    actual, kernel = kernel_family(names)
     if actual != family:
         raise Unsupported(field, f"asked for {family}, but {actual or 'another kernel'} ran ({kernel or ', '.join(names)[:200]})")
     _RAN[key] = kernel
     return result, kernel
+
+
+# Fragments of kernel names. cuDNN's contain `flash` too, and of the kernels of a backward pass the first fragment names the one
+# that does most of the work, so the order counts.
+_FAMILIES = (
+    ("cudnn", ("cudnn_generated", "cudnn")),
+    ("flex", ("flex_attention", "flex_decoding")),
+    ("efficient", ("fmha_cutlass", "efficient_attention")),
+    ("flash", ("flash_fwd", "flash_bwd_dq_dk_dv", "flash_attention")),
+    ("math", ("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass")),
+)
+_OPERATORS = ("scaled_dot_product", "_softmax_backward_data")  # the second is of the gradients of what has no operator of its own
+_ENTRY = "aten::scaled_dot_product_attention"  # the operator that chooses
+
+
+def kernels_of(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:
+    """The result of a call and the names of the kernels that it ran on the GPU, or of its attention operators on a CPU."""
+    run()  # the first call may compile or set up, which must not be counted
+    with profiler(device) as watched:
+        result = run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    events = watched.events() or []
+    if device.type == "cuda":
+        names = [event.name for event in events if event.device_type.name == "CUDA"]
+    else:
+        names = [event.name for event in events if any(part in event.name for part in _OPERATORS) and event.name != _ENTRY]
+    return result, tuple(dict.fromkeys(names))
+
+
+def kernel_family(names: tuple[str, ...]) -> tuple[str, str]:
+    """The family that the kernels of a call belong to, and the kernel name that shows it; empty strings if none is known."""
+    for name, fragments in _FAMILIES:
+        for fragment in fragments:
+            for kernel in names:
+                if fragment in kernel.lower():
+                    return name, kernel
+    return "", ""
 
 
 class ByAutograd(WithGradients):

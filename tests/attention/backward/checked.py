@@ -1,6 +1,8 @@
-"""How the tests of backward kernels compare a run with golden gradients, where memory held NaN before."""
+"""Comparisons of kernels: with golden gradients, where memory held NaN before, and of launches with each other."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,10 +48,10 @@ def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float)
 
 def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
     """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
-    given, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
-    got = backward.backward(*given, saved_of(backward, given, mask, scale), mask, scale)
-    golden = ExactBackward()(*given, mask, scale)
-    bounds = backward_budget(backward.precision, given, mask, scale, product)
+    on_device, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
+    got = backward.backward(*on_device, saved_of(backward, on_device, mask, scale), mask, scale)
+    golden = ExactBackward()(*on_device, mask, scale)
+    bounds = backward_budget(backward.precision, on_device, mask, scale, product)
     for name in ("dq", "dk", "dv"):
         mine, exact = getattr(got, name), getattr(golden, name).cpu()
         assert mine.dtype == backward.fmt.dtype
@@ -60,7 +62,22 @@ def check(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, 
     assert golden.delta is not None
     difference = (got.delta.double() - golden.delta).abs().cpu()
     assert bool((difference <= bounds.delta + 2.0**-24 * golden.delta.abs().cpu()).all()), "delta"
-    hidden = ~mask.seeing_rows(given[0].shape[0], given[0].shape[2], given[1].shape[2])
+    hidden = ~mask.seeing_rows(on_device[0].shape[0], on_device[0].shape[2], on_device[1].shape[2])
     for x in (got.dq, got.delta):
         assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
     return got
+
+
+def same_bits(run: Callable[[], dict[str, Tensor]], often: int = 10, products: int = 1) -> None:
+    """1000 launches alone, and 1000 beside a stream that gets some matrix products at every so many of them."""
+    first = run()
+    other, busy = torch.cuda.Stream(), torch.randn(2048, 2048, dtype=torch.bfloat16, device="cuda")
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for launch in range(2000):
+        if launch >= 1000 and launch % often == 0:
+            with torch.cuda.stream(other):
+                for _ in range(products):
+                    busy @ busy
+        again = run()
+        different += sum((first[name] != again[name]).sum() for name in first)
+    assert int(different) == 0

@@ -251,7 +251,7 @@ def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
         launch.read(path)
 
 
-@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E5M2])
+@pytest.mark.parametrize("fmt", [FP16, *(pytest.param(fmt, marks=pytest.mark.exhaustive) for fmt in (BF16, FP32, E5M2))])
 def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     from numdev import tuning
     from numdev.attention.kernels import portable

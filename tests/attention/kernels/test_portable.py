@@ -71,7 +71,7 @@ def test_many_queries_and_windows_are_not_split(mask: Mask, device: str, monkeyp
 @pytest.mark.parametrize("name", ["kernel_bf16", "uniform_bf16", "uniform_e5m2", "narrow_sum", "fp32"])
 @pytest.mark.parametrize("splits", [2, 7])
 def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, device: str) -> None:
-    """The same casts in the same order. Logarithms that differ by whole numbers of `ln 2` would need exact exponentials, so a
+    """Casts and order are equal. Logarithms that differ by whole numbers of `ln 2` would need exact exponentials, so a
     weight may be off by an ulp of FP32 before it is rounded: one rounding of each step more, at most.
     """
     policy = POLICIES[name]()

@@ -7,7 +7,6 @@ import torch
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.exact import Exact
-from numdev.attention.kernels import profiling
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
@@ -57,7 +56,7 @@ def test_rows_without_keys_are_refused(device: str) -> None:
 
 def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Whatever torch does, a kernel of another family is refused, by the names that the profiler saw."""
-    monkeypatch.setattr(profiling, "kernels", lambda run, device: (run(), ("some_gemm", "softmax_warp_forward")))
+    monkeypatch.setattr(vendor, "kernels_of", lambda run, device: (run(), ("some_gemm", "softmax_warp_forward")))
     monkeypatch.setattr(vendor, "_RAN", {})
     with pytest.raises(Unsupported, match=r"attention\.backend: asked for flash, but math ran \(some_gemm\)"):
         Sdpa(Backend.FLASH, FP16 if CUDA else FP32)(*on(device, draw(SIZES)), Mask())
@@ -78,7 +77,7 @@ def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: st
     ],
 )
 def test_families(names: tuple[str, ...], expected: str) -> None:
-    assert profiling.family(names)[0] == expected
+    assert vendor.kernel_family(names)[0] == expected
 
 
 def test_bad_input() -> None:

@@ -10,7 +10,6 @@ import torch
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
 from numdev.attention.base import Gradients
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.kernels import profiling
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -141,7 +140,7 @@ def test_inputs_are_rounded_as_by_a_policy(fmt: Format) -> None:
 def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Forward and backward are proven apart: here the forward pass is the one asked for, and its gradients are not."""
     names = iter([("aten::_scaled_dot_product_flash_attention_for_cpu",), ("some_gemm", "softmax_warp_backward")])
-    monkeypatch.setattr(profiling, "kernels", lambda run, device: (run(), next(names)))
+    monkeypatch.setattr(dispatch, "kernels_of", lambda run, device: (run(), next(names)))
     monkeypatch.setattr(dispatch, "_RAN", {})
     variant = SdpaBackward(Backend.FLASH, FP16 if CUDA else FP32)
     with pytest.raises(Unsupported, match=r"backward\.backend: asked for flash, but math ran \(some_gemm\)"):
@@ -160,7 +159,7 @@ def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: st
 )
 def test_families(names: tuple[str, ...], family: str, kernel: int) -> None:
     """The kernel that is named is the one that makes the gradients, not one that prepares delta."""
-    assert profiling.family(names) == (family, names[kernel])
+    assert dispatch.kernel_family(names) == (family, names[kernel])
 
 
 @pytest.mark.skipif(CUDA, reason="of machines without a GPU")

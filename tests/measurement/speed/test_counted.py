@@ -15,7 +15,6 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Output
 from numdev.attention.distributions import Distribution
-from numdev.attention.kernels import profiling
 from numdev.attention.mask import Mask
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem, Shape
@@ -89,7 +88,7 @@ def test_nobody_asks_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def forbidden(run: object, device: object) -> None:
         raise AssertionError("ncu has the GPU")
 
-    monkeypatch.setattr(profiling, "kernels", forbidden)
+    monkeypatch.setattr(vendor, "kernels_of", forbidden)
     monkeypatch.setattr(vendor, "_RAN", {})
     traffic.count_calls(written(tmp_path, pickle.dumps((ATTENTION, PROBLEM, Sdpa(Backend.MATH, FP32)))), CPU)
     assert "numdev:0" in SEEN

@@ -164,7 +164,7 @@ def waiting(queries: int, mask: Mask) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What the list of tiles of the forward kernel depends on; `lengths` are the keys of each batch entry."""
+    """The problem and launch of the forward kernel that decide its list of tiles; `lengths` are the keys of each batch entry."""
 
     heads: int
     group: int

@@ -1,4 +1,4 @@
-"""What Gluon lacks: aggregates from a list of fields, arrays of barriers, and the copy engine's addition to memory."""
+"""Device code that Gluon lacks: aggregates of fields, arrays of barriers, and the addition to memory by the copy engine."""
 
 from triton._C.libtriton import ir
 from triton.experimental import gluon
@@ -78,7 +78,7 @@ def await_turn(at, rank):
 
 @gluon.jit
 def pass_turn_on(at):
-    """Increment the counter when everything given to the copy engine is in memory."""
+    """Increment the counter when all that the copy engine has to write is in memory."""
     performed()
     thread_barrier()
     gl.atomic_add(at, 1, sem="release", scope="gpu")

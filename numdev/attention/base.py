@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,6 @@ from numdev.attention.cost import CostModel
 from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput, NotHonoured
 
@@ -167,6 +166,9 @@ class KeepsOutput(Protocol):
 class Implementation:
     """An implementation of either pass in numdev; what it does not declare itself follows from its precision policy."""
 
+    unknown: ClassVar[str] = "it is not published"
+    """Why its tiles are not known."""
+
     if TYPE_CHECKING:  # at run time a dataclass would take the property for the default of its field
 
         @property
@@ -217,14 +219,8 @@ class Implementation:
         return None
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Any]:
-        """How it computes on a problem and orders the tiles, as far as it is known, and why the rest is not.
-
-        Raises:
-            NotHonoured: where nothing is known.
-        """
-        raise NotHonoured(
-            "baseline", "emulation", f"{type(self).__name__} has no emulation; give baseline=eager, uniform or none"
-        )
+        """How it computes on a problem and orders the tiles, as far as it is known, and why the rest is not."""
+        return KernelArithmetic(self.precision, why=self.unknown)
 
 
 class ForwardPass(Implementation):
@@ -234,10 +230,6 @@ class ForwardPass(Implementation):
     def formats(self) -> dict[str, Format]:
         """`out` is rounded by the last step, `lse` as the row sum that it is the logarithm of."""
         return {"out": self.precision.output.to, "lse": self.precision.row_sum.accumulate.to}
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        """See `Implementation`: the formats of a kernel, and nothing of its tiles."""
-        return KernelArithmetic(Precision.kernel(self.format))
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the policy's format, in the carrier."""

@@ -23,10 +23,8 @@ from numdev.attention.base import (
 )
 from numdev.attention.differentiable import BackwardPass
 from numdev.attention.honours import PRESET, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.steps import NEVER
 from numdev.attention.tiled import Tiled
@@ -47,10 +45,8 @@ class Exact(ForwardPass):
     """
 
     honours: ClassVar[Honours] = Honours()
+    unknown: ClassVar[str] = "it has no tiles"
     precision = Precision.golden()
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q.double(), k.double(), v.double()
@@ -105,6 +101,7 @@ class ExactBackward(BackwardPass):
     """
 
     honours: ClassVar[Honours] = Honours()
+    unknown: ClassVar[str] = "it has no tiles"
     precision = BackwardPrecision.golden()
     forward = Exact()
     recompute = Recompute(output=OutputForDelta.UNROUNDED)
@@ -186,6 +183,7 @@ class RoundedBackward(BackwardPass):
     """
 
     honours: ClassVar[Honours] = Honours(PRESET, "kernel", IN_TORCH)
+    unknown: ClassVar[str] = "it has no tiles"
     recompute = Recompute(output=OutputForDelta.UNROUNDED)
 
     fmt: Format = BF16
@@ -207,9 +205,6 @@ class RoundedBackward(BackwardPass):
     @property
     def forward_pass(self) -> Exact:
         return Exact()
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Takes rounded inputs; returns FP64 tensors whose numbers are in the format. Shapes as in `Gradients`."""

@@ -24,11 +24,9 @@ from numdev.attention.base import (
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass, Passes, bare_call
 from numdev.attention.honours import BACKWARD_STEPS, PRESET, STEPS, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
 from numdev.settings import setting
@@ -48,6 +46,7 @@ class Naive(ForwardPass):
     """
 
     honours: ClassVar[Honours] = Honours((PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"})
+    unknown: ClassVar[str] = "it has no tiles"
 
     precision: Precision
     normalise: Normalise = setting(
@@ -63,9 +62,6 @@ class Naive(ForwardPass):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """Vanilla attention's, though a block of rows at a time is in memory."""
         return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format))
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def unrounded(self) -> Naive:
         """Itself, its output left in the format of the last operation before the cast."""
@@ -137,6 +133,7 @@ class NaiveBackward(BackwardPass):
     honours: ClassVar[Honours] = Honours(
         (BACKWARD_STEPS - {"precision.scores", "precision.exponential"}) | {f"forward_precision.{name}" for name in _STORED}
     )
+    unknown: ClassVar[str] = "it has no tiles"
 
     precision: BackwardPrecision
     forward: Precision
@@ -153,9 +150,6 @@ class NaiveBackward(BackwardPass):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of the operations that it emulates."""
         return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format), holds_scores=True)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def replicate(self, seed: int) -> NaiveBackward:
         precision, forward = self.precision.replicate(seed), self.forward.replicate(seed)

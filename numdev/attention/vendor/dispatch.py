@@ -19,11 +19,9 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import ForwardPass, Gradients, Output, check_backward_shapes
 from numdev.attention.cost import CostModel
 from numdev.attention.differentiable import Passes, WithGradients, check_dtypes, rounded_once, uncast
-from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
 from numdev.errors import BadInput, Unsupported
 from numdev.profiler import profiler
 
@@ -219,10 +217,6 @@ class ByAutograd(WithGradients):
         """The cost model of the forward pass, without its tile, which is not that of the backward pass."""
         model = self.forward.cost_model(KernelLaunch())
         return None if model is None else replace(model, br=None)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        """The formats of a kernel, and nothing of its tiles."""
-        return KernelArithmetic(self.precision)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """The gradients, in the dtype of the format. Shapes as in `Gradients`.

@@ -12,11 +12,9 @@ from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.honours import PRESET, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
 from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, dense, hides_rows
 from numdev.errors import Unsupported
 
@@ -33,6 +31,7 @@ class Vanilla(InDtype):
     """
 
     honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+    unknown: ClassVar[str] = "it has no tiles"
 
     fmt: Format = BF16
 
@@ -42,9 +41,6 @@ class Vanilla(InDtype):
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.VANILLA, Width.of(self.fmt, self.fmt), holds_scores=True)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Shapes as in `Output`, no LSE; rows that see no key are 0.
@@ -84,6 +80,7 @@ class VanillaBackward(ByAutograd):
     """
 
     honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+    unknown: ClassVar[str] = "it has no tiles"
 
     fmt: Format = BF16
 
@@ -94,6 +91,3 @@ class VanillaBackward(ByAutograd):
     @property
     def forward(self) -> Vanilla:
         return Vanilla(self.fmt)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        return KernelArithmetic(self.precision, why="it has no tiles")

@@ -88,20 +88,21 @@ def _setting(name: str, one: Any, of: str = "", default: object = MISSING) -> st
 
 def _of_options() -> Iterator[str]:
     """The settings that an option alone has."""
+    from numdev.attention.groups import preset, presets
     from numdev.cli import nodes
     from numdev.settings import declared
 
-    told = set()
+    known = set()
     for group in ("problem", "attention", "backward", "baseline", "task"):
-        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
-            leaf = yaml.safe_load(path.read_text())
+        files = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / group).glob("*.yaml")}
+        for option, leaf in sorted((files | {option: preset(group, option) for option in presets(group)}).items()):
             inner = {f"{group}.{name}": leaf[name] for name in ("source", "data") if name in leaf}
             for name, node in (inner if "source" in leaf else {group: leaf} | inner).items():
                 kind = nodes.made_by(node["_target_"])
                 for one in declared(kind) if kind else ():
-                    if one.name in node and (name, one.name, path.stem) not in told:
-                        told.add((name, one.name, path.stem))
-                        yield _setting(f"{name}.{one.name}", one, f"`{group}={path.stem}`: ", node[one.name])
+                    if one.name in node and (name, one.name, option) not in known:
+                        known.add((name, one.name, option))
+                        yield _setting(f"{name}.{one.name}", one, f"`{group}={option}`: ", node[one.name])
 
 
 def _stated(value: object) -> str:
@@ -162,13 +163,19 @@ def commands() -> Iterator[str]:
 
 
 def options() -> Iterator[str]:
-    """Every option of every group: what it is, and the values that its file states."""
+    """Every option of every group: its meaning, and the values that it sets."""
+    from numdev.attention.groups import preset, presets
+
     for group in GROUPS:
         yield from ("", f"### {group}", "", "| option | meaning | states |", "|---|---|---|")
-        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
-            values = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "preset"}
+        files = {path.stem: path for path in (ROOT / "configs" / group).glob("*.yaml")}
+        made = presets(group)
+        for option in sorted({*files, *made}):
+            leaf = preset(group, option) if option in made else yaml.safe_load(files[option].read_text())
+            values = {key: value for key, value in (leaf or {}).items() if key != "preset"}
             stated = ", ".join(f"`{key}={_stated(value)}`" for key, value in values.items() if _is_plain(key, value))
-            yield f"| `{group}={path.stem}` | {cell(escaped(_said(path) or _preset(path.stem)))} | {cell(stated)} |"
+            meaning = made[option] if option in made else _said(files[option])
+            yield f"| `{group}={option}` | {cell(escaped(meaning))} | {cell(stated)} |"
 
 
 def _said(path: Path) -> str:
@@ -182,18 +189,6 @@ def _said(path: Path) -> str:
 def _is_plain(key: str, value: object) -> bool:
     """Whether a value says something by itself: no node, no reference, nothing that is left open."""
     return key != "_target_" and value is not None and not isinstance(value, dict) and "${" not in str(value)
-
-
-def _preset(name: str) -> str:
-    """What the option of a preset means, where its name says it all."""
-    policy, _, fmt = name.rpartition("_")
-    meanings = {
-        "": f"Every step in {fmt.upper()}: each elementary operation rounds its exact result once.",
-        "kernel": f"Inputs, P and output in {fmt.upper()}, all else in FP32, as in fused kernels.",
-        "eager": f"Three tensor operations in {fmt.upper()}: matmul, softmax in FP32 or wider, rounded once, matmul.",
-    }
-    named = {"golden": "Every step in FP64.", "fp8": "The same as fa3_fp8.", "int8": "SageAttention with blocks of 64 rows."}
-    return named.get(name) or meanings[policy]
 
 
 def columns() -> Iterator[str]:

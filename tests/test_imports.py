@@ -272,7 +272,8 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "schema",
     )
     quick = of(*(f"cli.{name}" for name in entry))
-    values = of(*(f"attention.{name}" for name in ("groups", "mask", "precision", "problem", "softmax", "tiling")))
+    light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
+    values = of(*(f"attention.{name}" for name in light))
     quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.nearest"]
     quick += ["numdev.training", "numdev.training.rung"]
     inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!rung$)", name) and name not in values]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 from numdev.attention.mask import Mask
 from numdev.attention.problem import Shape
 from numdev.errors import BadInput
@@ -159,6 +157,8 @@ class StudentT(Drawn):
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2)."""
+        import numpy as np  # late: `--help` knows the distributions
+
         normal = _normal(size, generator)
         chi2 = 2.0 * torch._standard_gamma(torch.full(size, self.df / 2, dtype=torch.float64), generator=generator)
         # NumPy's root is correctly rounded everywhere; torch's is an ulp off for some arguments on some processors.

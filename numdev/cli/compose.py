@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 import numdev
+from numdev.attention.groups import preset, presets
 from numdev.cli import schema
 from numdev.errors import BadInput, NotHonoured, NumdevError
 from numdev.nearest import one_of
@@ -35,8 +36,6 @@ from numdev.nearest import one_of
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
 CHOICE = "override /operation@_global_.operation"
 """How the defaults list of a study's file chooses the operation of its points."""
-_PRECISION = "precision"
-_PRESET = re.compile(r"(?:(?:kernel|eager|uniform)_)?[a-z0-9]+")
 _OF_THE_RUN = ("device", "results", "fresh", "metrics", "dry_run")
 _OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
@@ -66,42 +65,32 @@ def make_importable(sources: Iterable[Any]) -> None:
             sys.path.append(str(folder))
 
 
-def is_preset(group: str, option: str) -> bool:
-    """Whether an option without a file is a preset of a format, such as `e8m10` or `kernel_e8m10`."""
-    if group != _PRECISION or not _PRESET.fullmatch(option):
-        return False
-    from numdev.arithmetic.formats import Format  # late: it imports torch
-
-    try:
-        Format.parse(option.rpartition("_")[2])
-    except BadInput:
-        return False
-    return True
-
-
 class PresetSource(ConfigSource):
-    """Options of `precision` that have no file, since a format makes them: `numdev://presets`, behind all folders."""
+    """Options that need no file, since the objects that they make have names: `numdev://presets`, behind all folders."""
 
     @staticmethod
     def scheme() -> str:
         return "numdev"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        node = OmegaConf.create({"preset": Path(config_path).stem})
-        return ConfigResult(self.provider, self.full_path(), node, {"package": None})
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(_preset(config_path)), {"package": None})
 
     def available(self) -> bool:
         return True
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", _PRECISION)
+        return not config_path or bool(presets(config_path))
 
     def is_config(self, config_path: str) -> bool:
-        group, _, option = config_path.removesuffix(".yaml").rpartition("/")
-        return is_preset(group, option)
+        return _preset(config_path) is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return []
+        return list(presets(config_path)) if results_filter is not ObjectType.GROUP else []
+
+
+def _preset(config_path: str) -> dict[str, Any] | None:
+    group, _, option = config_path.removesuffix(".yaml").rpartition("/")
+    return preset(group, option)
 
 
 class PresetsLast(SearchPathPlugin):
@@ -141,8 +130,8 @@ class Library:
         return self.load(f"{group}/{option}")
 
     def options(self, group: str) -> list[str]:
-        """The options of a group that have files, such as the studies of `study`."""
-        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
+        """The options of a group, such as the studies of `study`: files, and those that need none."""
+        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")} | {*presets(group)})
 
     def study(self, name: str) -> dict[str, Any]:
         """A study's file, its fields checked.
@@ -168,13 +157,14 @@ class Library:
         return str(chosen[0][CHOICE])
 
     def load(self, name: str) -> dict[str, Any]:
-        """A file by its name without `.yaml`, as plain containers."""
+        """A file by its name without `.yaml`, or an option that needs none, as plain containers."""
         if name not in self._read:
             group, _, option = name.rpartition("/")
             path = next((path for folder in self.folders if (path := folder / f"{name}.yaml").is_file()), None)
-            if path is None and not is_preset(group, option):
+            leaf = preset(group, option) if path is None else _contents(path)
+            if leaf is None:
                 raise BadInput(group, option, one_of(option, self.options(group)))
-            self._read[name] = {"preset": option} if path is None else _contents(path)
+            self._read[name] = leaf
         return self._read[name]
 
 

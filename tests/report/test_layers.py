@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -69,3 +70,9 @@ def test_no_two_chapters_have_the_same_study_place_claim_or_figure() -> None:
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_figure_of_a_claim_is_declared(name: str) -> None:
     assert CLAIMS[name].figure in FIGURES
+
+
+@pytest.mark.parametrize("path", sorted((REPORT.parents[1] / "configs" / "study").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_functions_that_a_study_names_are_there(path: Path) -> None:
+    names = re.findall(r"(?:draw|judge|table): (\S+:\w+)", path.read_text())
+    assert all(callable(resolve_name(name)) for name in names)

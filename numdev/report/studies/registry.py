@@ -29,6 +29,7 @@ from numdev.results.claim import ClaimStatement, named
 MOST_ENTRIES = 100
 """Entries of an axis that the chapter of a study lists."""
 _OPERATION = "override /operation@_global_.operation"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, and not in every build of PyYAML
 _LAST = 1000  # the place of a chapter whose file states none
 
 
@@ -91,8 +92,13 @@ def _chapter(study: str, fields: Mapping[str, Any], operation: str) -> Chapter:
         plots_of(fields),
         operation,
         by_claim=operation == TRAINING,
-        table=resolve_name(table) if table else None,
+        table=partial(_call, table) if table else None,
     )
+
+
+def _call(function: str, /, *arguments: Any, **options: Any) -> Any:
+    """Calls `module:name`, whose module is imported first here: one of a figure takes long, and most figures are not drawn."""
+    return resolve_name(function)(*arguments, **options)
 
 
 def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
@@ -109,13 +115,13 @@ def _plot(
     table: str = "",
     files: Iterable[str] = (),
 ) -> Plot:
-    return Plot(partial(resolve_name(draw), **(options or {})), about, tuple(needs), title, table, tuple(files))
+    return Plot(partial(_call, draw, **(options or {})), about, tuple(needs), title, table, tuple(files))
 
 
 def _shipped() -> list[Chapter]:
     chapters = []
     for path in sorted(_folder().glob("*.yaml")):
-        fields = yaml.load(path.read_text(), yaml.CSafeLoader)
+        fields = yaml.load(path.read_text(), _LOADER)
         defaults = [item[_OPERATION] for item in fields.get("defaults", ()) if isinstance(item, Mapping)]
         if "place" in fields:
             chapters.append(_chapter(path.stem, fields, *defaults or ["attention"]))
@@ -171,7 +177,7 @@ def own_chapter(
     manifest: Mapping[str, Any], claims: tuple[Claim, ...], table: Callable[[Results, str], pd.DataFrame] | None = None
 ) -> Chapter:
     """The chapter that a study's manifest tells, its texts as the file has them; `table` is that of its operation."""
-    table = resolve_name(manifest["table"]) if manifest.get("table") else table
+    table = partial(_call, manifest["table"]) if manifest.get("table") else table
     return Chapter(
         manifest.get("place", _LAST),
         manifest["name"],

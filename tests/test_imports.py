@@ -37,7 +37,6 @@ FOR_ALL = (
     "profiler",
     "sources",
     "user_code",
-    "workers",
 )
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = (

@@ -302,16 +302,6 @@ class Statement:
 
 
 Said = Mapping[str, Statement]
-Structure = tuple[tuple[str, str | None], ...]
-"""The names of all settings, and the values of references and targets: the same for all points of a grid of values."""
-
-
-def structure_of(raw: Flat) -> Structure:
-    """The structure of settings by dotted name, as they are written."""
-    return tuple(
-        (name, value if (isinstance(value, str) and "${" in value) or name.endswith("._target_") else None)
-        for name, value in raw.items()
-    )
 
 
 @dataclass(frozen=True)
@@ -334,10 +324,6 @@ class Request:
     def config(self) -> dict[str, Any]:
         """Every setting, nested; references to values are resolved, those to nodes are not."""
         return nested(resolved(self.raw))
-
-    @cached_property
-    def structure(self) -> Structure:
-        return structure_of(self.raw)
 
 
 @lru_cache(maxsize=512)

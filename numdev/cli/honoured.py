@@ -13,7 +13,7 @@ from typing import Any
 
 from numdev.attention.honours import Honouring, Honours, OnShape
 from numdev.cli import nodes, schema
-from numdev.cli.compose import Flat, Library, Request, Said, Structure, config_folder, reference, structure_of
+from numdev.cli.compose import Flat, Library, Request, Said, config_folder, reference
 from numdev.cli.nodes import TARGET
 from numdev.errors import NotHonoured
 
@@ -30,9 +30,9 @@ def check(request: Request) -> None:
     if not said:
         return
     variant = nodes.place(request.config, "variant")
-    read = _read(request.structure, variant)
+    read = _read(request.raw, variant)
     if ignored := [name for name in said if name not in read]:
-        one = _implementation(request.structure, variant)
+        one = _implementation(request.raw, variant)
         raise _refusal(ignored[0], said, _why(ignored, request, one, honours_of(request.raw, one)))
     for name, rule in _overruled():
         others = [f"{name.partition('.')[0]}.{other}" for other in rule.by]
@@ -73,7 +73,7 @@ def check_effective(request: Request, made: Any, problem: Any) -> None:
 
 def kind_of(request: Request) -> str:
     """The measured option, such as `attention=sdpa`; the name of the class for a variant that is not an option of a group."""
-    place = _implementation(request.structure, nodes.place(request.config, "variant"))
+    place = _implementation(request.raw, nodes.place(request.config, "variant"))
     if place in request.options:
         return f"{place}={request.options[place]}"
     return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
@@ -81,63 +81,57 @@ def kind_of(request: Request) -> str:
 
 def reads(request: Request) -> frozenset[str]:
     """The settings and nodes that the point of a request reads."""
-    return _read(request.structure, nodes.place(request.config, "variant"))
+    return _read(request.raw, nodes.place(request.config, "variant"))
 
 
 def honours_of(raw: Flat, path: str) -> Honours:
     """The settings that a node reads."""
     kind = nodes.made_by(raw[f"{path}.{TARGET}"]) if f"{path}.{TARGET}" in raw else None
     declared = getattr(kind, "honours", None)  # which a class of another operation need not have
-    return declared if isinstance(declared, Honours) else Honours(frozenset(under(raw, path)))
+    return declared if isinstance(declared, Honours) else Honours(under(raw, path))
 
 
-def under(raw: Flat, path: str) -> set[str]:
+def under(raw: Flat, path: str) -> frozenset[str]:
     """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
-    return set(_under(structure_of(raw), path))
-
-
-@lru_cache(maxsize=256)
-def _under(structure: Structure, path: str) -> frozenset[str]:
     names: set[str] = set()
     waiting = [path]
     while waiting:
         prefix = waiting.pop()
-        if prefix != path and (own := _declared_by(structure, prefix)) is not None:
+        if prefix != path and (own := _declared_by(raw, prefix)) is not None:
             names |= {prefix, *own.settings}
             continue
-        for name, value in structure:
+        for name, value in raw.items():
             if name != prefix and not name.startswith(f"{prefix}."):
                 continue
             if name in names or "._" in name:
                 continue
             names.add(name)
-            target = None if value is None else reference(value, name)
+            target = reference(value, name) if isinstance(value, str) else None
             if target is not None:
                 waiting.append(target)
     return frozenset(names)
 
 
-def _declared_by(structure: Structure, path: str) -> Honours | None:
+def _declared_by(raw: Flat, path: str) -> Honours | None:
     """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
-    name = next((value for key, value in structure if key == f"{path}.{TARGET}"), None)
+    name = raw.get(f"{path}.{TARGET}")
     declared = getattr(nodes.made_by(name) if name else None, "honours", None)
     return declared if isinstance(declared, Honours) else None
 
 
-def _implementation(structure: Structure, variant: str) -> str:
+def _implementation(raw: Flat, variant: str) -> str:
     """The node within the variant whose class declares what it honours; otherwise the node of the variant."""
-    for name, value in structure:
-        target = reference(value, name) if value and name.startswith(f"{variant}.") and "${" in value else None
-        if target is not None and _declared_by(structure, target) is not None:
+    for name, value in raw.items():
+        target = reference(value, name) if isinstance(value, str) and name.startswith(f"{variant}.") else None
+        if target is not None and _declared_by(raw, target) is not None:
             return target
     return variant
 
 
-@lru_cache(maxsize=256)
-def _read(structure: Structure, variant: str) -> frozenset[str]:
+def _read(raw: Flat, variant: str) -> frozenset[str]:
     """Everything that a point reads, and the nodes that hold it: an option that names a constructor states only its group."""
-    settings = honours_of(dict(structure), variant).settings
-    always = {"seeds", variant, "problem", "baseline"} | _under(structure, "problem") | _under(structure, "baseline")
+    settings = honours_of(raw, variant).settings
+    always = {"seeds", variant, "problem", "baseline"} | under(raw, "problem") | under(raw, "baseline")
     read = always | settings
     return frozenset(read | {name.rpartition(".")[0] for name in read})
 

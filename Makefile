@@ -7,11 +7,10 @@ READY := $(VENV)/.ready
 
 # The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Elementary functions
 # are not listed: their test starts such processes itself. Tests of expectations and of what a step changes depend on no path.
-NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/attention/test_precision.py \
-	tests/attention/test_exact.py tests/attention/test_naive.py tests/attention/test_tiled.py tests/attention/test_together.py tests/attention/test_counters.py tests/attention/test_softmax.py tests/arithmetic/test_quantise.py \
-	tests/attention/backward/test_exact.py tests/attention/backward/test_naive.py tests/attention/backward/test_tiled.py
+NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/arithmetic/test_quantise.py \
+	$(addprefix tests/attention/test_,precision.py softmax.py counters.py exact.py exact_backward.py naive.py naive_backward.py tiled.py tiled_backward.py)
 
-.PHONY: help setup paper training test numerics lint types check bench faults kill docs docs-serve clean
+.PHONY: help setup paper training test numerics slow lint types check bench faults kill docs docs-serve clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -32,7 +31,10 @@ training: $(READY) ## train the rungs of Figures 7 and 8 of the paper, small, an
 	OMP_NUM_THREADS=1 $(BIN)/numdev train study=fig7 $(ARGS)
 
 test: $(READY) ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not exhaustive" $(ARGS)
+
+slow: $(READY) ## run the slower tests: documentation, notebooks, wheels, launchers, registers of compiled kernels
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not exhaustive" $(ARGS)
 
 numerics: $(READY) ## run the tests of the arithmetic on other paths of the mathematics libraries
 	OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 --threads 2 \
@@ -45,7 +47,7 @@ lint: $(READY) ## check style
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-check: lint types test numerics ## style, types and tests, on other paths of the libraries too
+check: lint types test slow numerics ## style, types and all tests, those of the arithmetic on other paths of the libraries too
 
 bench: $(READY) ## measure the speed of the instrument itself
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pychop>=0.6,<0.7'

@@ -30,9 +30,7 @@ class TestSweep:
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
         assert ran.err.startswith("softmax.p_scale: 'interval(1,4)' cannot be used; it lists no values")
 
-    def test_batches_and_params_of_the_sweeper(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "-m", "hydra.sweeper.params={tiling.bc:'4,8'}")
-        assert [line.partition(" ")[0] for line in jobs(ran.out)] == ["4", "8"]
+    def test_batches(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,0", "hydra.sweeper.max_batch_size=2")
         assert (ran.code, len(jobs(ran.out))) == (2, 2)
 

@@ -438,7 +438,7 @@ class TestStudy:
         assert set(points["attention"]) == {"sdpa"}
         assert points[["format", "policy"]].isna().all(axis=None)
         assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not read it").all()
-        assert set(claims["verdict"]) == {"undecided"}
+        assert set(claims["verdict"]) == {"not measured"}
         assert set(claims["figure"]) == {"unknown"}
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

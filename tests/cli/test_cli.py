@@ -439,7 +439,7 @@ class TestStudy:
         assert points[["format", "policy"]].isna().all(axis=None)
         assert points["reason"].str.startswith("tiling.br: 64 cannot be used; attention=sdpa does not read it").all()
         assert set(claims["verdict"]) == {"not measured"}
-        assert set(claims["figure"]) == {"unknown"}
+        assert set(claims["figure"]) == {"not measured"}
 
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         original, calls = Runner.measure, []

@@ -15,9 +15,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from numdev.cli import build, compare, launch, plotted, schema, tune
+from numdev.cli import build, compare, launch, plotted, tune
 from numdev.cli.commands import refuse_unknown
-from numdev.cli.compose import Library, Request, composer, config_folder, flat, study_fields
+from numdev.cli.compose import Library, Request, composer, config_folder, flat, register, study_fields
 from numdev.cli.expand import Expander
 from numdev.cli.main import COMMANDS
 from numdev.cli.studies import explicit
@@ -96,7 +96,7 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
         del kept[at : at + 2]
     overrides = [text for text in kept if text not in ("-m", "--cfg", "job")]
     searched = [f"hydra.searchpath=[{', '.join(f'file://{path}' for path in folders[:-1])}]"] if folders[1:] else []
-    schema.register()
+    register()
     composed = []
     with initialize_config_dir(str(folders[-1]), version_base="1.3"):
         for job in jobs(overrides) if "-m" in kept else [overrides]:

@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from numdev.attention.distributions import Kind
-from numdev.cli import build, schema
-from numdev.cli.compose import Library, Request, config_folder, flat, groups_of_points
+from numdev.cli import build
+from numdev.cli.compose import Library, Request, config_folder, flat, groups_of_points, register
 from numdev.cli.expand import Expander
 from numdev.cli.main import main
 from numdev.cli.studies import explicit
@@ -28,7 +28,7 @@ def key_of_command(command: str) -> str:
     """The key under which the command line files the point of a command."""
     program, measure, *overrides = shlex.split(command)
     assert (program, measure) == ("numdev", "measure")
-    schema.register()
+    register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = compose("config", overrides, return_hydra_config=True)
     choices = cfg.hydra.runtime.choices

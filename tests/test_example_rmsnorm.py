@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from numdev import settings
+from numdev.arithmetic.formats import Format
 from numdev.cli import nodes
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
@@ -48,19 +49,18 @@ def test_numdev_does_not_know_it() -> None:
 
 
 def test_golden_is_torchs_own(example: Any) -> None:
-    problem = example("rmsnorm.problem").Problem(7, 33)
+    problem = example("rmsnorm.operation").Problem(7, 33)
     inputs = problem.inputs(3)
-    found = example("rmsnorm.variants").Golden()(**inputs, **problem.arguments())
+    found = example("rmsnorm.operation").Golden()(**inputs, **problem.arguments())
     expected = torch.nn.functional.rms_norm(inputs["x"], (33,), inputs["w"], problem.eps)
-    torch.testing.assert_close(found.y, expected, rtol=8 * 2.0**-53, atol=0)  # a mean, a root, a quotient, a product
+    torch.testing.assert_close(found.tensors()["y"], expected, rtol=8 * 2.0**-53, atol=0)  # a mean, a root, a quotient, a product
 
 
 def test_fp64_in_blocks_is_exact_to_roundoff_and_bf16_is_not(example: Any) -> None:
-    variants, policy = example("rmsnorm.variants"), example("rmsnorm.policy").Policy
-    runner = Runner(Deviations(example("rmsnorm.operation").RMSNORM), "cpu")
-    problem = example("rmsnorm.problem").Problem(8, 300)
+    rmsnorm = example("rmsnorm.operation")
+    runner, problem = Runner(Deviations(rmsnorm.RMSNORM), "cpu"), rmsnorm.Problem(8, 300)
     found = {
-        name: runner.measure(problem, variants.Blocked(policy.compose(name), 64), variants.Eager("bf16"), 2)
+        name: runner.measure(problem, rmsnorm.Blocked(rmsnorm.Policy.parse(name), 64), rmsnorm.Eager(), 2)
         for name in ("golden", "kernel_bf16", "bf16")
     }
     assert {record.status for record in found.values()} == {Status.OK}
@@ -74,7 +74,9 @@ def test_fp64_in_blocks_is_exact_to_roundoff_and_bf16_is_not(example: Any) -> No
 
 def test_the_kernel_is_fp32_inside(example: Any) -> None:
     runner = Runner(Deviations(example("rmsnorm.operation").RMSNORM), "cuda" if torch.cuda.is_available() else "cpu")
-    record = runner.measure(example("rmsnorm.problem").Problem(8, 300), example("rmsnorm.kernel").Fused("fp32"), None, 2)
+    record = runner.measure(
+        example("rmsnorm.operation").Problem(8, 300), example("rmsnorm.kernel").Fused(Format.parse("fp32")), None, 2
+    )
     assert record.status is Status.OK, record.reason
     # x up to 5, w up to 1.5: a sum of 300 squares, a root, a quotient and a product, of 2^-24 each
     assert rmse(record, "y") < (300 / 2 + 3) * 2.0**-24 * 7.5
@@ -83,8 +85,8 @@ def test_the_kernel_is_fp32_inside(example: Any) -> None:
 def test_a_step_that_there_is_not_is_named(example: Any) -> None:
     from numdev.errors import BadInput
 
-    with pytest.raises(BadInput, match=r"policy\.summe"):
-        example("rmsnorm.policy").Policy.compose("bf16", summe="fp32")
+    with pytest.raises(BadInput, match="summe: .*there is no such step"):
+        example("rmsnorm.operation").Policy.parse("bf16").with_step(summe="fp32")
 
 
 def test_its_study_is_stored_read_and_written(tmp_path: Path) -> None:
@@ -146,9 +148,9 @@ class TestByTheCommandLine:
             (("policy.summ=fp32",), "policy.summ: there is no such setting; did you mean policy.sum"),
             (("policyy=bf16",), "policyy: there is no such setting; did you mean policy"),
             (("problem.kind=sideways",), "problem.kind: 'sideways' cannot be used; use one of normal, outliers"),
-            (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not read it"),
+            (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not read policy.preset"),
             (("norm.blok=3",), "norm.blok: there is no such setting; did you mean norm.block"),
-            (("baseline=eager",), "baseline: 'eager' cannot be used; it is not a baseline for problems of rmsnorm.problem"),
+            (("baseline=eager",), "baseline: 'eager' cannot be used; it is not a baseline for problems of rmsnorm.operation"),
             (("+hidden=3",), "hidden: 3 cannot be used; there is no such setting"),
             (("objective=lse.rmse",), "objective: 'lse.rmse' cannot be used; did you mean "),
             (("operation=rmsnor",), "operation: 'rmsnor' cannot be used; did you mean rmsnorm"),

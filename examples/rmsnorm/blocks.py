@@ -8,10 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rmsnorm.operation import RMSNORM
-from rmsnorm.policy import Policy
-from rmsnorm.problem import Kind, Problem
-from rmsnorm.variants import Blocked, Eager
+from rmsnorm.operation import RMSNORM, Blocked, Eager, Kind, Policy, Problem
 
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
@@ -28,8 +25,8 @@ def points(rows: int, hidden: int, seeds: int) -> tuple[StudyPoint, ...]:
     return tuple(
         StudyPoint(
             Problem(rows, hidden, kind=kind),
-            Blocked(Policy.compose(preset), block),
-            Eager("bf16"),
+            Blocked(Policy.parse(preset), block),
+            Eager(),
             seeds,
             kind.value,
             {"policy": preset, "block": block},

@@ -122,12 +122,12 @@ class Library:
         return {}
 
     def leaf(self, group: str, option: str) -> dict[str, Any]:
-        """What an option of a group says.
+        """The settings of an option of a group in its own file, without its defaults list.
 
         Raises:
             BadInput: if the group has no such option.
         """
-        return self.load(f"{group}/{option}")
+        return {name: value for name, value in self.load(f"{group}/{option}").items() if name != "defaults"}
 
     def options(self, group: str) -> list[str]:
         """The options of a group, such as the studies of `study`: files, and those that need none."""
@@ -139,7 +139,7 @@ class Library:
         Raises:
             BadInput: if there is no such study, or the file is not one.
         """
-        return study_fields(name, self.leaf(STUDY, name))
+        return study_fields(name, self.load(f"{STUDY}/{name}"))
 
     def operation_of(self, study: str) -> str | None:
         """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
@@ -149,7 +149,7 @@ class Library:
         """
         if study not in self.options(STUDY):
             return None  # it is made in Python
-        chosen = [item for item in self.leaf(STUDY, study).get("defaults", []) if item != "_self_"]
+        chosen = [item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if item != "_self_"]
         if not chosen:
             return None
         if len(chosen) > 1 or not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from numdev import BadInput, Format, Unsupported
 from numdev.arithmetic.formats import FP32
-from rmsnorm.policy import Policy
-from rmsnorm.variants import DTYPES, Output
+from numdev.measurement.operation import Result
+from rmsnorm.operation import InDtype
 
 
 @triton.jit
@@ -36,42 +35,23 @@ def rmsnorm(x_ptr, w_ptr, y_ptr, rms_ptr, n, eps, BLOCK: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class Fused:
-    """The kernel on inputs in a format.
+class Fused(InDtype):
+    """The kernel on inputs in a format; a program loads `block` columns at once, a power of two."""
 
-    Attributes:
-        format: of inputs and output.
-        block: columns that a program loads at once, a power of two.
-    """
-
-    format: str = "fp16"
     block: int = 1024
 
     def __post_init__(self) -> None:
-        if self.format not in DTYPES:
-            raise BadInput("norm.format", self.format, f"give one of {', '.join(DTYPES)}")
+        super().__post_init__()
         if self.block < 16 or self.block & (self.block - 1):
             raise BadInput("norm.block", self.block, "give a power of two of at least 16")
 
     @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.format]
+    def formats(self) -> dict[str, Format]:
+        return {"y": self.format, "rms": FP32}
 
-    @property
-    def formats(self) -> Mapping[str, Format]:
-        return {"y": Format.parse(self.format), "rms": FP32}
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.format
-
-    def round_inputs(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        rounded = Policy.uniform(Format.parse(self.format)).round_inputs(x, w)
-        return rounded[0].to(self.dtype), rounded[1].to(self.dtype)
-
-    def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Output:
+    def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Result:
         if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise Unsupported("variant", "Triton kernels need a CUDA device, or TRITON_INTERPRET=1 to interpret them")
         y, rms = torch.empty_like(x), torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
         rmsnorm[(x.shape[0],)](x, w, y, rms, x.shape[-1], eps, self.block)
-        return Output(y, rms, kernel=f"rmsnorm block={self.block}")
+        return Result({"y": y, "rms": rms}, kernel=f"rmsnorm block={self.block}")

@@ -211,7 +211,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "forward_precision.output",
         "recompute.output=rounded",
     ),
-    ({"backward": "exact", "baseline": "emulation"}, "baseline", "give baseline=eager, uniform or none"),
+    ({"backward": "exact", "baseline": "emulation"}, "tiling.br", "it has no tiles"),
     ({"baseline.normalise": "end"}, "baseline.normalise", "P is stored"),
     ({"precision.dss": "bf16"}, "precision.dss", "did you mean precision.ds"),
     ({"precision.dk": "bf16@65"}, "precision.dk", "a sum of 64 terms is never rounded after 65; give bf16"),

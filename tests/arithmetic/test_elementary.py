@@ -469,6 +469,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "threads"), PATHS, ids=str)
 def test_all_of_this_by_other_paths_of_the_libraries(path: dict[str, str], threads: int) -> None:
     """In a process of its own, with one thread or two: the libraries read these variables when they are loaded."""

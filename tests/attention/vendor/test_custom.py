@@ -79,7 +79,7 @@ def custom(function: Callable[..., object], fmt: Format = BF16) -> Custom:
         ("", "package.module:function"),
         (":exact", "package.module:function"),
         (".test_custom:exact", "package.module:function"),
-        ("tests.attention.vendor.test_custom:", "has no function"),
+        ("tests.attention.vendor.test_custom:", "package.module:function"),
         ("tests.attention.vendor.test_custom:absent", "no function absent"),
         ("tests.attention.vendor.test_custom:not_a_function", "no function not_a_function"),
         ("no_such_package_at_all:f", "cannot be imported"),

@@ -72,7 +72,6 @@ BACKWARD_VARIANT: _Texts = {
     **_of(BACKWARD_GROUPS["recompute"], prefix="recompute."),
     "turns.type": ("", "class of numdev that states a walk in which each tile of keys has an order of query tiles of its own"),
     "turns.together": ("count", "tiles of keys that walk in a shifted order together; empty where all walk backward"),
-    "turns.shared": ("", "whether dQ takes up the tiles of keys in the order in which the walk brings them"),
     "turns.tile": ("rows", "keys that one program owns"),
     "turns.unit": ("rows", "queries that it visits at a step"),
     **_of(TiledBackward),

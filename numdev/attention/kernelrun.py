@@ -65,7 +65,7 @@ class KernelRun:
 
     @property
     def storage(self) -> torch.dtype:
-        """What the inputs are held in, so that a call converts nothing."""
+        """The dtype in which the inputs are held, so that a call converts nothing."""
         from numdev.attention.kernels import portable
 
         return portable.storage(self.precision)

@@ -43,36 +43,30 @@ class Turns:
 
     Under a causal limit every program walks from the last unit to the first. Otherwise tile l of a group starts at unit l and
     wraps round, so that no two tiles of a group are at the same unit. Within a unit the tiles of queries are visited forward, and
-    units begin with the first query that sees a key. `numdev.attention.kernels.hopper.order` defines the same walk for
+    units begin with the first query that sees a key. Programs add their shares of dQ to one sum in the order of their arrival,
+    group after group. `numdev.attention.kernels.hopper.order` defines the same walk for
     the kernels.
 
     Attributes:
         together: tiles of a group; None if all walk from the last unit to the first.
-        shared: whether programs add their shares of dQ to one sum in the order of their arrival, group after group; otherwise
-            another kernel computes dQ, and adds the tiles of keys in the tiling's order.
         tile, unit: keys that a program owns, and queries that it visits in a step.
     """
 
     together: int | None
-    shared: bool
     tile: int = 128
     unit: int = 128
 
     def check(self, tiling: Tiling) -> None:
-        """Raise BadInput unless tile and unit are multiples of the tiles, and the order is the default where dQ has its own."""
+        """Raise BadInput unless tile and unit are multiples of the tiles, and the order of keys is the default."""
         for name, side, whole in (("br", tiling.br, self.unit), ("bc", tiling.bc, self.tile)):
             if whole % side:
                 raise BadInput(f"tiling.{name}", side, f"it must divide {whole}")
-        if self.shared and tiling.order is not Order.FORWARD:
+        if tiling.order is not Order.FORWARD:
             raise BadInput("tiling.order", tiling.order.value, "dQ is added in the order of arrival; leave it at forward")
 
     def meetings(self, tiling: Tiling, sizes: Sizes) -> list[Meeting]:
         """All meetings, in an order that gives the sums over queries and those over keys their order."""
         tiles, units = tiling.key_tiles(sizes.keys)[0], self._units(tiling.br, sizes)
-        if not self.shared:
-            heads = (0, sizes.group)
-            walk = range(len(units))
-            return [Meeting(heads, t, tuple(q for step in walk for q in units[self._unit(step, t, len(units))])) for t in tiles]
         # Group after group, and in each step by step: both sums are added in this order, see `hopper.order`.
         owners = math.ceil(sizes.keys / self.tile)
         size = owners if self.together is None else self.together

@@ -291,7 +291,7 @@ class TritonBackward(BackwardPass):
         if shape.head_dim not in QUERIES:
             raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernel has 64 and 128")
         queries, tiling = shape.queries - hidden_queries(shape.queries, shape.keys, mask), Tiling(QUERIES[shape.head_dim], TILE)
-        turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)), shared=True)
+        turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)))
         return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)
 
     def backward(

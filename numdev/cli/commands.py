@@ -1,4 +1,4 @@
-"""What `numdev measure`, `speed`, `train`, `paper`, `map` and `report` do with a composed configuration."""
+"""The commands `measure`, `speed`, `train`, `paper`, `map` and `report`, each from a composed configuration."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _study(cfg: DictConfig, program: str) -> Ended:
 
 
 def overrides() -> list[str]:
-    """What the command line says of this job, as it was written."""
+    """The overrides of this job, as they were written."""
     return overrides_of(HydraConfig.get())
 
 

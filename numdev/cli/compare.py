@@ -24,7 +24,7 @@ B has outputs that are NaN, Inf or zeros alone."""
 
 
 def parser() -> Parser:
-    """What the command takes."""
+    """The arguments of the command."""
     purpose = "Compares B, measured on another machine, version or kernel, with A. Points match by study, scenario and labels."
     own = Parser("compare", purpose, _MORE)
     own.folders("A B", "two folders of results, as results= of other commands names them")

@@ -21,7 +21,7 @@ _WITHOUT_SETTINGS = ("compare", "studies", "tune", "--help", "--version")
 
 
 def _values(command: str, words: list[str]) -> list[str]:
-    """What the last word may be, where it gives a setting whose values are few; none where Hydra knows more, as of groups."""
+    """Completions of the last word, where it gives a setting whose values are few; none where Hydra knows more, as of groups."""
     name, is_value, begun = words[-1].partition("=")
     if not is_value:
         return []

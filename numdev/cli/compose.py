@@ -198,7 +198,7 @@ def plain(config: Any, *, resolve: bool = False, throw_on_missing: bool = False)
 
 
 def overrides_of(hydra: Any) -> list[str]:
-    """What the command line says of a job, as it was written; `hydra` is Hydra's own part of the configuration."""
+    """The overrides of a job, as they were written; `hydra` is Hydra's own part of the configuration."""
     texts: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(text) for text in texts]
 
@@ -292,7 +292,7 @@ def type_hint(message: str) -> str:
 
 @dataclass(frozen=True)
 class Statement:
-    """What states a setting: the setting and its value, or the option of a group, whose file states it."""
+    """The origin of a setting's value: the setting and its value, or the option of a group, whose file states it."""
 
     name: str
     value: Any
@@ -328,7 +328,7 @@ class Request:
 
 @lru_cache(maxsize=512)
 def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[DictConfig, dict[str, str]]:
-    """What Hydra makes of a primary file and overrides, and the option of each group of a point; not to be changed by callers."""
+    """Compose a primary file with overrides by Hydra; also the option of each group of a point. Not to be changed."""
     register()
     with _initialised(folders, name) as search:
         config = compose(name, [*search, *overrides], return_hydra_config=True)
@@ -419,7 +419,7 @@ class Composer:
         return [option for option in self.library.options(group) if key in dict(flat({group: self.library.leaf(group, option)}))]
 
     def before_equals(self) -> list[str]:
-        """What an override may name: groups and settings."""
+        """The names that an override may have: groups and settings."""
         return [*self.choices, *([OPERATION] if self.of else []), *self.known()]
 
     def known(self) -> list[str]:
@@ -462,7 +462,7 @@ class Composer:
         return Request(raw, _not_null(said, raw, chosen), {**self.choices, **chosen}, tuple(foreign))
 
     def said(self, raw: Flat, *layers: Statements) -> dict[str, Statement]:
-        """What states each setting of the layers whose final value is not null.
+        """The origin of each setting of the layers whose final value is not null.
 
         An option whose file names a constructor, `_target_`, states that choice; any other option states what its file holds.
         """

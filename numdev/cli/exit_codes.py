@@ -127,7 +127,7 @@ def unforeseen(error: Exception) -> str:
 
 
 def _composition(error: Exception, known: Composer | None) -> str:
-    """What Hydra and OmegaConf say of a setting that does not exist, has another type or refers to nothing."""
+    """The sentence of Hydra or OmegaConf about a setting that does not exist, has another type or refers to nothing."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):

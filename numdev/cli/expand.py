@@ -156,11 +156,11 @@ class Expander:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
     def _comparable(self) -> Comparable:
-        """What a claim may compare."""
+        """The columns that a claim may compare."""
         return comparable(self.program, operation_of(self.composer.of))
 
     def _of_plot(self) -> Comparable:
-        """What a figure may show; BadInput for an operation without an exact result."""
+        """The columns that a figure may show; BadInput for an operation without an exact result."""
         operation = operation_of(self.composer.of)
         if operation.golden is None:
             hint = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
@@ -267,7 +267,7 @@ class Expander:
     def _overrides(
         self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
     ) -> tuple[str, ...]:
-        """What the command line states, if that makes a point that the study's file alone does not have.
+        """The overrides of the command line, if that makes a point that the study's file alone does not have.
 
         Neither another number of replicates nor the choice of one value of an axis makes another point.
         """
@@ -301,7 +301,7 @@ def _axes(fields: Mapping[str, Any], scenario: Statements) -> dict[str, Any]:
 
 
 def _settings(scenario: Statements) -> Statements:
-    """What a scenario states of its points."""
+    """The settings that a scenario states of its points."""
     return {key: value for key, value in scenario.items() if key not in _ABOUT}
 
 

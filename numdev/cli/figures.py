@@ -62,7 +62,7 @@ def refuse(plot: Mapping[str, Any], names: Collection[str], measured: Measuremen
 
 
 def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
-    """The same for a sweep over points, or over studies; `cfg` has Hydra's own part too."""
+    """Refuse a figure that a sweep over points, or over studies, cannot have; `cfg` has Hydra's own part too."""
     expander = studies.expander(cfg.hydra, cfg, command)
     study = next((one for one in overrides if one.key_or_group == "study"), None)
     if study is None:
@@ -80,7 +80,7 @@ def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]
 
 
 def refuse_of_point(cfg: DictConfig, measured: MeasurementKind, names: Collection[str]) -> None:
-    """The same for one point, whose figure shows all single points of its operation that the folder has."""
+    """Refuse a figure that one point cannot have: it shows all single points of its operation that the folder has."""
     if plot := asked(cfg):
         refuse(plot, [*names, *sweep_manifest.said_of_points(Path(cfg.results), measured)], measured, needs_x=True)
 

@@ -76,7 +76,7 @@ def _refuse(place: Place, overrides: Sequence[str]) -> None:
 
 
 def _words(request: Request, place: Place) -> str:
-    """What is looked at, by its options."""
+    """The point that is mapped, by its options."""
     if place.subject is Subject.BASELINE:
         return f"baseline={request.options.get('baseline', 'custom')}"
     precision = request.options.get("precision")

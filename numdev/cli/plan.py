@@ -29,7 +29,7 @@ _MANY = 300.0  # replicates of the largest problem of a calibration below which 
 
 @runtime_checkable
 class Estimates(Protocol):
-    """What knows how long points take."""
+    """Estimates how long points take."""
 
     calibrated: int
     assumed: int
@@ -61,7 +61,7 @@ class Plan:
 
     @staticmethod
     def of(points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, estimates: Estimates, *, fresh: bool) -> Plan:
-        """What points with their keys would take."""
+        """The plan of points with their keys."""
         left = [point for key, point in points if not point.refused and (fresh or not _is_there(store, key))]
         refused = sum(bool(point.refused) for _, point in points)
         needed = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
@@ -107,7 +107,7 @@ class Plan:
 
 
 def basis(busy: float, processors: int) -> str:
-    """What an estimate of time rests on: the speed at which calibrations ran, which other work on the machine takes from.
+    """The basis of an estimate of time: the speed at which calibrations ran, which other work on the machine takes from.
 
     `busy` is how many processes ran or waited for a processor in the last minute.
     """
@@ -121,7 +121,7 @@ def _is_there(store: Store, key: str) -> bool:
 
 
 def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
-    """What knows how long the points of a command take; kept, so that a sweep calibrates each variant once."""
+    """The estimator of the time of a command's points; kept, so that a sweep calibrates each variant once."""
     return _trainings(bench.device, cfg.results) if command == "train" else _estimator_of(bench)
 
 

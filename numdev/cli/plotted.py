@@ -1,4 +1,4 @@
-"""What `plot=x: problem.n, y: out.max_difference, colour: precision` says, in the form that Hydra reads."""
+"""Translates `plot=x: problem.n, y: out.max_difference, colour: precision` into the form that Hydra reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
 
 
 def asked(cfg: DictConfig) -> dict[str, Any]:
-    """What a configuration states of a figure; nothing where none is asked for."""
+    """The settings of a figure that a configuration states; none where it asks for no figure."""
     node = cfg.get("plot")
     plain: Any = {} if node is None else OmegaConf.to_container(node, resolve=True)
     return {key: value for key, value in plain.items() if value is not None}

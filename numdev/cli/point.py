@@ -63,7 +63,7 @@ def run(cfg: DictConfig, program: str) -> Ended:
 
 
 def request_of(cfg: DictConfig, expander: Expander, **values: Any) -> Request:
-    """What a configuration asks for, with some settings in place of its own."""
+    """The request of a configuration, with some settings in place of its own."""
     raw = dict(flat({name: node for name, node in plain(cfg).items() if name != OPERATION})) | values
     return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(HydraConfig.get().runtime.choices))
 

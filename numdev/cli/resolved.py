@@ -1,4 +1,4 @@
-"""What a command line comes to: the composed settings, the format of every step, and the values that a setting takes."""
+"""The meaning of a command line: the composed settings, the format of every step, and the values that a setting takes."""
 
 from __future__ import annotations
 

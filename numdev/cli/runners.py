@@ -28,7 +28,7 @@ from numdev.results.record import Column, Record, Status, Use
 
 
 def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Runner:
-    """What measures for a command, on the device of the configuration.
+    """The runner of a command, on the device of the configuration.
 
     Args:
         command: `speed` times, `train` trains; every other one measures deviations.
@@ -116,7 +116,7 @@ def _following(table: Sequence[Column]) -> list[str]:
 
 
 def comparable(program: str, operation: Operation) -> Comparable:
-    """What the claims of a study may compare in the points of an operation as a command measures them."""
+    """The columns that the claims of a study may compare in the points of an operation as a command measures them."""
     if operation.golden is None:
         return _of_training()
     deviations = figures(Deviations(operation))

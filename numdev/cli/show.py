@@ -114,7 +114,7 @@ def cells(record: Record) -> tuple[str, ...]:
 
 
 def outcome(name: str, done: Outcome) -> Text:
-    """What a run of a study did, in one line; of compiled code of numdev it names how many points it ran."""
+    """The result of a run of a study, in one line; of compiled code of numdev it names how many points it ran."""
     parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
     if done.skipped:
         parts.append(f"{done.skipped} already there")

@@ -43,7 +43,7 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
 
 
 def _own_folder(runtime: Any) -> str | None:
-    """What `--config-dir` names, without the way to the working directory where it lies in there."""
+    """The folder that `--config-dir` names, without the way to the working directory where it lies in there."""
     for source in runtime.config_sources:
         if source.provider == "command-line":
             path, here = Path(source.path), Path(runtime.cwd)
@@ -121,7 +121,7 @@ def _measured(
     workers: pooled.Workers | None,
     live: bool | None,
 ) -> dict[str, Outcome]:
-    """What became of each study, measured by workers, or by this process where there are none."""
+    """The outcome of each study, measured by workers, or by this process where there are none."""
     expected = [len(_part(study, own, shard)) for (study, _), own in zip(work, keys, strict=True)]
     outcomes: dict[str, Outcome] = {}
     with Progress(sum(expected), ERRORS, live=live) as progress:

@@ -1,4 +1,4 @@
-"""What the command line states of a point that no study has, kept beside its record: reports know the axes of a sweep by it."""
+"""The overrides of a point that no study has, kept beside its record: reports know the axes of a sweep by it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def keep(
 
 
 def said_of_points(results: Path, measured: MeasurementKind) -> list[str]:
-    """What the single points of an operation state, of those that a folder has."""
+    """The overrides of the single points of an operation that a folder has."""
     manifest = Store(results).study(_of_points(measured.operation.name, measured.name)) or {"points": []}
     return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))
 
@@ -89,13 +89,13 @@ def params_of(hydra: Any) -> list[str]:
 
 
 def _value(cfg: DictConfig, name: str) -> Any:
-    """What a job has of a swept name that is no setting of a point, such as `device`."""
+    """The value in a job of a swept name that is no setting of a point, such as `device`."""
     chosen = HydraConfig.get().runtime.choices.get(name)
     return plain_value(OmegaConf.select(cfg, name) if chosen is None else chosen)
 
 
 def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
-    """The same for every job of a sweep and whenever it is run: after its axes, and a hash of what all its points have."""
+    """The name of a sweep, equal for all its jobs and runs: after its axes, and a hash of the settings that its points share."""
     if not swept:
         return _of_points(record.operation, record.kind)
     identity = json.dumps([program, _of(record.operation, record.kind), sorted(swept), sorted(fixed.items())], default=str)
@@ -108,12 +108,12 @@ def _of(operation: str, kind: str) -> str:
 
 
 def _of_points(operation: str, kind: str) -> str:
-    """What the single points of an operation are kept under."""
+    """The name under which the single points of an operation are kept."""
     return f"points_{_of(operation, kind)}"
 
 
 def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
-    """What was swept, in words, and what was stated beside it."""
+    """The title of a sweep: its axes in words, and the other overrides."""
     axes = [schema.words(name)[0] or name for name in swept]
     over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
     beside = [f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION]

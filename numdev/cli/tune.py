@@ -15,7 +15,7 @@ Nothing is tuned when attention runs."""
 
 
 def parser() -> Parser:
-    """What the command takes."""
+    """The arguments of the command."""
     purpose = "Checks and times candidates of the portable Triton kernel on this GPU; writes the fastest of each row to a table."
     own = Parser("tune", purpose, _MORE)
     own.setting("formats", "bf16,fp16", "formats of q, k, v and the output, between commas")

@@ -38,7 +38,7 @@ def policy_controls(settings: Settings) -> Controls:
 
 
 def policy_words(names: Iterable[str]) -> list[str]:
-    """What the settings of one side are called: both sides share these labels."""
+    """The labels of the settings of one side, which both sides share."""
     known = _declared()
     return ["preset" if name == "precision" else word_of(known[name]) for name in names]
 
@@ -104,7 +104,7 @@ def put(controls: Controls, settings: Settings) -> None:
 
 
 def look(label: str = "label") -> dict[str, Any]:
-    """What all widgets have in common: they fill their column, and those with a label begin at the same place."""
+    """The layout of all widgets: they fill their column, and those with a label begin at the same place."""
     own = {"layout": {"width": "auto", "min_width": "0"}}
     return own | ({"style": {"description_width": LABELS}} if label else {})
 

@@ -43,7 +43,7 @@ SHARED: Settings = {
     "seeds": 3,
     "device": "cpu",
 }
-"""What a view has unless it is given."""
+"""The defaults of a view."""
 
 _SOURCE = "problem.source."
 _POLICY = ("precision", "tiling", "softmax")  # the groups that say how attention is computed

@@ -119,7 +119,7 @@ class Explorer:
         return picture(sides["left"], sides["right"], metric, fmt, self._axes)
 
     def _side(self, view: View) -> Side:
-        """What is drawn of a side."""
+        """The lines or the histogram that a side draws."""
         from numdev.report.figures.sides import Side
 
         result = measured(view, self.drawn.value)

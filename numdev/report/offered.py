@@ -1,4 +1,4 @@
-"""What `numdev` offers of the report, as functions that import what reads and draws when they are called.
+"""The functions of the report that `numdev` offers that import what reads and draws when they are called.
 
 pandas and matplotlib take several times as long to import as numdev, and `from numdev import *` fetches every public name.
 """

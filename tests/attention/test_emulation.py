@@ -238,7 +238,7 @@ def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causa
     """Its tiles by hand: 128 keys and 128 or 64 queries."""
     shape, mask = Shape(heads=4, kv_heads=4, queries=queries, keys=keys, head_dim=dim), Mask(causal=causal)
     emulation = gradients_emulation_of(HOPPER, shape, mask, forward=ATTEND)
-    assert emulation.turns == Turns(None if causal else 8, shared=True)
+    assert emulation.turns == Turns(None if causal else 8)
     assert emulation.tiling == Tiling(128 if dim == 64 else 64, 128)
     assert emulation.recompute.exponential is Exponential.EXP2
 

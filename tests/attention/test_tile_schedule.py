@@ -25,11 +25,7 @@ from tests.attention.backward.cases import POLICIES, draw_all, same
 from tests.attention.test_tiled_backward import GOLDEN, check_against_exact
 from tests.oracles.backward_double_loop import WalkingLoop
 
-turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.booleans(), st.sampled_from([4, 8]), st.sampled_from([4, 8]))
-
-
-def tiled(turn: Turns, br: int = 4, bc: int = 4) -> Tiling:
-    return Tiling(br, bc, Order.FORWARD if turn.shared else Order.REVERSE)
+turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.sampled_from([4, 8]), st.sampled_from([4, 8]))
 
 
 def pairs(found: list[Meeting]) -> list[tuple[int, int, int]]:
@@ -40,7 +36,7 @@ def pairs(found: list[Meeting]) -> list[tuple[int, int, int]]:
 @given(turns, st.integers(1, 3), st.integers(0, 9), st.integers(1, 40), st.integers(1, 60))
 def test_every_pair_meets_once(turn: Turns, group: int, first: int, more: int, keys: int) -> None:
     sizes = Sizes(group, first, first + more, keys)
-    found = pairs(turn.meetings(tiled(turn), sizes))
+    found = pairs(turn.meetings(Tiling(4, 4), sizes))
     starts = {
         start for unit in range(first, sizes.queries, turn.unit) for start in range(unit, min(unit + turn.unit, sizes.queries), 4)
     }
@@ -51,18 +47,16 @@ def test_every_pair_meets_once(turn: Turns, group: int, first: int, more: int, k
 def test_the_order_is_that_of_the_kernels(units: int, tiles: int, group: int | None, per: int) -> None:
     """Shares of dQ by the rank that a program waits for, and units of dK and dV by the step at which it visits them."""
     together, causal = None if group is None else min(group, units), group is None  # of a group no two are at the same unit
-    turn = Turns(together, shared=True, tile=8, unit=8)
+    turn = Turns(together, tile=8, unit=8)
     found = turn.meetings(Tiling(8 // per, 8), Sizes(1, 0, 8 * units, 8 * tiles))
     met = [(meeting.queries[0][0] // 8, meeting.keys[0] // 8) for meeting in found]
     for unit in range(units):
         own = [tile for at, tile in met if at == unit]
         assert [rank_at(unit, tile, tiles, together, causal) for tile in own] == list(range(tiles))  # type: ignore[no-untyped-call]
-    walks = found, Turns(together, shared=False, tile=8, unit=8).meetings(Tiling(8 // per, 8), Sizes(1, 0, 8 * units, 8 * tiles))
-    for walk in walks:
-        for tile in range(tiles):
-            own = [start for meeting in walk if meeting.keys[0] // 8 == tile for start, _ in meeting.queries]
-            visited = [unit_at(step, tile, units, together, causal) for step in range(units)]  # type: ignore[no-untyped-call]
-            assert own == [8 * unit + part * (8 // per) for unit in visited for part in range(per)]
+    for tile in range(tiles):
+        own = [start for meeting in found if meeting.keys[0] // 8 == tile for start, _ in meeting.queries]
+        visited = [unit_at(step, tile, units, together, causal) for step in range(units)]  # type: ignore[no-untyped-call]
+        assert own == [8 * unit + part * (8 // per) for unit in visited for part in range(per)]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 60))
@@ -88,12 +82,11 @@ def test_units_begin_with_the_first_query_that_sees_a_key(queries: int, keys: in
 def test_any_walk_in_double_precision_is_exact(
     turn: Turns, heads: tuple[int, int], sizes: tuple[int, int, int], mask: Mask, seed: int
 ) -> None:
-    backward = TiledBackward(GOLDEN, BackwardPrecision.golden(), tiled(turn), turns=turn)
+    backward = TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(4, 4), turns=turn)
     check_against_exact(draw_all((1, *heads, *sizes), seed, spread=3.0), backward, mask)
 
 
 @pytest.mark.parametrize("name", ["uniform_bf16", "mixed"])
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     ("together", "mask", "exp"),
     [
@@ -102,10 +95,10 @@ def test_any_walk_in_double_precision_is_exact(
         (3, Mask(key_lengths=(7,)), Exponential.EXP),
     ],
 )
-def test_the_double_loop_gives_the_same_bits(name: str, shared: bool, together: int | None, mask: Mask, exp: Exponential) -> None:
-    """Two heads to a KV head; units of two tiles of queries; where dQ has an order of its own, programs of two tiles of keys."""
-    policy, turn = POLICIES[name](), Turns(together, shared, tile=4, unit=4)
-    variant = TiledBackward(GOLDEN, policy, tiled(turn, 2, 4 if shared else 2), Recompute(exponential=exp), turns=turn)
+def test_the_double_loop_gives_the_same_bits(name: str, together: int | None, mask: Mask, exp: Exponential) -> None:
+    """Two heads to a KV head; units of two tiles of queries."""
+    policy, turn = POLICIES[name](), Turns(together, tile=4, unit=4)
+    variant = TiledBackward(GOLDEN, policy, Tiling(2, 4), Recompute(exponential=exp), turns=turn)
     rounded = policy.round_inputs(*draw_all((1, 2, 1, 7, 11, 3)))
     saved = saved_by(Tiled(Precision.kernel(FP16)), variant.reads, rounded[:3], mask, 0.21)
     oracle = WalkingLoop(policy, variant.tiling, variant.recompute, turns=turn)
@@ -114,27 +107,23 @@ def test_the_double_loop_gives_the_same_bits(name: str, shared: bool, together: 
 
 
 @pytest.mark.parametrize("name", ["golden", "fp32", "uniform_bf16"])
-@given(st.one_of(st.none(), st.integers(1, 3)), st.booleans())
+@given(st.one_of(st.none(), st.integers(1, 3)))
 @settings(max_examples=8)
-def test_one_tile_has_one_order(name: str, together: int | None, shared: bool) -> None:
+def test_one_tile_has_one_order(name: str, together: int | None) -> None:
     policy = POLICIES[name]()
     plain = TiledBackward(GOLDEN, policy, Tiling(16, 16))
-    walked = replace(plain, turns=Turns(together, shared, 16, 16))
+    walked = replace(plain, turns=Turns(together, 16, 16))
     inputs = plain.round_inputs(*draw_all((1, 2, 1, 13, 15, 4)))
     same(walked(*inputs, Mask()), plain(*inputs, Mask()).tensors())
 
 
 def test_the_order_of_arrival_changes_bits() -> None:
-    """It would be no use otherwise: of dQ by the shift of the walk, of dK and dV by that alone."""
     policy = POLICIES["uniform_bf16"]()
     base = TiledBackward(GOLDEN, policy, Tiling(4, 4))
     inputs = base.round_inputs(*draw_all((1, 1, 1, 32, 32, 8)))
     plain = base(*inputs, Mask()).tensors()
-    shared = replace(base, turns=Turns(4, shared=True, tile=4, unit=4))(*inputs, Mask()).tensors()
-    apart = replace(base, turns=Turns(4, shared=False, tile=4, unit=4))(*inputs, Mask()).tensors()
-    assert not any(torch.equal(plain[name], shared[name]) for name in ("dq", "dk", "dv"))
-    assert torch.equal(plain["dq"], apart["dq"])
-    assert all(torch.equal(shared[name], apart[name]) for name in ("dk", "dv"))
+    walked = replace(base, turns=Turns(4, tile=4, unit=4))(*inputs, Mask()).tensors()
+    assert not any(torch.equal(plain[name], walked[name]) for name in ("dq", "dk", "dv"))
 
 
 @pytest.mark.parametrize(
@@ -143,13 +132,13 @@ def test_the_order_of_arrival_changes_bits() -> None:
 )
 def test_tiles_that_do_not_make_up_units_are_refused(tiling: Tiling, field: str) -> None:
     with pytest.raises(BadInput) as error:
-        TiledBackward(GOLDEN, BackwardPrecision.golden(), tiling, turns=Turns(4, shared=True))
+        TiledBackward(GOLDEN, BackwardPrecision.golden(), tiling, turns=Turns(4))
     assert error.value.field == field
     with pytest.raises(BadInput, match=r"backward\.query_order"):
-        TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(), query_order=Order.FORWARD, turns=Turns(4, shared=True))
+        TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(), query_order=Order.FORWARD, turns=Turns(4))
 
 
 def test_units_are_counted_by_the_queries_that_are_left() -> None:
-    found = Turns(None, shared=True, tile=8, unit=8).meetings(Tiling(8, 8), Sizes(1, 5, 20, 16))
+    found = Turns(None, tile=8, unit=8).meetings(Tiling(8, 8), Sizes(1, 5, 20, 16))
     assert {meeting.queries for meeting in found} == {((5, 13),), ((13, 20),)}
     assert len(found) == 2 * math.ceil(16 / 8)

@@ -167,10 +167,10 @@ class BackwardDoubleLoop:
 class WalkingLoop(BackwardDoubleLoop):
     """The same where every program owns keys, and pairs come as a clock has them: all programs of a group make a step at once.
 
-    For rows that all see a key. Where dQ is no shared sum, it is made by a pass of its own, in the order of the tiling.
+    For rows that all see a key.
     """
 
-    turns: Turns = Turns(None, shared=True)
+    turns: Turns = Turns(None)
 
     def _pairs(self, head: Head) -> list[tuple[range, range]]:
         keys = [range(j, min(j + self.tiling.bc, len(head.k))) for j in range(0, len(head.k), self.tiling.bc)]
@@ -186,10 +186,3 @@ class WalkingLoop(BackwardDoubleLoop):
                 place = (owner // together, arrival, tile.start)
                 clock += [((*place, part.start), part, tile) for part in parts]
         return [(mine, tile) for _, mine, tile in sorted(clock, key=lambda one: one[0])]
-
-    def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
-        dq, dk, dv = sums
-        super()._head(head, delta, scale, (dq if self.turns.shared else dq.clone(), dk, dv))
-        if not self.turns.shared:
-            alone = BackwardDoubleLoop(self.precision, self.tiling, self.recompute)
-            BackwardDoubleLoop._head(alone, head, delta, scale, (dq, dk.clone(), dv.clone()))

@@ -34,7 +34,7 @@ SIGNIFICANT = 0.05  # adjusted p-values below it
 
 
 class Change(Enum):
-    """What became of a comparison from A to B, worst first."""
+    """The result of a comparison of B with A, worst first."""
 
     BROKEN = "broken"  # a result in A; in B none, or zeros, or more NaN and Inf
     ONLY_A = "only in A"  # B lacks the point
@@ -60,7 +60,7 @@ _TEXTS = ("output", "note", *COLUMNS[-6:])
 
 @dataclass(frozen=True)
 class Criterion:
-    """What is compared.
+    """The metric and the points that are compared.
 
     Attributes:
         metric: one of `COMPARABLE`.
@@ -169,7 +169,7 @@ def _compared(place: Place, a: _Point | None, b: _Point | None, criterion: Crite
 
 
 def _replicates(a: _Point, b: _Point, output: str, criterion: Criterion) -> dict[str, Any]:
-    """What the replicates of one output say: a test that is yet to be adjusted, or a change that needs none."""
+    """The result for the replicates of one output: a test that is yet to be adjusted, or a change that needs none."""
     if output not in a.outputs or output not in b.outputs:
         return {"change": Change.UNKNOWN.value, "note": f"no figure against {criterion.reference} on one side or both"}
     first, second = a.outputs[output], b.outputs[output]

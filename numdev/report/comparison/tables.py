@@ -49,7 +49,7 @@ def _counts(changes: pd.DataFrame) -> Table:
 
 
 def _worse(changes: pd.DataFrame) -> Table | None:
-    """What is broken first, then what B lacks, then what is worse, by ratio."""
+    """The order of the table: broken points first, then those that B lacks, then worse ones by ratio."""
     worse = changes[changes["change"].isin(REGRESSIONS)]
     worse = worse.assign(order=worse["change"].map(REGRESSIONS.index))
     return _table("Changes for the worse", worse.sort_values(["order", "ratio"], ascending=[True, False], kind="stable"))

@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: both documents, PDF and HTML, are set from it."""
+"""The content of a report as plain data, from which both documents, PDF and HTML, are set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """What a report has of one kind of measurement.
+    """The part of a report about one kind of measurement.
 
     Attributes:
         results: of one kind.
@@ -290,7 +290,7 @@ def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterato
 
 
 def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
-    """What drew a file: the study's first figure has its name, others have their own behind that."""
+    """The figure that drew a file: the study's first figure has its name, others have their own behind that."""
     own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
     names = [own] if own else [manifest["figure"], *manifest["claims"]]
     known = FIGURES | plots_of(manifest)

@@ -218,7 +218,7 @@ def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
 
 
 def _deviations(results: Results) -> pd.DataFrame:
-    """What a person reads: of each point how far its primary output is from golden and from the baseline."""
+    """The table for a reader: of each point how far its primary output is from golden and from the baseline."""
     rows = results.primary
     chosen = rows.where(primary=True, subject="variant") & (rows.where(reference="golden") | rows.where(reference="baseline"))
     table = _with_settings(_summaries(rows, _COMPARED, ("max_difference", "rmse"), chosen), results.points)

@@ -86,7 +86,7 @@ def _put(out: Path, about: dict[str, Any], files: dict[str, str]) -> None:
 
 
 def _read(out: Path) -> dict[str, Any] | None:
-    """What the folder's manifest says; None where there is none."""
+    """The folder's manifest; None where there is none."""
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_bytes())
     except FileNotFoundError:

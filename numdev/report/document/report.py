@@ -131,7 +131,7 @@ def _print(console: Console, notes: Sequence[str], *tables: Table | None) -> Non
 
 
 def _beside(results: Path, out: Path, kinds: Sequence[str]) -> Iterator[Part]:
-    """What commands of other kinds of measurement left in folders of the results, with figures drawn for the document."""
+    """Read the results of other kinds of measurement in their folders, and draw their figures for the document."""
     for kind in kinds:
         store = Store(results / kind)
         if not any(manifest.get("kind") == kind for manifest in store.studies().values()):

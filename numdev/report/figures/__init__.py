@@ -1,4 +1,4 @@
-"""What several figures share: style, panels, labels, and the figures of the notebooks.
+"""Figures: style, panels and labels that several share, and the figures of the notebooks.
 
 The figures of studies live in `numdev.report.studies`; nothing here reads a file.
 """

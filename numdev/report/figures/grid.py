@@ -117,7 +117,7 @@ def fill(
 
 @dataclass(frozen=True)
 class Lower:
-    """What stands below the large panel of a figure that is made again: what draws it, and how high it is, inches."""
+    """The panel below the large one of a figure that is made again: its drawing function, and its height in inches."""
 
     draw: Callable[[SubFigure], None]
     height: float

@@ -60,7 +60,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Axis:
-    """What the axes show, so that another picture can have the same.
+    """The limits of the axes, so that another picture can have the same.
 
     Attributes:
         error_u: where the colours end, in u.
@@ -79,7 +79,7 @@ class Axis:
     logarithmic: bool
 
     def with_metric(self, other: Axis) -> Axis:
-        """The same but for the last panel, which is as in another picture."""
+        """A copy that has the metric of another picture, with its limits."""
         return replace(self, metric=other.metric, low=other.low, high=other.high, logarithmic=other.logarithmic)
 
 

@@ -43,9 +43,9 @@ CHANGE_COLOURS = {
     "precision": "#EE3377",
     "several": "#B8A33D",
 }
-"""What a training run changes beside its attention, which has the colour of tiled attention."""
+"""The colours of changes of a training run beside its attention, which has the colour of tiled attention."""
 SERIES = ("#6699CC", "#CC6677", "#88A04F", "#B07AA1", "#C49A6C", "#76B7B2", "#4E6172")
-"""What a study sweeps and a legend names: they mean nothing beyond their figure."""
+"""The colours of swept values, which mean nothing beyond their figure."""
 
 HALF_PAGE, PAGE = (
     3.3,

@@ -96,7 +96,7 @@ STATISTICS = {
 }
 
 PARTS = ("problem", "variant", "baseline", "timing")
-"""What a configuration consists of; a column is `<part>.<setting>`."""
+"""The parts of a configuration; a column is `<part>.<setting>`."""
 TIMING = {
     "timing.type": Column("timing.type", "", "class of numdev that states how long something is timed"),
     **{(name := f"timing.{one.name}"): Column(name, one.unit, one.text) for one in declared(Budget)},

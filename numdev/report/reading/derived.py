@@ -59,7 +59,7 @@ def _policy(config: Mapping[str, Any]) -> str:
 
 
 def _attention(config: Mapping[str, Any]) -> str:
-    """What was measured: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that was asked for, `triton hopper`."""
+    """The implementation: `tiled`, `triton`, `sdpa flash`, or the kernel of ours that a setting names, `triton hopper`."""
     which = config.get("variant.backend") or config.get("variant.kernel")
     name = str(config.get("variant.kind") or config.get("variant.type", "")).lower()
     return f"{name} {which}" if which and which != "auto" else name
@@ -77,7 +77,7 @@ def _digest(value: object) -> str:
 
 
 def configured(name: str, points: pd.DataFrame) -> pd.Series[Any] | None:
-    """What the records of some points have of a setting that is named as on the command line; None where they do not have it.
+    """The values of a setting, named as on the command line, in the records of some points; None where they do not have it.
 
     `problem.n` is the number of keys where there are as many queries.
     """

@@ -123,7 +123,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Results:
-    """What a report is made from.
+    """The rows, points and manifests that a report is made from.
 
     Attributes:
         primary: the rows of the primary table of each point's record. Of deviations one per (study, scenario, point, seed,

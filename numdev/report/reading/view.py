@@ -1,4 +1,4 @@
-"""What a figure of results shows: a metric over one thing, a line for each value of another, a panel for each of a third.
+"""A view of results: a metric over one thing, a line for each value of a second, a panel for each of a third.
 
 A name is a column of the table, or the name that the command line has for it: `problem.n` is the column `label.problem.n`, and
 `out.max_difference` the metric `max_difference` of the output `out`. No line joins points that differ in a setting which the
@@ -38,7 +38,7 @@ _Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class View:
-    """What is drawn.
+    """The metric, the axis, and the columns that tell lines and panels apart.
 
     Attributes:
         x: what the metric is drawn over.
@@ -79,7 +79,7 @@ class Shown:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What tells the lines of a panel apart."""
+        """The columns that tell the lines of a panel apart."""
         return *self.colour, *self.split
 
 

@@ -75,7 +75,7 @@ _VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}
 
 @dataclass(frozen=True)
 class Wording:
-    """What a reader calls the columns of a table.
+    """The words that a reader has for the columns of a table.
 
     Attributes:
         words: word and unit of settings, by name without `label.`.
@@ -136,12 +136,12 @@ def wording_of(frame: pd.DataFrame) -> Wording:
 
 
 def wording_of_study(manifest: Mapping[str, Any]) -> Wording:
-    """What a reader calls the axes of a study, as its manifest keeps it: in its figure, its section and its claims."""
+    """The words of the axes of a study, as its manifest keeps them: for its figure, its section and its claims."""
     return Wording(manifest.get(WORDS, {}))
 
 
 def title(shown: Shown, words: Wording) -> str:
-    """What the figure shows, in one line."""
+    """The content of the figure, in one line."""
     parts = [f"{words.metric(shown.metric, shown.output, shown.reference)} over {words.name(shown.x)}"]
     parts += [f"by {' and '.join(map(words.name, shown.lines))}"] if shown.lines else []
     parts += [f"for each {' and '.join(map(words.name, shown.facet))}"] if shown.facet else []
@@ -206,7 +206,7 @@ def of_variants(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def generality(rows: pd.DataFrame, words: Words = PLAIN) -> str:
-    """What a verdict on some rows generalises over: the seeds of a distribution, or the replicates of some clusters."""
+    """The units that a verdict on some rows generalises over: the seeds of a distribution, or the replicates of some clusters."""
     own = of_variants(rows)
     if own.empty:
         return ""

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import lazy_loader
 
-from numdev.processor import choose_sort
-from numdev.version import package_version
+from numdev.sources import package_version
 
 __version__ = package_version()
-choose_sort()  # before anything loads NumPy
 
 # `__init__.pyi` lists the public names; each is imported when it is first asked for: `numdev --help` does not wait for torch.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

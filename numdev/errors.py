@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 
 class NumdevError(Exception):
     """Base of everything that numdev raises on purpose."""
@@ -14,7 +18,7 @@ class BadInput(NumdevError, ValueError):
         super().__init__(f"{field}: {value!r} cannot be used; {mend}")
         self.field, self.value, self.mend = field, value, mend
 
-    def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
 
 
@@ -22,12 +26,23 @@ class BadOutput(BadInput):
     """A function of the user's returned what is no result of the operation: another shape, dtype or device."""
 
 
-class StoreError(NumdevError):
-    """Results could not be written; what was there before is untouched."""
-
-
 class NotHonoured(BadInput):
     """A setting that is stated explicitly and that the measured implementation does not read."""
+
+
+class NotAChoice(BadInput):
+    """A value that is none of `known`; `text` says what the setting means."""
+
+    def __init__(self, field: str, value: object, known: Iterable[object], text: str = "") -> None:
+        self.known, self.text = tuple(known), text
+        super().__init__(field, value, one_of(value, map(str, self.known)) + (f": {text}" if text else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.known, self.text)
+
+
+class StoreError(NumdevError):
+    """Results could not be written; what was there before is untouched."""
 
 
 class Unsupported(NumdevError):
@@ -36,3 +51,14 @@ class Unsupported(NumdevError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
+
+
+def one_of(wrong: object, names: Iterable[str], most: int = 64) -> str:
+    """A hint for a name that does not exist: similar names, and all names unless there are more than `most`."""
+    known = list(names)
+    similar = difflib.get_close_matches(str(wrong), known)
+    rest = [name for name in known if name not in similar]
+    if not similar:
+        return "use one of " + ", ".join(rest if len(rest) <= most else [*rest[:most], "..."])
+    question = f"did you mean {' or '.join(similar)}"
+    return f"{question}, or another of {', '.join(rest)}" if 0 < len(rest) <= most else question

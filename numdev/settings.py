@@ -15,9 +15,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from numdev.errors import BadInput
-from numdev.nearest import NotAChoice, choice, named
+from numdev.errors import BadInput, NotAChoice
 
+E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 _KEY = "setting"
@@ -259,3 +259,23 @@ def _as(where: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(converted(where, get_args(kind)[0], one) for one in value)
     return value
+
+
+def choice(field: str, kind: type[E], value: object) -> E:
+    """The member of an Enum with this value.
+
+    Raises:
+        NotAChoice: naming the setting and its possible values.
+    """
+    known = [member.value for member in kind]
+    if value not in known:
+        raise NotAChoice(field, value, known)
+    return kind(value)
+
+
+def named(field: str, parse: Callable[[str], T], text: str) -> T:
+    """`parse(text)`, whose error names the setting."""
+    try:
+        return parse(text)
+    except BadInput as error:
+        raise BadInput(field, text, error.mend) from None

@@ -1,9 +1,10 @@
-"""Which code computes: the modules of numdev that a measurement can run, and what identifies them."""
+"""Which numdev this is: its version, and the modules that a measurement can run, by what identifies them."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -26,14 +27,22 @@ def computing(package: Path = PACKAGE) -> list[Path]:
 
 def digest_of(package: Path) -> str:
     """SHA-256 of the names and the bytes of `computing(package)`: a comment counts too, documentation beside them does not."""
-    found = hashlib.sha256()
+    sources = hashlib.sha256()
     for path in computing(package):
         data = path.read_bytes()
-        found.update(f"{path.relative_to(package).as_posix()}\0{len(data)}\0".encode() + data)
-    return found.hexdigest()
+        sources.update(f"{path.relative_to(package).as_posix()}\0{len(data)}\0".encode() + data)
+    return sources.hexdigest()
 
 
 @lru_cache(maxsize=1)
 def digest() -> str:
     """That of numdev as it was when this process first asked for it, which is when it imports what measures."""
     return digest_of(PACKAGE)
+
+
+def package_version() -> str:
+    """The installed version of numdev, or that of the source tree."""
+    try:
+        return version("numdev")
+    except PackageNotFoundError:
+        return "0+source"

@@ -21,23 +21,11 @@ ARROWS = {
     "training": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
     "explorer": ("report", "measurement", "results", "attention", "arithmetic", "api"),
-    "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api", "tuning"),
+    "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api"),
 }
-# Where an operation declares what the others must know of it.
-DECLARES = ("attention.operation",)
-FOR_ALL = (
-    "errors",
-    "lazy",
-    "settings",
-    "nearest",
-    "version",
-    "cores",
-    "memory",
-    "processor",
-    "profiler",
-    "sources",
-    "user_code",
-)
+# Where an operation declares what the others must know of it, and where launches of its kernels are timed.
+DECLARES = ("attention.operation", "attention.tuning")
+FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED = (
     "base",
@@ -174,7 +162,7 @@ def test_training_is_a_user_of_attention_which_knows_nothing_of_it() -> None:
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
-    allowed = inside("attention", "arithmetic", "measurement", "results.record")
+    allowed = inside("attention", "arithmetic", "errors", "measurement", "results.record")
     declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
     assert declared
     assert not [str(each) for each in declared if not each.is_of(*allowed)]
@@ -248,7 +236,7 @@ def test_value_objects_know_value_objects_alone() -> None:
 
 
 def test_kernels_are_imported_only_where_one_is_launched() -> None:
-    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "tuning")]
+    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "attention.tuning")]
     assert not found(elsewhere, *KERNELS, late_too=False)
 
 
@@ -273,7 +261,7 @@ def test_help_and_completion_wait_for_nothing() -> None:
     quick = of(*(f"cli.{name}" for name in entry))
     light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
     values = of(*(f"attention.{name}" for name in light))
-    quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.nearest"]
+    quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.errors"]
     quick += ["numdev.training", "numdev.training.rung"]
     inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!rung$)", name) and name not in values]
     others = [name.removeprefix("numdev.") for name in inner]

@@ -17,8 +17,7 @@ from numdev.attention.problem import Shape
 from numdev.attention.softmax import OnlineSoftmax, OutputForDelta, Recompute
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, NotHonoured
-from numdev.nearest import named
-from numdev.settings import declared
+from numdev.settings import declared, named
 
 
 def settings_of(group: str, kind: type) -> frozenset[str]:

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from jaxtyping import Float
 
-from numdev.errors import BadInput, NotHonoured
+from numdev.errors import BadInput, NotAChoice, NotHonoured
 from numdev.lazy import torch
-from numdev.nearest import NotAChoice
 from numdev.settings import held, setting
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from numdev.cli.compose import mapping
 from numdev.cli.plots import function
-from numdev.errors import BadInput
-from numdev.nearest import choice, one_of
+from numdev.errors import BadInput, one_of
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Reference
 from numdev.results.manifest import EntryRole
+from numdev.settings import choice
 
 Axes = Mapping[str, Sequence[Any]]  # the entries of each
 

@@ -16,8 +16,7 @@ from numdev.cli.compose import OPERATION, Library, config_folder, overrides_of, 
 from numdev.cli.exit_codes import BAD_OUTPUT, Ended
 from numdev.cli.plotted import asked
 from numdev.cli.progress import has_own_terminal, output
-from numdev.errors import BadInput
-from numdev.nearest import one_of
+from numdev.errors import BadInput, one_of
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named

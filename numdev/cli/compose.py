@@ -30,8 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 import numdev
 from numdev.attention.groups import preset, presets
 from numdev.cli import schema
-from numdev.errors import BadInput, NotHonoured, NumdevError
-from numdev.nearest import one_of
+from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
 CHOICE = "override /operation@_global_.operation"

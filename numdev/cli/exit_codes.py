@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -12,8 +13,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from numdev.cli.compose import Composer, composer, config_folder, type_hint
-from numdev.errors import BadInput, BadOutput, NumdevError, StoreError
-from numdev.nearest import is_near, one_of
+from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
     from numdev.cli.figures import Drawing
@@ -155,7 +155,7 @@ def _unknown(name: str, known: Composer) -> str:
         return f"{name}: only {options} {has} it; take {that}, or leave it out"
     names = known.before_equals()
     alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
-    return f"{name}: there is no such setting; {one_of(name, alike if is_near(name, alike) else names, most=12)}"
+    return f"{name}: there is no such setting; {one_of(name, alike if get_close_matches(name, alike) else names, most=12)}"
 
 
 def _first(text: str) -> str:

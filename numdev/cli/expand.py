@@ -50,10 +50,10 @@ from numdev.cli.compose import OPERATION, Composer, Library, Request, Statements
 from numdev.cli.plots import figures_of, function, plot_of
 from numdev.cli.runners import comparable, operation_of
 from numdev.errors import BadInput, NotHonoured
-from numdev.nearest import choice
 from numdev.results.claim import ClaimStatement
 from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
+from numdev.settings import choice
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
 _SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from numdev.version import package_version
+from numdev.sources import package_version
 
 HELP = """\
 numdev: how far fast attention deviates numerically from exact attention, and
@@ -96,7 +96,7 @@ def _dispatch(arguments: list[str]) -> int:
 
             return ranks.lead_or_follow(lambda: launch.launch(command, rest))
         return launch.launch(command, rest)
-    from numdev.nearest import one_of
+    from numdev.errors import one_of
 
     print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
     return 2

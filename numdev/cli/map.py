@@ -15,10 +15,10 @@ from numdev.cli.compose import Request
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.honoured import kind_of
 from numdev.cli.progress import output
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, Unsupported, one_of
 from numdev.measurement.deviation.head import Compared, Head, Place, Reference, Subject
-from numdev.nearest import choice, one_of
 from numdev.results.files import refuse_unwritable
+from numdev.settings import choice
 
 _TITLE = 60  # characters beside the words at the right of the histogram
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from textwrap import fill
 from typing import NoReturn
 
-from numdev.errors import BadInput, NumdevError, StoreError
-from numdev.nearest import one_of
+from numdev.errors import BadInput, NumdevError, StoreError, one_of
 
 WIDTH = 80
 

@@ -16,10 +16,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from numdev.machine import available_bytes, size_text
 from numdev.measurement.deviation.measurement import check_memory
 from numdev.measurement.estimate import Estimator, needed_bytes
 from numdev.measurement.runner import Runner
-from numdev.memory import available_bytes, size_text
 from numdev.results.store import Store
 from numdev.results.study import DONE, StudyPoint
 

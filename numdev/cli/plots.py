@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 
 from numdev.cli.plotted import mapping
 from numdev.cli.schema import PlotConfig
-from numdev.errors import BadInput
-from numdev.nearest import one_of
+from numdev.errors import BadInput, one_of
 
 _KEYS = tuple(one.name for one in fields(PlotConfig))
 _COLUMNS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # of every study, beside its axes

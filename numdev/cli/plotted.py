@@ -9,8 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.schema import PlotConfig
-from numdev.errors import BadInput
-from numdev.nearest import one_of
+from numdev.errors import BadInput, one_of
 
 _FORM = "give plot='x: NAME, y: METRIC, colour: NAME, facet: NAME', of which any may be left out"
 _PARTS = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list

@@ -18,10 +18,10 @@ from numdev.cli.progress import ERRORS, has_own_terminal, output
 from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
 from numdev.measurement.runner import Runner
-from numdev.nearest import choice
 from numdev.results.record import Record, Where
 from numdev.results.store import Store
 from numdev.results.study import DONE, StudyPoint
+from numdev.settings import choice
 
 LOG = logging.getLogger("numdev")
 

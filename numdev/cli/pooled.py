@@ -20,12 +20,11 @@ from itertools import groupby
 
 import torch
 
-from numdev.cores import usable_cores
 from numdev.errors import BadInput, NumdevError
+from numdev.machine import available_bytes, usable_cores
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.estimate import needed_bytes
 from numdev.measurement.runner import CACHE_BYTES, Runner
-from numdev.memory import available_bytes
 from numdev.results.store import Store
 from numdev.results.study import Outcome, PointEnded, Progress, Shard, Study, StudyPoint, begin, measured, stored
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from numdev.cli import launch, nodes
 from numdev.cli.compose import Flat, Request, composed, config_folder, flat, plain
-from numdev.errors import BadInput
-from numdev.nearest import NotAChoice
+from numdev.errors import BadInput, NotAChoice
 
 _UNKNOWN = "?"  # a value that no setting takes
 _PRESET = "preset"  # what a node has that makes a precision policy

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from numdev.cli import nodes
 from numdev.cli.claims import Comparable
 from numdev.cli.compose import OPERATION, plain
-from numdev.errors import BadInput
+from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.measurement import KIND, Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.protocol import MeasurementKind
@@ -22,7 +22,6 @@ from numdev.measurement.speed.columns import DERIVED, OF_COUNTED, derived
 from numdev.measurement.speed.measurement import Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import Traffic
-from numdev.nearest import one_of
 from numdev.results.environment import resolve_device
 from numdev.results.record import Column, Record, Status, Use
 

@@ -48,9 +48,9 @@ def _tune(settings: dict[str, str]) -> int:
         raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
     from numdev.attention.kernels import launch
     from numdev.attention.kernels.runtime import triton_version
+    from numdev.attention.tuning import tune
     from numdev.cli.progress import ERRORS, output
     from numdev.results.store import write_atomically
-    from numdev.tuning import tune
 
     path = Path(settings["out"]) if settings["out"] else launch.TABLE
     rows = [

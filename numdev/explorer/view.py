@@ -22,8 +22,7 @@ from numdev.attention.problem import Problem, Source
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
-from numdev.errors import BadInput, Unsupported
-from numdev.nearest import one_of
+from numdev.errors import BadInput, Unsupported, one_of
 from numdev.results.record import Record, Status
 from numdev.settings import Setting, declared, make
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from numdev.errors import BadInput, NumdevError
+from numdev.errors import BadInput, NumdevError, one_of
 from numdev.explorer import controls
 from numdev.explorer.view import SHARED, Settings, View, measured
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.nearest import one_of
 
 if TYPE_CHECKING:
     from numdev.report.figures.sides import Axis, Side

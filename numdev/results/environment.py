@@ -14,7 +14,7 @@ import torch
 
 from numdev.errors import BadInput
 from numdev.sources import digest as sources_digest
-from numdev.version import package_version
+from numdev.sources import package_version
 
 sources_digest()  # now, while the sources are imported, and not when a session first measures
 

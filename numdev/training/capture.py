@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from numdev.errors import BadInput, NumdevError, Unsupported
-from numdev.nearest import one_of
+from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.results.files import write_atomically
 from numdev.training.call import Arguments, Call, MaskReader
 from numdev.training.interception import Onward, Recorder

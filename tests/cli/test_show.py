@@ -12,9 +12,9 @@ from rich.console import Console
 
 from numdev.cli import plan, progress, show
 from numdev.cli.show import Metrics, PointNames, sentences
+from numdev.machine import size_text
 from numdev.measurement.deviation.measurement import COLUMNS, KIND
 from numdev.measurement.estimate import Estimator, Rate, _fit
-from numdev.memory import size_text
 from numdev.results.record import BAD_OUTPUT, Record, Status, Use
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless

@@ -23,7 +23,7 @@ from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.errors import BadInput, Unsupported
-from numdev.profiler import profiler
+from numdev.machine import profiler
 
 T = TypeVar("T")
 Result = tuple[Tensor, Tensor | None]

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
-from numdev.errors import BadInput
+from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.measurement import check_memory, of_replicate
 from numdev.measurement.operation import Measurable, Operation, Reproducible
-from numdev.nearest import one_of
 
 
 class Subject(StrEnum):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from numdev.errors import BadInput
+from numdev.machine import available_bytes
 from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Course, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.protocol import Context, Findings, configuration
-from numdev.memory import available_bytes
 from numdev.results.record import Column, Use
 
 Kept = TypeVar("Kept")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from numdev.errors import BadInput
+from numdev.machine import available_bytes
 from numdev.measurement.deviation.measurement import COMPARISON, nonfinite, zero
 from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
 from numdev.measurement.deviation.sample import Sample
@@ -18,7 +19,6 @@ from numdev.measurement.protocol import Context, Findings, configuration
 from numdev.measurement.speed.columns import COUNTED, MEASURED, of_beside
 from numdev.measurement.speed.timing import Budget, matmul_flops, peak_bytes, timed
 from numdev.measurement.speed.traffic import Traffic
-from numdev.memory import available_bytes
 from numdev.results.record import Column
 
 KIND = "speed"

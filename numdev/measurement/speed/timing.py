@@ -15,7 +15,7 @@ import torch
 from torch.profiler import profile
 
 from numdev.errors import BadInput
-from numdev.profiler import profiler
+from numdev.machine import profiler
 from numdev.settings import setting
 
 _WARM_UP = 3

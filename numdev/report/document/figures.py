@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.cores import usable_cores
 from numdev.errors import BadInput
+from numdev.machine import usable_cores
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import NEEDED, POINTS

@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from numdev.errors import BadInput
+from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
-from numdev.nearest import one_of
 from numdev.report.reading.derived import NEEDS
 from numdev.report.reading.frames import SPEED
 from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE

@@ -217,7 +217,7 @@ class TestTune:
         """The GPU's part replaced: the second row of three fails, and the first is in the file."""
         made: list[int] = []
 
-        from numdev import tuning
+        from numdev.attention import tuning
 
         def fake(fmt: Any, head_dim: int, mask: Mask, n: int, progress: Any) -> tuning.Tuned:
             if made:
@@ -253,7 +253,7 @@ def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("fmt", [FP16, *(pytest.param(fmt, marks=pytest.mark.exhaustive) for fmt in (BF16, FP32, E5M2))])
 def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    from numdev import tuning
+    from numdev.attention import tuning
     from numdev.attention.kernels import portable
 
     run = portable.run
@@ -273,7 +273,7 @@ def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, mon
 
 def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate is wrong: the command ends with 1, and the table stays as it was."""
-    from numdev import tuning
+    from numdev.attention import tuning
 
     before = table.read_bytes()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -286,7 +286,7 @@ def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, mon
 
 
 def test_candidates_of_fp32_are_smaller() -> None:
-    from numdev.tuning import candidates
+    from numdev.attention.tuning import candidates
 
     def area(fmt: Any) -> int:
         return max(c.br * c.bc for c in candidates(fmt))

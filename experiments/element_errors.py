@@ -15,7 +15,7 @@ import torch
 
 import numdev as nd
 from numdev.attention.operation import ATTENTION
-from numdev.measurement.deviation.head import Compared, Place
+from numdev.measurement.deviation.measurement import Place, head_of
 from numdev.report.document.export import to_csv
 from numdev.report.document.map import write_figures
 from numdev.report.figures.elements import element_errors
@@ -28,7 +28,7 @@ PROBLEM = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=2048, ke
 def elements(policy: str) -> pd.DataFrame:
     """Of one head, from golden on the unrounded inputs."""
     attention = nd.Tiled(nd.Precision.parse(policy), nd.Tiling(64, 64))
-    head = Compared(ATTENTION, PROBLEM, attention).head(Place(), torch.device("cpu"))
+    head = head_of(ATTENTION, PROBLEM, attention, Place(), torch.device("cpu"))
     return element_errors(head.x, head.reference, head.fmt)
 
 

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.attention import cost
-from numdev.attention.base import ForwardPass, Implementation
+from numdev.attention.base import Implementation
 from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.differentiable import WithGradients
@@ -77,8 +79,8 @@ class AttentionWorkload(Workload):
     def is_tf32(self, variant: Implementation) -> bool:
         return variant.is_tf32
 
-    def call(self, variant: ForwardPass) -> Any:
-        return variant.bare
+    def bound(self, problem: Problem, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        return partial(variant.bare, *inputs, **problem.arguments())
 
     def forget(self) -> None:
         """Releases the dense mask, which may be as large as the scores."""
@@ -92,9 +94,9 @@ class AttentionWorkload(Workload):
 class BackwardWorkload(AttentionWorkload):
     """The backward pass alone is timed, from what one forward pass left; beside it the forward pass, and both together."""
 
-    @property
-    def beside(self) -> Mapping[str, str]:
-        return {"forward": "the forward pass alone", "both": "the forward pass and then the backward pass"}
+    beside: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"forward": "the forward pass alone", "both": "the forward pass and then the backward pass"}
+    )
 
     def bound(self, problem: Problem, variant: WithGradients, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         q, k, v, do = inputs
@@ -110,7 +112,7 @@ class BackwardWorkload(AttentionWorkload):
         forward, backward = _forward_cost(problem, model, device), self.cost(problem, variant, passes.backward(), device)
         algorithm = forward.algorithm if forward.algorithm == backward.algorithm else ""
         both = Cost(forward.operations + backward.operations, algorithm, forward.model_bytes + backward.model_bytes)
-        return {"forward": Beside(passes.forward, forward), "both": Beside(passes.both, both)}
+        return {"forward": (passes.forward, forward), "both": (passes.both, both)}
 
     def needed_bytes(self, problem: Problem, variant: Implementation) -> int:
         """q, k, v, dO, O and the gradients, and S, P and dP of an implementation that holds all scores in memory."""

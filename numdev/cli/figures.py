@@ -14,7 +14,7 @@ from numdev.cli import runners, studies, sweep_manifest
 from numdev.cli.plots import asked_of
 from numdev.cli.plotted import asked
 from numdev.errors import BadInput
-from numdev.measurement.protocol import MeasurementKind
+from numdev.measurement.runner import Kind
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Drawing:
         return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
 
 
-def refuse(plot: Mapping[str, Any], names: Collection[str], measured: MeasurementKind, *, needs_x: bool = False) -> None:
+def refuse(plot: Mapping[str, Any], names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
     """Find out before anything is measured that a figure cannot be drawn.
 
     Args:
@@ -79,7 +79,7 @@ def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
 
 
-def refuse_of_point(cfg: DictConfig, measured: MeasurementKind, names: Collection[str]) -> None:
+def refuse_of_point(cfg: DictConfig, measured: Kind, names: Collection[str]) -> None:
     """Refuse a figure that one point cannot have: it shows all single points of its operation that the folder has."""
     if plot := asked(cfg):
         refuse(plot, [*names, *sweep_manifest.said_of_points(Path(cfg.results), measured)], measured, needs_x=True)

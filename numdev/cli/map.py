@@ -16,7 +16,7 @@ from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.honoured import kind_of
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported, one_of
-from numdev.measurement.deviation.head import Compared, Head, Place, Reference, Subject
+from numdev.measurement.deviation.measurement import Head, Place, Reference, Subject, head_of
 from numdev.results.files import refuse_unwritable
 from numdev.settings import choice
 
@@ -47,8 +47,8 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
     request = point.request_of(cfg, studies.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
     measured, bench = build.point(request), runners.runner("map", cfg)
     try:
-        compared = Compared(bench.kind.operation, measured.problem, measured.variant, measured.baseline)
-        head = compared.head(place, bench.device)
+        operation = bench.kind.operation
+        head = head_of(operation, measured.problem, measured.variant, place, bench.device, measured.baseline)
     except Unsupported as error:
         return Ended(UNSUPPORTED, str(error))
     out = Path(cfg.out)

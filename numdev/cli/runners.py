@@ -16,8 +16,7 @@ from numdev.cli.compose import OPERATION, plain
 from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.measurement import KIND, Deviations
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import MeasurementKind
-from numdev.measurement.runner import Runner
+from numdev.measurement.runner import Kind, Runner
 from numdev.measurement.speed.columns import DERIVED, OF_COUNTED, derived
 from numdev.measurement.speed.measurement import Speeds
 from numdev.measurement.speed.timing import Budget
@@ -42,7 +41,7 @@ def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None)
     return Runner(kind(command, cfg, node), cfg.device)
 
 
-def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> MeasurementKind:
+def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Kind:
     """The kind of measurement of a command; arguments and errors as those of `runner`."""
     operation = operation_of(_node(cfg) if node is None else node)
     if command == "train":
@@ -62,7 +61,7 @@ def _deviations(node: str, device: str) -> Runner:
     return Runner(Deviations(operation), device)
 
 
-def _training(operation: Operation) -> MeasurementKind:
+def _training(operation: Operation) -> Kind:
     from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
     if operation.golden is not None:
@@ -99,7 +98,7 @@ def _note(text: str) -> None:
     ERRORS.print(f"note: {text}", markup=False)
 
 
-def figures(kind: MeasurementKind) -> list[str]:
+def figures(kind: Kind) -> list[str]:
     """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
     table = next(iter(kind.columns.values()))
     own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
@@ -136,7 +135,7 @@ def _of_training() -> Comparable:
     return Comparable([*names[WEIGHTS], *both], both, lacks)
 
 
-def refuse_objective(text: str | None, kind: MeasurementKind) -> None:
+def refuse_objective(text: str | None, kind: Kind) -> None:
     """Find out before anything is measured that there is no such figure to minimise.
 
     Raises:
@@ -146,7 +145,7 @@ def refuse_objective(text: str | None, kind: MeasurementKind) -> None:
         raise BadInput("objective", text, one_of(text, known, most=12))
 
 
-def refuse_sweeper(sweeper: str, kind: MeasurementKind | None, command: str) -> None:
+def refuse_sweeper(sweeper: str, kind: Kind | None, command: str) -> None:
     """Say what a sweeper lacks that minimises a figure; `kind` is None where the command has no figures.
 
     Raises:

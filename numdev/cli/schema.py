@@ -119,7 +119,7 @@ class StudiesConfig:
 
 @dataclass
 class MappedConfig:
-    """The head that `numdev map` draws; see `numdev.measurement.deviation.head.Place`."""
+    """The head that `numdev map` draws; see `numdev.measurement.deviation.measurement.Place`."""
 
     output: str | None = setting(None, "output of the operation, such as out, lse, dq, dk, dv; null is the primary one")
     head: int = setting(0, "head of the output, from 0; those of further batch entries stand behind one another")

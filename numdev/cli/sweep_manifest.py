@@ -24,8 +24,7 @@ from numdev.results.store import Store
 
 if TYPE_CHECKING:
     from numdev.cli.expand import Expander
-    from numdev.measurement.protocol import MeasurementKind
-    from numdev.measurement.runner import Runner
+    from numdev.measurement.runner import Kind, Runner
     from numdev.results.record import Record
 
 _OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
@@ -66,7 +65,7 @@ def keep(
     return name
 
 
-def said_of_points(results: Path, measured: MeasurementKind) -> list[str]:
+def said_of_points(results: Path, measured: Kind) -> list[str]:
     """The overrides of the single points of an operation that a folder has."""
     manifest = Store(results).study(_of_points(measured.operation.name, measured.name)) or {"points": []}
     return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
-from numdev.measurement.protocol import MeasurementKind
-from numdev.measurement.runner import Runner
+from numdev.measurement.runner import Kind, Runner
 from numdev.measurement.speed.measurement import Speeds
 from numdev.results.record import Record, Status
 
@@ -61,7 +60,7 @@ class Estimator:
         assumed: variants and baselines that got the mean rate of others.
     """
 
-    kind: MeasurementKind
+    kind: Kind
     device: str
     budget: float = 20.0
     calibrated: int = 0
@@ -152,7 +151,7 @@ def _mean(rates: Iterable[Rate]) -> Rate:
     return Rate(tuple(math.fsum(column) / len(known) for column in columns), math.fsum(r.kept for r in known) / len(known))
 
 
-def needed_bytes(kind: MeasurementKind, problem: Any, variant: Any) -> int | None:
+def needed_bytes(kind: Kind, problem: Any, variant: Any) -> int | None:
     """Memory that a point of this kind needs; None where the problem does not say."""
     if isinstance(kind, Speeds):
         return kind.operation.workload.needed_bytes(problem, variant)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,17 +85,18 @@ class Cost:
     model_br: int = 0
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A call that is timed beside the measured one, and what it costs by a model."""
-
-    run: Callable[[], Any]
-    cost: Cost
+Beside = tuple[Callable[[], Any], Cost]  # a call that is timed beside the measured one, and what it costs by a model
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Defaults for an operation of which nothing more is known; an operation overrides what it knows."""
+    """Defaults for an operation of which nothing more is known; an operation overrides what it knows.
+
+    Attributes:
+        beside: calls that are timed beside the measured one: their names, and what each is.
+    """
+
+    beside: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def sample(self, problem: Any) -> Any:
         """The part of a problem that is drawn, and whose result is compared with golden."""
@@ -128,18 +130,9 @@ class Workload:
         """Whether its products of FP32 are in TF32, which decides what rate they are compared with."""
         return False
 
-    def call(self, variant: Any) -> Any:
-        """The part of a variant that is timed, without work that it does only for its caller."""
-        return variant
-
     def bound(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        """The call that is measured; preparations that are not to be timed are done here."""
-        return partial(self.call(variant), *inputs, **problem.arguments())
-
-    @property
-    def beside(self) -> Mapping[str, str]:
-        """Calls that are timed beside the measured one: their names, and what each is."""
-        return {}
+        """The call that is measured, without work that the variant does only for its caller; preparations are done here."""
+        return partial(variant, *inputs, **problem.arguments())
 
     def calls_beside(self, problem: Any, variant: Any, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Beside]:
         """Each of `beside`, on the same inputs."""
@@ -197,26 +190,18 @@ class RoundsInputs:
         return tuple(self.rounds(x.double()).to(self.dtype) for x in inputs)
 
 
-Draw = Callable[[Any, int, torch.device], Mapping[str, Tensor]]  # problem, seed, device to tensors by name
-
-
-def from_problem(problem: Any, seed: int, device: torch.device) -> Mapping[str, Tensor]:
-    """Inputs that the problem itself draws: `problem.inputs(seed, device)`."""
-    drawn: Mapping[str, Tensor] = problem.inputs(seed, device)
-    return drawn
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Inputs that one rule draws together.
 
     Attributes:
         names: names of the inputs, in the order in which an implementation takes them.
-        draw: the rule; the same problem and seed give the same numbers in FP64 on every device.
+        draw: the rule, from problem, seed and device to tensors by name; the same problem and seed give the same numbers in FP64
+            on every device. None for what the problem itself draws: `problem.inputs(seed, device)`.
     """
 
     names: tuple[str, ...]
-    draw: Draw = from_problem
+    draw: Callable[[Any, int, torch.device], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -311,7 +296,7 @@ class Operation:
         """Every input of a replicate, in the order in which an implementation takes them."""
         drawn: list[Tensor] = []
         for inputs in self.inputs:
-            tensors = inputs.draw(problem, seed, device)
+            tensors = inputs.draw(problem, seed, device) if inputs.draw is not None else problem.inputs(seed, device)
             drawn += (tensors[name] for name in inputs.names)
         return tuple(drawn)
 

@@ -116,7 +116,7 @@ Rows = list[dict[str, Any]]
 class Where(TypedDict, total=False):
     """Arguments of a measurement beside its point: folders for what it keeps, and listeners to its progress.
 
-    See `numdev.measurement.protocol.Context`.
+    See `numdev.measurement.runner.Context`.
     """
 
     folder: Path | None

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.protocol import Context
+from numdev.measurement.runner import Context
 from numdev.results.files import write_atomically
 from numdev.results.record import Within
 from numdev.training.loop import Progress, train

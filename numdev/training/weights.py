@@ -26,7 +26,7 @@ from torch import Tensor
 from numdev.errors import BadInput
 from numdev.measurement.deviation.sample import wasserstein
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings, configuration
+from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.record import Column, Use
 from numdev.training.operation import TRAINING
 from numdev.training.run import Run
@@ -188,7 +188,7 @@ _FIRST, _MOST = 50, 450  # rows of the table of losses: of each of the first ste
 
 
 @dataclass(frozen=True)
-class WeightsOverTraining:
+class WeightsOverTraining(Kind):
     """The kind `training`: the problem is a task, the variant a rung, the baseline the rung that it is compared with."""
 
     operation: Operation = TRAINING
@@ -199,32 +199,12 @@ class WeightsOverTraining:
     def columns(self) -> dict[str, tuple[Column, ...]]:
         return dict(TABLES)
 
-    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> TrainingPoint:
-        return TrainingPoint(self.operation, problem, variant, baseline, seeds)
+    def columns_of(self, point: Point) -> dict[str, tuple[Column, ...]]:
+        """`watch` is among them where the rung is watched."""
+        watched = {WATCH: WATCHED} if isinstance(point.variant, Rung) and point.variant.watch else {}
+        return self.columns | watched
 
-
-@dataclass(frozen=True)
-class TrainingPoint:
-    """A rung of a task beside its reference."""
-
-    operation: Operation
-    problem: Any  # a Task; what a study refuses has a key too
-    variant: Any
-    baseline: Any
-    seeds: int
-    kind: ClassVar[str] = "training"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return configuration(problem=self.problem, variant=self.variant, baseline=self.baseline, seeds=self.seeds)
-
-    @property
-    def columns(self) -> dict[str, tuple[Column, ...]]:
-        """Of the tables; `watch` is among them where the rung is watched."""
-        watched = {WATCH: WATCHED} if isinstance(self.variant, Rung) and self.variant.watch else {}
-        return WeightsOverTraining(self.operation).columns | watched
-
-    def run(self, context: Context) -> Findings:
+    def run(self, point: Point, context: Context) -> Findings:
         """Trains each replicate of the rung and of its reference that has not been trained yet.
 
         A run whose loss stops being finite is reported in `nonfinite`, with the step; its tables end there.
@@ -233,27 +213,28 @@ class TrainingPoint:
             BadInput: for what is no task or no rung, and for a run that cannot be trained.
             Unsupported: for a model or an attention that cannot be trained as asked.
         """
-        self._check()
-        tables: dict[str, list[dict[str, Any]]] = {name: [] for name in self.columns}
+        _check(point)
+        tables: dict[str, list[dict[str, Any]]] = {name: [] for name in self.columns_of(point)}
         stopped: list[str] = []
         with runs(context) as shared:
             for seed in context.replicates():
-                own = shared.finished(Run(self.problem, self.variant, seed), f"replicate {seed}")
-                reference = shared.finished(Run(self.problem, self.baseline, seed), f"reference of replicate {seed}")
+                own = shared.finished(Run(point.problem, point.variant, seed), f"replicate {seed}")
+                reference = shared.finished(Run(point.problem, point.baseline, seed), f"reference of replicate {seed}")
                 for name, rows in _rows(own, reference, context.device).items():
                     tables[name] += ({"seed": seed} | row for row in rows)
                 if reason := _stopped(own, reference):
                     stopped.append(f"replicate {seed}: {reason}")
         return Findings(tables, nonfinite="; ".join(stopped))
 
-    def _check(self) -> None:
-        if not isinstance(self.problem, Task):
-            hint = "it is no numdev.training.task.Task; give task=NAME, an option"
-            raise BadInput("problem", type(self.problem).__name__, hint)
-        for name, made in (("variant", self.variant), ("baseline", self.baseline)):
-            if not isinstance(made, Rung):
-                hint = "it is no numdev.training.rung.Rung, and a run is compared with another run; leave it out"
-                raise BadInput(name, made if isinstance(made, str) else type(made).__name__, hint)
+
+def _check(point: Point) -> None:
+    if not isinstance(point.problem, Task):
+        hint = "it is no numdev.training.task.Task; give task=NAME, an option"
+        raise BadInput("problem", type(point.problem).__name__, hint)
+    for name, made in (("variant", point.variant), ("baseline", point.baseline)):
+        if not isinstance(made, Rung):
+            hint = "it is no numdev.training.rung.Rung, and a run is compared with another run; leave it out"
+            raise BadInput(name, made if isinstance(made, str) else type(made).__name__, hint)
 
 
 def _rows(own: Finished, reference: Finished, device: torch.device) -> dict[str, list[dict[str, Any]]]:

@@ -31,6 +31,7 @@ from numdev.cli.compose import Library, config_folder
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.runner import Point
 from numdev.results.manifest import EntryRole
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint
@@ -380,7 +381,7 @@ class TestStudies:
         made = study(name)
         assert all(one.refused == "" for one in made.points), [one.refused for one in made.points if one.refused]
         kind = Deviations(ATTENTION_BACKWARD)
-        keys = {str(kind.of(p.problem, p.variant, p.baseline, p.seeds).config) for p in made.points}
+        keys = {str(kind.config(Point(p.problem, p.variant, p.baseline, p.seeds))) for p in made.points}
         assert len(keys) >= 0.8 * len(made.points)  # a point may stand in two scenarios
 
     @pytest.mark.parametrize(("name", "policy"), [("attribution", BackwardPrecision), ("attribution_forward", Precision)])

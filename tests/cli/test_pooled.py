@@ -130,14 +130,14 @@ def test_a_point_that_needs_much_memory_is_measured_alone(
 ) -> None:
     command = ("measure", "--config-dir", str(several), "study=several", "device=cpu")
     here, runs = os.getpid(), list[object]()
-    whole = Runner.run
+    whole = Runner.measure
 
     def counted(self: Runner, *given: Any, **where: Any) -> Record:
         if os.getpid() == here:
             runs.append(given)
         return whole(self, *given, **where)
 
-    monkeypatch.setattr(Runner, "run", counted)
+    monkeypatch.setattr(Runner, "measure", counted)
     monkeypatch.setattr(pooled, "needed_bytes", lambda kind, problem, variant: problem.shape.keys)
     monkeypatch.setattr(pooled, "available_bytes", lambda _: 2 * 2 * 24)  # a worker's point may need half of its share
     assert numdev(*command, "workers=2").code == 0

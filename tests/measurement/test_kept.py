@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, zeros
 
-from numdev.measurement.protocol import Kept
+from numdev.measurement.runner import Kept
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=40), st.integers(1, 12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -18,13 +18,12 @@ from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings
-from numdev.measurement.runner import Runner
+from numdev.measurement.runner import Context, Findings, Kind, Point, Runner
 from numdev.report.document.export import environments, to_csv
 from numdev.report.document.report import make_report
 from numdev.report.reading.columns import dictionary, meaning
 from numdev.report.reading.frames import load
-from numdev.results.record import Column, Status, Use, describe
+from numdev.results.record import Column, Status, Use
 from numdev.results.store import LONG, Store
 from numdev.results.study import Study, StudyPoint, run
 
@@ -32,7 +31,7 @@ SEED = Column("seed", "", "the replicate", Use.PLACE)
 
 
 @dataclass(frozen=True)
-class Largest:
+class Largest(Kind):
     """The kind `largest`: the largest entry of each input, and, in a long table, every entry of the first."""
 
     operation: Operation = ATTENTION
@@ -45,31 +44,12 @@ class Largest:
         largest = Column("largest", "absolute", "largest entry", Use.CHIEF)
         return {"largest": (SEED, input_, largest), "entries": (SEED, entry)}
 
-    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> LargestOf:
-        return LargestOf(self.operation, problem, seeds)
-
-
-@dataclass(frozen=True)
-class LargestOf:
-    operation: Operation
-    problem: Any
-    seeds: int
-    kind: ClassVar[str] = "largest"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"problem": describe(self.problem), "seeds": self.seeds}
-
-    @property
-    def columns(self) -> dict[str, tuple[Column, ...]]:
-        return Largest(self.operation).columns
-
-    def run(self, context: Context) -> Findings:
-        if self.problem.shape.queries == 1:
+    def run(self, point: Point, context: Context) -> Findings:
+        if point.problem.shape.queries == 1:
             raise Unsupported("problem.queries", "one query is not enough")
         rows, entries = [], []
         for seed in context.replicates():
-            drawn = self.operation.draw(self.problem, seed, context.device)
+            drawn = self.operation.draw(point.problem, seed, context.device)
             names = [name for inputs in self.operation.inputs for name in inputs.names]
             rows += [{"seed": seed, "input": n, "largest": float(t.max())} for n, t in zip(names, drawn, strict=True)]
             entries += [{"seed": seed, "entry": value} for value in drawn[0].flatten().tolist()]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,9 +26,9 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
+from numdev.measurement import runner
 from numdev.measurement.operation import Operation
-from numdev.measurement.protocol import Context, Findings
-from numdev.measurement.runner import Runner
+from numdev.measurement.runner import Context, Findings, Point, Runner
 from numdev.results.manifest import Role, Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store, StoreError
@@ -256,30 +256,18 @@ class TestResume:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(runner.Kind):
     """A kind that counts to the number of its seeds, one at a time, and keeps how far it is."""
 
     operation: Operation = ATTENTION
-    name: str = "steps"
-    seeds: int = 1
     breaks_at: int = -1
-
-    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> Steps:
-        return replace(self, seeds=seeds)
-
-    @property
-    def kind(self) -> str:
-        return self.name
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"seeds": self.seeds}
+    name: ClassVar[str] = "steps"
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
         return {"steps": (Column("seed", "", "the step", Use.PLACE), Column("first", "", "that this process took"))}
 
-    def run(self, context: Context) -> Findings:
+    def run(self, point: Point, context: Context) -> Findings:
         assert context.folder is not None
         kept = context.folder / "step"
         first = int(kept.read_text()) if kept.is_file() else 0
@@ -289,7 +277,7 @@ class Steps:
             if seed >= first:
                 context.folder.mkdir(parents=True, exist_ok=True)
                 kept.write_text(str(seed + 1))
-        return Findings({"steps": [{"seed": seed, "first": first} for seed in range(self.seeds)]})
+        return Findings({"steps": [{"seed": seed, "first": first} for seed in range(context.seeds)]})
 
 
 class TestCheckpoints:

@@ -21,8 +21,7 @@ from scipy.spatial.distance import cosine
 from scipy.stats import wasserstein_distance
 
 from numdev.errors import BadInput
-from numdev.measurement.protocol import Context
-from numdev.measurement.runner import Runner
+from numdev.measurement.runner import Context, Kept, Point, Runner
 from numdev.results.record import Record, Status
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
@@ -245,10 +244,10 @@ class TestWhatGoesWrong:
 
     @pytest.mark.parametrize("parts", [(3, REFERENCE, REFERENCE), (Toy(), "x", REFERENCE), (Toy(), REFERENCE, None)])
     def test_only_rungs_of_tasks_are_measured(self, parts: tuple[Any, Any, Any]) -> None:
-        point = WeightsOverTraining().of(*parts, seeds=1)
-        assert point.config["seeds"] == 1  # what a study refuses has a key too
+        kind, point = WeightsOverTraining(), Point(*parts, seeds=1)
+        assert kind.config(point)["seeds"] == 1  # what a study refuses has a key too
         with pytest.raises(BadInput, match=r"problem: 'int'|variant: 'x'|baseline: 'NoneType'"):
-            point.run(Context(CPU, 1, Runner(WeightsOverTraining(), "cpu")._kept))
+            kind.run(point, Context(CPU, 1, Kept(0)))
 
 
 class TestPictures:

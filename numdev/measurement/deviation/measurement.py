@@ -1,4 +1,4 @@
-"""A variant against golden and against a baseline, over replicates.
+"""A variant against golden and against a baseline, over replicates, and one head of an output beside what it is compared with.
 
 A problem makes named inputs from a seed; a variant rounds them and returns named outputs; golden is another such callable.
 What is compared is whatever tensors both return under the same name.
@@ -6,22 +6,27 @@ What is compared is whatever tensors both return under the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.machine import available_bytes
 from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Course, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
-from numdev.measurement.protocol import Context, Findings, configuration
+from numdev.measurement.runner import Context, Findings, Kept, Kind, Point
 from numdev.results.record import Column, Use
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
+Samples = dict[str, Sample]
 
 KIND = "deviation"
 COMPARISON = (
@@ -64,55 +69,52 @@ COUNTERS = "counters"
 """The table of events that the variant's runs counted, a row per seed."""
 
 
+class Subject(StrEnum):
+    """Whose error it is."""
+
+    VARIANT = "variant"
+    BASELINE = "baseline"
+
+
+class Reference(StrEnum):
+    """The other side of a comparison, see `COMPARISON`."""
+
+    GOLDEN = "golden"
+    GOLDEN_SAME_INPUTS = "golden_same_inputs"
+    BASELINE = "baseline"
+
+
 @dataclass(frozen=True)
-class Deviations:
-    """The kind `deviation` of measurement of an operation."""
+class Deviations(Kind):
+    """How far a variant, and a baseline beside it, deviates from golden on a problem."""
 
     operation: Operation
     name: ClassVar[str] = KIND
-    seeds: ClassVar[int] = 10
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
         compared = (*COLUMNS, *DIRECTIONS) if self.operation.directed else COLUMNS
         return {KIND: compared, COUNTERS: (SEED, *self.operation.counters)}
 
-    def of(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> DeviationPoint:
-        return DeviationPoint(self.operation, problem, variant, baseline, seeds)
-
-
-Samples = dict[str, Sample]
-References = dict[str, Samples]
-
-
-@dataclass(frozen=True)
-class DeviationPoint:
-    """How far a variant, and a baseline beside it, deviates from golden on a problem."""
-
-    operation: Operation
-    problem: Reproducible
-    variant: Any  # a Measurable wherever it runs; what a study refuses has a key too
-    baseline: Measurable | None
-    seeds: int
-    kind: ClassVar[str] = KIND
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return configuration(problem=self.problem, variant=self.variant, baseline=self.baseline, seeds=self.seeds)
-
-    @property
-    def columns(self) -> dict[str, tuple[Column, ...]]:
-        return Deviations(self.operation).columns
-
-    def run(self, context: Context) -> Findings:
+    def run(self, point: Point, context: Context) -> Findings:
         """Raises BadInput, naming the problem, if it is larger than the free memory."""
-        check_memory(self.problem, context.device, self.operation.smaller)
+        check_memory(point.problem, context.device, self.operation.smaller)
         kernels, course = dict[str, None](), Course(self.operation.directed)
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
         for seed in context.replicates():
-            own, output = _Replicate(self.operation, self.problem, context, seed, course).rows(self.variant, self.baseline)
-            rows += own
+            replicate = _Replicate(self.operation, point.problem, seed, context.device, context.kept)
+            variant = of_replicate(point.variant, seed)
+            output = replicate.outputs(variant)
+            own, others = _samples(output), Samples()
+            references = replicate.golden(variant)
+            if point.baseline is not None:
+                baseline = of_replicate(point.baseline, seed)
+                others, of_baseline = replicate.baseline(baseline), replicate.golden(baseline)
+                references[Reference.BASELINE] = others
+            rows += replicate.compared(Subject.VARIANT, variant, own, references, others, course)
+            if point.baseline is not None:
+                rows += replicate.compared(Subject.BASELINE, baseline, others, of_baseline, own, course)
             kernels[output.kernel] = None
             counters.append({"seed": seed} | output.counters)
         return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows), zero(rows))
@@ -134,85 +136,158 @@ def of_replicate(subject: Measurable, seed: int) -> Measurable:
 
 @dataclass(frozen=True)
 class _Replicate:
-    """One replicate of a problem: its inputs, the outputs of golden, variant and baseline, and their comparisons.
+    """One replicate of a problem: its inputs, the outputs of implementations, and their comparisons.
 
-    What other points of the problem need too is kept for them. `course` has the directions of the errors in the replicate before.
+    What other points of the problem need too, all but the outputs of a variant, is kept for them.
     """
 
     operation: Operation
     problem: Reproducible
-    context: Context
     seed: int
-    course: Course
+    device: torch.device
+    kept: Kept
 
-    def rows(self, variant: Measurable, baseline: Measurable | None) -> tuple[list[dict[str, Any]], Outputs]:
-        """Every comparison, and the variant's outputs."""
-        variant = of_replicate(variant, self.seed)
-        output = variant(*self._rounded(variant), **self.problem.arguments())
-        samples, golden = _samples(output), self._golden(variant)
-        if baseline is None:
-            return self._directed(list(self._compared("variant", samples, golden, {}, variant)), samples, golden), output
-        baseline = of_replicate(baseline, self.seed)
-        others, golden_of_baseline = self._baseline(baseline), self._golden(baseline)
-        references = golden | {"baseline": others}
-        own = list(self._compared("variant", samples, references, others, variant))
-        beside = self._compared("baseline", others, golden_of_baseline, samples, baseline)
-        return self._directed(own, samples, references) + self._directed(list(beside), others, golden_of_baseline), output
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self._kept("inputs", lambda: self.operation.draw(self.problem, self.seed, self.device))
 
-    def _inputs(self) -> tuple[Tensor, ...]:
-        return self._kept("inputs", lambda: self.operation.draw(self.problem, self.seed, self.context.device))
+    def rounded(self, subject: Measurable) -> tuple[Tensor, ...]:
+        return self._kept("rounded", lambda: subject.round_inputs(*self.inputs()), subject.input_key)
 
-    def _rounded(self, subject: Measurable) -> tuple[Tensor, ...]:
-        return self._kept("rounded", lambda: subject.round_inputs(*self._inputs()), subject.input_key)
+    def outputs(self, subject: Measurable) -> Outputs:
+        return subject(*self.rounded(subject), **self.problem.arguments())
 
-    def _golden(self, subject: Measurable) -> References:
+    def baseline(self, subject: Measurable) -> Samples:
+        return self._kept("baseline", lambda: _samples(self.outputs(subject)), subject)
+
+    def golden(self, subject: Measurable) -> dict[Reference, Samples]:
         """Golden on the unrounded inputs, and on those that the subject sees."""
+        same = self._kept("golden", lambda: self._exact(self.rounded(subject)), subject.input_key)
+        return {Reference.GOLDEN: self._kept("golden", lambda: self._exact(self.inputs())), Reference.GOLDEN_SAME_INPUTS: same}
 
-        def exact(inputs: tuple[Tensor, ...]) -> Samples:
-            return _samples(self.operation.exact(*inputs, **self.problem.arguments()))
+    def _exact(self, inputs: tuple[Tensor, ...]) -> Samples:
+        return _samples(self.operation.exact(*inputs, **self.problem.arguments()))
 
-        same = self._kept("golden", lambda: exact(self._rounded(subject)), subject.input_key)
-        return {"golden": self._kept("golden", lambda: exact(self._inputs())), "golden_same_inputs": same}
+    def _kept(self, what: str, make: Callable[[], Value], *of: object) -> Value:
+        return self.kept.get((what, self.problem, *of, self.seed), make)
 
-    def _baseline(self, subject: Measurable) -> Samples:
-        return self._kept("baseline", lambda: _samples(subject(*self._rounded(subject), **self.problem.arguments())), subject)
-
-    def _kept(self, what: str, make: Callable[[], Kept], *of: object) -> Kept:
-        return self.context.kept.get((what, self.problem, *of, self.seed), make)
-
-    def _directed(self, rows: list[dict[str, Any]], samples: Samples, references: References) -> list[dict[str, Any]]:
-        """The comparisons of one subject with rank and direction of their errors, where the operation has them."""
-        if not self.course.outputs:
-            return rows
-        directed = []
-        for row in rows:
-            reference, output = row["reference"], row["output"]
-            place = (row["subject"], reference, output)
-            directed.append(row | self.course.figures(place, samples[output], references[reference][output]))
-        return directed
-
-    def _compared(
-        self, name: str, samples: Samples, references: References, others: Samples, subject: Measurable
+    def compared(
+        self,
+        name: Subject,
+        subject: Measurable,
+        samples: Samples,
+        references: Mapping[Reference, Samples],
+        others: Samples,
+        course: Course,
     ) -> Iterator[dict[str, Any]]:
         """Each output of a subject against each reference, in ulp and u of the output's own format.
 
         `others` are the outputs of the baseline if the subject is the variant, and vice versa. Elements that are not finite
         there are not compared here either, so that the figures of variant and baseline are taken over the same elements.
+        `course` has the directions of the errors in the replicate before.
         """
-        place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": name}
+        place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": name.value}
         for reference, expected in references.items():
             for output, sample in samples.items():
                 if output in expected:
                     other = others.get(output)
                     leave_out = None if other is None or other.is_finite else ~other.values.isfinite()
                     deviation = compare(sample, expected[output], subject.formats[output], leave_out)
-                    head = {"output": output, "primary": output == self.operation.primary, "reference": reference}
-                    yield place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
+                    head = {"output": output, "primary": output == self.operation.primary, "reference": reference.value}
+                    row = place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
+                    yield row | course.figures((name, reference, output), sample, expected[output])
 
 
 def _samples(output: Outputs) -> Samples:
     """The outputs by name, as comparisons take them."""
     return {name: Sample(tensor) for name, tensor in output.tensors().items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which head of which output, and what it is compared with.
+
+    Attributes:
+        output: the name of an output; empty for the operation's primary one.
+        head: number of the head; the heads of further batch entries follow those of the first.
+        seed: the replicate.
+        subject: whose head it is.
+        reference: what it is compared with.
+    """
+
+    output: str = ""
+    head: int = 0
+    seed: int = 0
+    subject: Subject = Subject.VARIANT
+    reference: Reference = Reference.GOLDEN
+
+    def __post_init__(self) -> None:
+        for name in ("head", "seed"):
+            if getattr(self, name) < 0:
+                raise BadInput(name, getattr(self, name), "give a whole number from 0")
+        if self.subject is Subject.BASELINE and self.reference is Reference.BASELINE:
+            hint = "subject=baseline would be compared with itself; leave one of them out"
+            raise BadInput("reference", self.reference.value, hint)
+
+    @property
+    def needs_baseline(self) -> bool:
+        return Subject.BASELINE in (self.subject, self.reference)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head `x` of an output, its reference, the format and the name of the output, and how many heads that has."""
+
+    x: Float[Tensor, "rows columns"]
+    reference: Float[Tensor, "rows columns"]
+    fmt: Format
+    output: str
+    heads: int
+
+
+def head_of(
+    operation: Operation,
+    problem: Reproducible,
+    variant: Measurable,
+    place: Place,
+    device: torch.device,
+    baseline: Measurable | None = None,
+) -> Head:
+    """One head of an output in one replicate, and that of its reference.
+
+    Raises:
+        BadInput: for an output, a head or a replicate that does not exist, a baseline that is missing, and a problem that is
+            larger than the free memory.
+        Unsupported: if an implementation cannot honour the request.
+    """
+    if place.needs_baseline and baseline is None:
+        raise BadInput("baseline", "none", "no baseline was measured; choose one, such as baseline=eager")
+    check_memory(problem, device, operation.smaller)
+    replicate, name = _Replicate(operation, problem, place.seed, device, Kept(1 << 62)), place.output or operation.primary
+    try:
+        dims = replicate.inputs()[0].ndim - 2
+    except BadInput as error:  # a source names what it counts
+        raise BadInput("seed", place.seed, error.mend) if error.field == "seeds" else error from None
+    chosen = {Subject.VARIANT: variant, Subject.BASELINE: baseline}
+    subject = of_replicate(chosen[place.subject] or variant, place.seed)
+    samples = _samples(replicate.outputs(subject))
+    if place.reference is Reference.BASELINE and baseline is not None:
+        expected = replicate.baseline(of_replicate(baseline, place.seed))
+    else:
+        expected = replicate.golden(subject)[place.reference]
+    for whose, outputs in ((f"the {place.subject}", samples), (f"reference={place.reference}", expected)):
+        if name not in outputs:
+            raise BadInput("output", name, f"{whose} returns {', '.join(outputs)}; choose one of these")
+    matrices, references = _heads(samples[name], dims), _heads(expected[name], dims)
+    if place.head >= len(matrices):
+        last = len(matrices) - 1
+        raise BadInput("head", place.head, f"{name} has {len(matrices)}; give 0{f' to {last}' if last else ''}")
+    return Head(matrices[place.head], references[place.head], subject.formats[name], name, len(matrices))
+
+
+def _heads(sample: Sample, dims: int) -> Float[Tensor, "heads rows columns"]:
+    """The matrices of an output whose first `dims` dimensions count heads; a vector is one column."""
+    shape = (*sample.shape[max(dims, 0) :], 1, 1)
+    return sample.values.reshape(-1, shape[0], math.prod(shape[1:])).cpu()
 
 
 def nonfinite(rows: list[dict[str, Any]]) -> str:

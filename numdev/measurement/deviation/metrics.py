@@ -162,7 +162,7 @@ def compare(sample: Sample, reference: Sample, fmt: Format, leave_out: Tensor | 
         bias_error=float(size(spread_signed / root)),
         max_ulp=float(Scaled(largest_ulp, halved)),
         max_u=largest.over(Scaled(reference.largest, place)) / share,
-        equal_share=1.0 - (x.numel() - _zeros(ordered)) / x.numel(),
+        equal_share=1.0 - (x.numel() - int(torch.searchsorted(ordered, 0.0, right=True))) / x.numel(),
         agreement_bits=_agreement(largest, reference.largest),
         **counts,
         compared=x.numel(),
@@ -185,11 +185,6 @@ def _counts(x: Tensor, r: Tensor) -> dict[str, int]:
         "both_inf_count": x.isinf() & same,
     }
     return {name: int(places.sum()) for name, places in places_by_kind.items()}
-
-
-def _zeros(ordered: Tensor) -> int:
-    """How many of these are 0, of which none is less."""
-    return int(torch.searchsorted(ordered, 0.0, right=True))
 
 
 def _percentiles(ordered: Tensor) -> list[float]:
@@ -237,41 +232,31 @@ def _first_of_largest(values: Tensor) -> int:
     return int(values.argmax() if values.is_cuda else values.numpy().argmax())
 
 
-def _figure(text: str) -> Any:
-    return field(default=math.nan, metadata={"unit": "relative", "text": text})
-
-
-@dataclass(frozen=True)
-class Directedness:
-    """Figures of an error `D`, one matrix `[tokens, dim]` for each head; NaN where they are not defined.
-
-    Heads without an error have neither rank nor direction and are left out of means. An error that is not finite has neither
-    in any head; NaN and Inf are counted separately.
-    """
-
-    stable_rank: float = _figure(
-        "||D||_F^2 / ||D||_2^2 of the error of one head, the mean over heads: 1 if all rows of D are multiples of one vector"
-    )
-    top_share: float = _figure(
-        "sigma_1^2 / ||D||_F^2, the share of the error's energy that lies in its top singular vector, the mean over heads"
-    )
-    step_cosine: float = _figure(
+DIRECTED: dict[str, tuple[str, str]] = {
+    "stable_rank": (
+        "relative",
+        "||D||_F^2 / ||D||_2^2 of the error of one head, the mean over heads: 1 if all rows of D are multiples of one vector",
+    ),
+    "top_share": (
+        "relative",
+        "sigma_1^2 / ||D||_F^2, the share of the error's energy that lies in its top singular vector, the mean over heads",
+    ),
+    "step_cosine": (
+        "relative",
         "cosine of the error of all heads, as one vector, with that of the seed before: far from 0 if the error does not depend "
-        "on the inputs; empty for the first seed"
-    )
-    step_alignment: float = _figure(
+        "on the inputs; empty for the first seed",
+    ),
+    "step_alignment": (
+        "relative",
         "|cosine| of the top right singular vector of D, a direction among the dim columns, with that of the seed before, the "
-        "mean over heads: 1 if the direction stays, about 0.8 / sqrt(dim) by chance; empty for the first seed"
-    )
+        "mean over heads: 1 if the direction stays, about 0.8 / sqrt(dim) by chance; empty for the first seed",
+    ),
+}
+"""Figures of an error `D`, one matrix `[tokens, dim]` for each head, with unit and meaning; NaN where they are not defined.
 
-    def figures(self) -> dict[str, float]:
-        """Every figure by name."""
-        return {name: getattr(self, name) for name in DIRECTED}
-
-
-DIRECTED: dict[str, tuple[str, str]] = {f.name: (f.metadata["unit"], f.metadata["text"]) for f in fields(Directedness)}
-UNDIRECTED = Directedness()
-"""The figures of an output that is not a matrix for each head."""
+Heads without an error have neither rank nor direction and are left out of means. An error that is not finite has neither in any
+head; NaN and Inf are counted separately.
+"""
 
 
 @dataclass(frozen=True)
@@ -312,19 +297,21 @@ class Direction:
         top, vectors = _top(matrices)
         return Direction((matrices / math.sqrt(float(energy.sum()))).reshape(-1), vectors, energy, top)
 
-    def after(self, before: Direction | None) -> Directedness:
-        """The figures, given the direction of the seed before; None if there is none."""
-        erring = self.energy > 0
+    def after(self, before: Direction | None) -> dict[str, float]:
+        """The figures of `DIRECTED`, given the direction of the seed before; None if there is none."""
+        figures, erring = dict.fromkeys(DIRECTED, math.nan), self.energy > 0
         if self.error is None or not bool(erring.any()):
-            return UNDIRECTED
+            return figures
         share = (self.top[erring] / self.energy[erring]).clamp(max=1.0)
-        rank, top = float((1 / share).mean()), float(share.mean())
+        figures |= {"stable_rank": float((1 / share).mean()), "top_share": float(share.mean())}
         if before is None or before.error is None or before.error.shape != self.error.shape:
-            return Directedness(rank, top)
+            return figures
+        figures["step_cosine"] = max(-1.0, min(1.0, float(self.error.dot(before.error))))
         both = erring & (before.energy > 0)
-        aligned = (self.vectors * before.vectors).sum(-1).abs()[both]
-        alignment = float(aligned.clamp(max=1.0).mean()) if bool(both.any()) else math.nan
-        return Directedness(rank, top, max(-1.0, min(1.0, float(self.error.dot(before.error)))), alignment)
+        if bool(both.any()):
+            aligned = (self.vectors * before.vectors).sum(-1).abs()[both]
+            figures["step_alignment"] = float(aligned.clamp(max=1.0).mean())
+        return figures
 
 
 def _top(matrices: Float[Tensor, "heads tokens dim"]) -> tuple[Tensor, Tensor]:
@@ -352,7 +339,7 @@ class Course:
     def figures(self, place: tuple[str, ...], sample: Sample, reference: Sample) -> dict[str, float]:
         """The figures of one comparison of this replicate, identified by `place`, whose last part is the output."""
         if place[-1] not in self.outputs:
-            return UNDIRECTED.figures()
+            return dict.fromkeys(DIRECTED, math.nan) if self.outputs else {}
         direction = Direction.of(sample, reference)
         before, self._before[place] = self._before.get(place), direction
-        return direction.after(before).figures()
+        return direction.after(before)

@@ -19,15 +19,16 @@ from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
+from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import measurement as module
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation.measurement import Deviations, Head, Place, Reference, Subject, head_of
 from numdev.measurement.deviation.metrics import Deviation
-from numdev.measurement.operation import Inputs, Measurable, Operation, Outputs, Reproducible
+from numdev.measurement.operation import Draws, Inputs, Operation, Result, RoundsInputs
 from numdev.measurement.operation import Output as Named
 from numdev.measurement.runner import Runner
 from numdev.results.record import Column, Record, Status
@@ -111,13 +112,6 @@ def only(record: Record, **wanted: object) -> list[dict[str, Any]]:
     return [row for row in record.rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def test_the_parts_keep_to_the_protocols(bench: Bench) -> None:
-    assert all(isinstance(part, Measurable) for part in (KERNEL, BASELINE, Exact(), Wrong(), Counted(Exact()), Multiply(BF16)))
-    assert all(isinstance(part, Reproducible) for part in (NORMAL, Matrices(3)))
-    assert isinstance(Product(torch.zeros(2)), Outputs)
-    assert bench.device == torch.device("cpu")
-
-
 def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
     record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
     drawn = NORMAL.inputs(1)
@@ -145,36 +139,20 @@ def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
     assert record.seconds > 0
 
 
-def test_golden_is_computed_once_per_problem_and_seed() -> None:
-    """And once more per kind of rounded inputs, which three variants and the baseline share here."""
-    golden = Counted(Exact())
+def test_golden_and_baseline_are_computed_once_per_problem_and_seed_and_variants_each_time() -> None:
+    """Golden once more per kind of rounded inputs, which three variants and the baseline share here."""
+    golden, baseline, variant = Counted(Exact()), Counted(BASELINE), Counted(KERNEL)
     bench = Bench(golden, "cpu")
-    variants: list[Measurable] = [KERNEL, Tiled(Precision.uniform(BF16)), Naive(Precision.uniform(BF16))]
-    for variant in variants:
-        bench.measure(NORMAL, variant, BASELINE, seeds=2)
-    assert len(golden.calls) == 2 + 2
-    bench.measure(NORMAL, Naive(Precision.uniform(FP16)), BASELINE, seeds=2)
-    assert len(golden.calls) == 2 + 2 + 2, "other inputs"
-    bench.measure(NORMAL, KERNEL, BASELINE, seeds=3)
-    assert len(golden.calls) == 2 + 2 + 2 + 2, "another seed"
-    bench.measure(UNIFORM, KERNEL, BASELINE, seeds=1)
-    assert len(golden.calls) == 2 + 2 + 2 + 2 + 2, "another problem"
-    assert len(set(golden.calls)) > 4
 
+    def calls(problem: Problem, variant: Any, seeds: int) -> tuple[int, int]:
+        bench.measure(problem, variant, baseline, seeds=seeds)
+        return len(golden.calls), len(baseline.calls)
 
-def test_the_baseline_is_computed_once_per_problem_and_seed(bench: Bench) -> None:
-    baseline = Counted(Naive(Precision.eager(BF16)))
-    first = bench.measure(NORMAL, KERNEL, baseline, seeds=2)
-    second = bench.measure(NORMAL, Tiled(Precision.uniform(FP16)), baseline, seeds=2)
-    assert len(baseline.calls) == 2
-    assert only(first, subject="baseline") == only(second, subject="baseline")
-    bench.measure(NORMAL, KERNEL, baseline, seeds=3)
-    assert len(baseline.calls) == 3
-
-
-def test_variants_are_never_kept(bench: Bench) -> None:
-    variant = Counted(KERNEL)
-    assert bench.measure(NORMAL, variant, seeds=2).rows == bench.measure(NORMAL, variant, seeds=2).rows
+    variants: list[Any] = [variant, Tiled(Precision.uniform(BF16)), Naive(Precision.uniform(BF16)), variant]
+    assert [calls(NORMAL, each, 2) for each in variants] == [(4, 2)] * 4
+    assert calls(NORMAL, Naive(Precision.uniform(FP16)), 2) == (6, 2), "other inputs"
+    assert calls(NORMAL, KERNEL, 3) == (8, 3), "another seed"
+    assert calls(UNIFORM, KERNEL, 1) == (10, 4), "another problem"
     assert len(variant.calls) == 4
     assert variant.calls[:2] == variant.calls[2:]
 
@@ -190,24 +168,6 @@ def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None
     assert (again.key, again.tables) == (five.key, five.tables)
     alone = Bench(Exact(), "cpu").measure(NORMAL, KERNEL, None, seeds=2)
     assert alone.rows == [row for row in two.rows if row["subject"] == "variant" and row["reference"] != "baseline"]
-
-
-def test_total_error_is_not_arithmetic_error(bench: Bench) -> None:
-    """Exact arithmetic on rounded inputs: all of its error is that of the inputs."""
-    record = bench.measure(NORMAL, Wrong(), seeds=3)
-    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs"))
-    assert all(row["max_difference"] > 0.0 for row in only(record, reference="golden"))
-    exact = bench.measure(NORMAL, Exact(), seeds=1)
-    assert all(row["max_difference"] == 0.0 for row in exact.rows)
-
-
-def test_captured_tensors_have_replicates_too(bench: Bench) -> None:
-    problem = Problem(Captured(layer="layer0"), Shape(heads=6, kv_heads=6, queries=8, keys=8, head_dim=32))
-    record = bench.measure(problem, KERNEL, seeds=2)
-    assert record.config["problem"]["source"]["digest"] == Captured().digest
-    assert {row["seed"] for row in record.rows} == {0, 1}
-    with pytest.raises(BadInput, match="^seeds: 3 "):
-        bench.measure(problem, KERNEL, seeds=3)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +194,13 @@ def test_what_goes_wrong_is_a_status_of_its_own_point(what: str, status: Status,
     assert Record.from_json(record.to_json()) == record
 
 
-def test_a_baseline_that_cannot_is_a_status_too(bench: Bench) -> None:
-    assert bench.measure(NORMAL, KERNEL, Wrong("unsupported"), seeds=1).status is Status.UNSUPPORTED
-    assert bench.measure(NORMAL, KERNEL, Wrong("error"), seeds=1).status is Status.ERROR
+def test_total_error_is_not_arithmetic_error(bench: Bench) -> None:
+    """Exact arithmetic on rounded inputs: all of its error is that of the inputs; masked rows have none, their LSE being -inf."""
+    record = bench.measure(NORMAL, Wrong(), seeds=2)
+    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs"))
+    assert all(row["max_difference"] > 0.0 for row in only(record, reference="golden"))
+    masked = bench.measure(replace(NORMAL, mask=Mask(key_lengths=(0,))), KERNEL, BASELINE, seeds=1)
+    assert (masked.status, {row["max_difference"] for row in masked.rows}) == (Status.OK, {0.0})
 
 
 def test_nan_and_inf_are_counted(bench: Bench) -> None:
@@ -248,15 +212,10 @@ def test_nan_and_inf_are_counted(bench: Bench) -> None:
         broken = row["subject"] == "variant" and row["output"] == "out"
         assert (row["nan_count"], row["inf_count"]) == ((4, 2) if broken else (0, 0))
         assert row["compared"] == (NORMAL.inputs(0)["q"].numel() - 6 if row["output"] == "out" else 24)
-    assert all(row["max_difference"] == 0.0 for row in only(record, reference="golden_same_inputs", subject="variant"))
-
-
-def test_a_baseline_with_nan_is_told(bench: Bench) -> None:
-    record = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
-    assert record.status is Status.NONFINITE
-    assert record.reason == "6 elements of the baseline's out are not finite where golden is (4 NaN, 2 Inf)"
-    assert [row["nan_count"] for row in only(record, subject="baseline", output="out")] == [4, 4]
-    (against,) = only(record, subject="variant", reference="baseline", output="out")
+    other = bench.measure(NORMAL, Wrong(), Wrong("nan"), seeds=1)
+    assert other.status is Status.NONFINITE
+    assert other.reason == "6 elements of the baseline's out are not finite where golden is (4 NaN, 2 Inf)"
+    (against,) = only(other, subject="variant", reference="baseline", output="out")
     assert (against["reference_nan_count"], against["reference_inf_count"], against["nan_count"]) == (4, 2, 0)
 
 
@@ -265,7 +224,6 @@ def test_zeros_are_told(bench: Bench) -> None:
     record = bench.measure(NORMAL, Wrong("zeros"), BASELINE, seeds=2)
     assert record.status is Status.ZERO
     assert record.reason == "every element of the variant's out is 0 and golden's are not (2 of 2 replicates)"
-    assert {row["relative_frobenius"] for row in only(record, subject="variant", output="out", reference="golden")} == {1.0}
     blind = replace(NORMAL, mask=Mask(key_lengths=(0,)))
     assert bench.measure(blind, Wrong("zeros"), BASELINE, seeds=2).status is Status.OK
     assert bench.measure(NORMAL, KERNEL, Wrong("zeros"), seeds=2).status is Status.OK, "the baseline's is no fault of the variant"
@@ -308,20 +266,16 @@ def test_own_sources_are_in_the_configuration(bench: Bench) -> None:
     assert len({bench.config(NORMAL, Wrong(), None, 1)["sources"], bench.config(NORMAL, KERNEL, Wrong(), 1)["sources"]}) == 1
 
 
-def test_fully_masked_rows_are_finite(bench: Bench) -> None:
-    """Their LSE is -inf in golden as in the variant."""
-    masked = Problem(NORMAL.source, NORMAL.shape, Mask(key_lengths=(0,)))
-    record = bench.measure(masked, KERNEL, BASELINE, seeds=1)
-    assert record.status is Status.OK
-    assert all(row["max_difference"] == 0.0 for row in record.rows)
-
-
 def test_bad_requests_are_raised(bench: Bench) -> None:
-    with pytest.raises(BadInput, match="^attention.function: "):
-        bench.measure(NORMAL, Wrong("bad"), seeds=1)
-    for seeds in (0, -1):
-        with pytest.raises(BadInput, match=f"^seeds: {seeds} "):
-            bench.measure(NORMAL, KERNEL, seeds=seeds)
+    captured = Problem(Captured(layer="layer0"), Shape(heads=6, kv_heads=6, queries=8, keys=8, head_dim=32))
+    assert {row["seed"] for row in bench.measure(captured, KERNEL, seeds=2).rows} == {0, 1}
+    for problem, variant, seeds, name in (
+        (NORMAL, Wrong("bad"), 1, "attention.function"),
+        (NORMAL, KERNEL, 0, "seeds"),
+        (captured, KERNEL, 3, "seeds"),
+    ):
+        with pytest.raises(BadInput, match=f"^{name}: "):
+            bench.measure(problem, variant, seeds=seeds)
     with pytest.raises(BadInput, match="^device: "):
         Bench(Exact(), "tpu")
 
@@ -353,22 +307,18 @@ def test_keys(bench: Bench) -> None:
 
 
 @dataclass(frozen=True)
-class Matrices:
+class Matrices(Draws):
     """A problem that is no attention: `y = gain A x`."""
 
     size: int
 
     def inputs(self, seed: int, device: torch.device) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        a = torch.rand(self.size, self.size, generator=generator, dtype=torch.float64)
-        x = torch.rand(self.size, generator=generator, dtype=torch.float64)
-        return {"a": a.to(device), "x": x.to(device)}
+        shapes = {"a": (self.size, self.size), "x": (self.size,)}
+        return {name: torch.rand(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
 
     def arguments(self) -> dict[str, Any]:
         return {"gain": 2.0}
-
-    def cluster(self, seed: int) -> str:
-        return f"group {seed % 2}"
 
     @property
     def bytes(self) -> int:
@@ -376,38 +326,25 @@ class Matrices:
 
 
 @dataclass(frozen=True)
-class Product:
-    y: Tensor
-    extra: Tensor | None = None
-    counters: dict[str, float] = field(default_factory=lambda: {"products": 1.0})
-    kernel: str = "a loop"
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"y": self.y} if self.extra is None else {"y": self.y, "extra": self.extra}
-
-
-@dataclass(frozen=True)
-class Multiply:
+class Multiply(RoundsInputs):
     """The product with inputs, and each running sum, in a format."""
 
     fmt: Format
 
     @property
-    def formats(self) -> dict[str, Format]:
-        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
+    def rounds(self) -> Cast:
+        return Cast(self.fmt)
 
     @property
-    def input_key(self) -> Hashable:
-        return self.fmt
+    def formats(self) -> dict[str, Format]:
+        return {"y": self.fmt, "extra": self.fmt}
 
-    def round_inputs(self, a: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        return Cast(self.fmt)(a), Cast(self.fmt)(x)
-
-    def __call__(self, a: Tensor, x: Tensor, gain: float) -> Product:
-        cast, y = Cast(self.fmt), torch.zeros_like(x)
+    def __call__(self, a: Tensor, x: Tensor, gain: float) -> Result:
+        y = torch.zeros_like(x)
         for column, value in zip(a.T, x, strict=True):
-            y = cast(y + cast(column * value))
-        return Product(y * gain, extra=None if self.fmt == FP64 else y)
+            y = self.rounds(y + self.rounds(column * value))
+        extra = {} if self.fmt == FP64 else {"extra": y}
+        return Result({"y": y * gain} | extra, {"products": 1.0}, "a loop")
 
 
 def test_another_operation_is_measured_by_the_same_runner() -> None:
@@ -442,3 +379,58 @@ def test_another_operation_is_measured_by_the_same_runner() -> None:
     for row in only(record, subject="baseline", reference="golden"):
         assert 0 < row["relative_frobenius"] <= (1 + FP32.u) ** (2 * n + 2) - 1
     assert bench.measure(Matrices(n), Multiply(BF16), Multiply(FP32), seeds=seeds).rows == record.rows
+
+
+PLACED = Problem(Distribution(), Shape(batch=2, heads=4, kv_heads=2, queries=12, keys=16, head_dim=8))
+
+
+def head(variant: Any = KERNEL, baseline: Any = BASELINE, problem: Problem = PLACED, **place: Any) -> Head:
+    operation = ATTENTION_BACKWARD if isinstance(variant, TiledBackward) else ATTENTION
+    return head_of(operation, problem, variant, Place(**place), torch.device("cpu"), baseline)
+
+
+@pytest.mark.parametrize("subject", Subject)
+@pytest.mark.parametrize("reference", Reference)
+def test_heads_together_have_the_figures_of_the_record(bench: Bench, subject: Subject, reference: Reference) -> None:
+    if (subject, reference) == (Subject.BASELINE, Reference.BASELINE):
+        return
+    record = bench.measure(PLACED, KERNEL, BASELINE, seeds=2)
+    heads = [head(head=number, seed=1, subject=subject, reference=reference) for number in range(8)]
+    found = Deviation.between(torch.stack([h.x for h in heads]), torch.stack([h.reference for h in heads]), heads[0].fmt)
+    (row,) = only(record, seed=1, subject=subject, output="out", reference=reference)
+    assert (found.max_difference, found.equal_share) == (row["max_difference"], row["equal_share"])
+    assert heads[0].output == "out"
+
+
+def test_each_output_has_heads_of_its_own_number_and_a_vector_is_one_column() -> None:
+    variant = TiledBackward(KERNEL, BackwardPrecision.parse("bf16"), KERNEL.tiling)
+    made = {name: head(variant, None, output=name) for name in ("dq", "dk", "dv", "delta")} | {"lse": head(output="lse", head=7)}
+    assert {name: (tuple(h.x.shape), h.heads) for name, h in made.items()} == {
+        "dq": ((12, 8), 8),
+        "dk": ((16, 8), 4),
+        "dv": ((16, 8), 4),
+        "delta": ((12, 1), 8),
+        "lse": ((12, 1), 8),
+    }
+
+
+CAPTURED = Problem(Captured(), Shape(queries=8, keys=8, head_dim=32))
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ({"output": "dq"}, "output"),
+        ({"head": 8}, "head"),
+        ({"head": -1}, "head"),
+        ({"seed": -1}, "seed"),
+        ({"subject": Subject.BASELINE, "reference": Reference.BASELINE}, "reference"),
+        ({"baseline": None, "subject": Subject.BASELINE}, "baseline"),
+        ({"problem": CAPTURED, "seed": 24}, "seed"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_name(parts: dict[str, Any], field: str) -> None:
+    assert head(problem=CAPTURED, seed=23).heads == 1
+    with pytest.raises(BadInput) as refused:
+        head(**parts)
+    assert refused.value.field == field

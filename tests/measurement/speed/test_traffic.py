@@ -26,7 +26,6 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import runners
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COMPARISON
-from numdev.measurement.protocol import LooksAhead
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, derived
@@ -95,7 +94,6 @@ def test_a_record_has_what_was_counted(bench: Runner, told: list[str]) -> None:
 
 
 def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
-    assert isinstance(bench.kind, LooksAhead)
     store = Store(tmp_path / "results")
     grid = points(*range(4, 24), seeds=2)
     run(Study("toy", "A toy", None, (), grid), bench, store)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from numdev.results.store import write_atomically
+from numdev.results.files import write_atomically
 from numdev.training import score
 from numdev.training.scenes import Scenes
 

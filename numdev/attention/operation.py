@@ -170,6 +170,30 @@ def _columns(problem: Mapping[str, tuple[str, str]], variant: Mapping[str, tuple
     return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
 
 
+def facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The implementation, the format of the output, the policy in a word and the area of a tile, as a configuration has them."""
+
+    def at(path: str) -> Any:
+        node: Any = config
+        for name in path.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return node
+
+    which, name = at("variant.backend") or at("variant.kernel"), str(at("variant.kind") or at("variant.type") or "").lower()
+    attention = f"{name} {which}" if which and which != "auto" else name
+    output = at("variant.precision.output") or at("variant.fmt") or at("baseline.precision.output") or ""
+    fmt, preset = str(output).partition(":")[0], str(at("variant.precision.name") or "")
+    if attention == "vanilla":
+        policy = "eager"
+    elif at("variant.type") in ("Triton", "Sdpa", "Flex") or preset.startswith("kernel_"):
+        policy = "kernel"
+    else:
+        policy = "uniform" if (preset and preset == fmt) or preset.startswith("uniform_") else preset
+    br, bc = at("variant.tiling.br"), at("variant.tiling.bc")
+    area = None if br is None else br * bc
+    return {"attention": attention, "format": fmt, "policy": policy, "tiling.area": area}
+
+
 SMALLER = "fewer queries, keys, heads or batch entries, or a smaller tiling.bc"
 ATTENTION = Operation(
     name="attention",
@@ -182,6 +206,7 @@ ATTENTION = Operation(
     steps=tuple(field.name for field in fields(Precision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in COUNTERS.items()),
     settings=settings,
+    facts=facts,
     environment=environment,
     workload=AttentionWorkload(),
     smaller=SMALLER,
@@ -201,6 +226,7 @@ ATTENTION_BACKWARD = Operation(
     steps=tuple(field.name for field in fields(BackwardPrecision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
     settings=backward_settings,
+    facts=facts,
     environment=environment,
     workload=BackwardWorkload(),
     smaller=SMALLER,

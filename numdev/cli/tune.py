@@ -50,7 +50,7 @@ def _tune(settings: dict[str, str]) -> int:
     from numdev.attention.kernels.runtime import triton_version
     from numdev.attention.tuning import tune
     from numdev.cli.progress import ERRORS, output
-    from numdev.results.store import write_atomically
+    from numdev.results.files import write_atomically
 
     path = Path(settings["out"]) if settings["out"] else launch.TABLE
     rows = [

@@ -224,6 +224,10 @@ def _nothing(device: torch.device) -> dict[str, str]:
     return {}
 
 
+def _no_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operation, such as attention: what all its implementations have in common.
@@ -251,6 +255,7 @@ class Operation:
         counters: events that a run may count: the columns of the table `counters`.
         settings: what the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a
             study's manifest keeps them for its readers.
+        facts: what follows from the configuration of a point, by column, such as the format of its output; its record keeps it.
         environment: facts beyond those of torch and the processor that may change a result on a device.
         workload: what a measurement of speed must know of the operation.
         smaller: what to use if memory does not suffice; completes the sentence "use ...".
@@ -263,6 +268,7 @@ class Operation:
     steps: tuple[str, ...] = ()
     counters: tuple[Column, ...] = ()
     settings: Callable[[], tuple[Column, ...]] = tuple
+    facts: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_facts
     environment: Callable[[torch.device], dict[str, str]] = _nothing
     workload: Workload = field(default_factory=Workload)
     smaller: str = "a smaller problem"

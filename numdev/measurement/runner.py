@@ -243,6 +243,7 @@ class Runner:
             environment=facts,
             status=Status.OK,
             tables={name: [] for name in columns},
+            facts=self.kind.operation.facts(config),
         )
 
 

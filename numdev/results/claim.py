@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from string import Formatter
@@ -134,27 +134,14 @@ class ClaimStatement:
             return
         if self.kind is None:
             raise BadInput("kind", None, f"use one of {', '.join(kind.value for kind in ClaimKind)}")
-        own = _OWN[self.kind]
-        for name in dict.fromkeys(name for names in _OWN.values() for name in names):
-            value = getattr(self, name)
-            if (
-                name not in own
-                and value not in (None, "", (), {})
-                and (self.kind, name, value) != (ClaimKind.SLOPE, "to", BASELINE)
-            ):
-                raise BadInput(name, value, f"a claim of the kind {self.kind.value} has {', '.join(own)}; leave it out")
-        for check in (self._check_axis, self._check_sides, self._check_bounds):
-            check()
+        for name, value, hint in self._faults(self.kind):
+            raise BadInput(name, value, hint)
 
     def _check_texts(self) -> None:
         """Refuse a template that names what there is not."""
-        of_value = ("name", "value")
-        known = {
-            "result": (*(self.parts or ("value",)), *WORDS),
-            "finding": (*(self.parts or ("value",)), *WORDS),
-            "item": of_value,
-        }
-        for name, words in (known | {"also": of_value, "same_point": ("",)}).items():
+        of_value, of_claim = ("name", "value"), (*(self.parts or ("value",)), *WORDS)
+        known = {"result": of_claim, "finding": of_claim, "item": of_value, "also": of_value, "same_point": ("",)}
+        for name, words in known.items():
             text = getattr(self, name)
             try:
                 keys = [key.partition(".")[0] for _, key, _, _ in Formatter().parse(text) if key is not None]
@@ -163,50 +150,45 @@ class ClaimStatement:
             if unknown := [key for key in keys if key not in words]:
                 raise BadInput(name, text, f"it may name {', '.join(words)}, and not {unknown[0]}")
 
-    def _check_axis(self) -> None:
-        if self.kind in (ClaimKind.SLOPE, ClaimKind.ORDER) and not self.over:
-            raise BadInput("over", self.over, "give an axis of the study")
+    def _faults(self, kind: ClaimKind) -> Iterator[tuple[str, Any, str]]:
+        """Each field that a claim of this kind cannot have so, with its value and what to do."""
+        own, has_axis, has_sides = _OWN[kind], "over" in _OWN[kind], "of" in _OWN[kind]
+        for name in dict.fromkeys(name for names in _OWN.values() for name in names):
+            value = getattr(self, name)
+            is_stated = value not in (None, "", (), {}) and (kind, name, value) != (ClaimKind.SLOPE, "to", BASELINE)
+            if name not in own and is_stated:
+                yield name, value, f"a claim of the kind {kind.value} has {', '.join(own)}; leave it out"
+        if has_axis and not self.over:
+            yield "over", self.over, "give an axis of the study"
         if self.over in self.where:
-            raise BadInput("where", self.where, f"it leaves one entry of {self.over}, which the claim compares; leave that out")
-        if self.kind is ClaimKind.ORDER and len(set(map(str, self.order))) < max(2, len(self.order)):
-            raise BadInput(
-                "order", list(self.order), f"give two or more different entries of {self.over}, the largest metric first"
-            )
+            yield "where", self.where, f"it leaves one entry of {self.over}, which the claim compares; leave that out"
+        if kind is ClaimKind.ORDER and len(set(map(str, self.order))) < max(2, len(self.order)):
+            yield "order", list(self.order), f"give two or more different entries of {self.over}, the largest metric first"
+        if has_sides and (not self.to or (isinstance(self.to, str) and self.to != BASELINE)):
+            yield "to", self.to, f"give entries of axes, {{axis: entry}}, or {BASELINE}"
+        if has_sides and (both := [axis for axis in self.of if axis in self.where]):
+            yield "where", self.where, f"of states {', '.join(both)} too; leave it out of one of them"
+        if has_sides and isinstance(self.to, str) and self.reference is Reference.BASELINE:
+            yield "reference", "baseline", "a baseline does not deviate from itself; give golden or golden_same_inputs"
+        if has_sides and not isinstance(self.to, str):
+            if set(self.of) | ({self.each} - {""}) != set(self.to):
+                yield "of", dict(self.of), f"name the same axes as in to, which are {', '.join(self.to)}"
+            if dict(self.of) == dict(self.to):
+                yield "to", dict(self.to), "it is the same as of; give other entries"
+            if both := [axis for axis in self.to if axis in self.where]:
+                yield "where", self.where, f"to states {', '.join(both)} too; leave it out of one of them"
+        yield from self._bad_bounds(kind)
 
-    def _check_sides(self) -> None:
-        if self.kind not in (ClaimKind.RATIO, ClaimKind.SAME):
-            return
-        if not self.to or (isinstance(self.to, str) and self.to != BASELINE):
-            raise BadInput("to", self.to, f"give entries of axes, {{axis: entry}}, or {BASELINE}")
-        if both := [axis for axis in self.of if axis in self.where]:
-            raise BadInput("where", self.where, f"of states {', '.join(both)} too; leave it out of one of them")
-        if isinstance(self.to, str):
-            if self.reference is Reference.BASELINE:
-                hint = "a baseline does not deviate from itself; give golden or golden_same_inputs"
-                raise BadInput("reference", self.reference.value, hint)
-            return
-        if set(self.of) | ({self.each} - {""}) != set(self.to):
-            raise BadInput("of", dict(self.of), f"name the same axes as in to, which are {', '.join(self.to)}")
-        if dict(self.of) == dict(self.to):
-            raise BadInput("to", dict(self.to), "it is the same as of; give other entries")
-        if both := [axis for axis in self.to if axis in self.where]:
-            raise BadInput("where", self.where, f"to states {', '.join(both)} too; leave it out of one of them")
-
-    def _check_bounds(self) -> None:
-        bounds = {"above": self.above, "below": self.below, "margin": self.margin}
-        for name, value in bounds.items():
-            if value is not None and not math.isfinite(value):
-                raise BadInput(name, value, "give a finite number")
+    def _bad_bounds(self, kind: ClaimKind) -> Iterator[tuple[str, Any, str]]:
+        for name, bound in {"above": self.above, "below": self.below, "margin": self.margin}.items():
+            if bound is not None and not math.isfinite(bound):
+                yield name, bound, "give a finite number"
+            if kind is ClaimKind.RATIO and bound is not None and bound <= 0:
+                yield name, bound, "a ratio of deviations is positive; give a positive number"
         if self.above is not None and self.below is not None and self.above >= self.below:
-            raise BadInput("below", self.below, f"nothing lies between above and below; give a number above {self.above:g}")
-        if self.kind is ClaimKind.RATIO:
-            for name in ("above", "below"):
-                if (value := bounds[name]) is not None and value <= 0:
-                    raise BadInput(name, value, "a ratio of deviations is positive; give a positive number")
+            yield "below", self.below, f"nothing lies between above and below; give a number above {self.above:g}"
         if self.margin is not None and self.margin < 1:
-            raise BadInput(
-                "margin", self.margin, "give the factor within which two are the same, above 1, or 1 for equal numbers"
-            )
+            yield "margin", self.margin, "give the factor within which two are the same, above 1, or 1 for equal numbers"
 
     @property
     def is_bounded(self) -> bool:

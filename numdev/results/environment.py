@@ -51,11 +51,9 @@ def resolve_device(name: str) -> torch.device:
 def environment(device: torch.device) -> dict[str, str]:
     """Everything that may change a bit of a result or explain a difference, as text.
 
-    A product's order of summation depends on the processor's maker and model, on the instructions and the number of threads that
-    BLAS uses, and on its version: `vendor`, `processor`, `instructions`, `threads`, `blas`, and the variables of `_PATHS`.
-    `sources` are those of numdev that compute (`numdev.sources`). What an operation names beside these is its own
-    (`numdev.measurement.operation.Operation.environment`). `revision` alone tells something that changes no bit: it is not
-    part of a key (`numdev.results.record.key_of`). What can be set is read at every call.
+    A product's order of summation depends on the processor, on the instructions and threads that BLAS uses, and on its version.
+    `sources` are those of numdev that compute (`numdev.sources`). `revision` alone changes no bit, and is part of no key
+    (`numdev.results.record.key_of`). An operation adds its own facts. What can be set is read at every call.
     """
     facts = {
         "numdev": package_version(),
@@ -66,8 +64,8 @@ def environment(device: torch.device) -> dict[str, str]:
         "numpy": numpy.__version__,
         "platform": f"{platform.system()}-{platform.machine()}",
         "device": "cpu",
-        "vendor": _vendor(),
-        "processor": _processor(),
+        "vendor": _cpuinfo("vendor_id", "CPU implementer"),
+        "processor": _cpuinfo("model name", "CPU part"),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "float32_matmul": torch.get_float32_matmul_precision(),
@@ -83,22 +81,13 @@ def environment(device: torch.device) -> dict[str, str]:
     return facts
 
 
-@lru_cache(maxsize=1)
-def _processor() -> str:
-    return _cpuinfo("model name", "CPU part")
-
-
-@lru_cache(maxsize=1)
-def _vendor() -> str:
-    return _cpuinfo("vendor_id", "CPU implementer")
-
-
+@lru_cache
 def _cpuinfo(*names: str) -> str:
     """A fact that the system states of the first processor, under the first of these names that it knows."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    return next((said[name] for name in names if said.get(name)), platform.processor() or "unknown")
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    return next((facts[name] for name in names if facts.get(name)), platform.processor() or "unknown")
 
 
 @lru_cache(maxsize=1)

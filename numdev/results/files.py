@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from numdev.errors import StoreError
@@ -28,13 +29,14 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
         temporary = None
         _sync_folder(path.parent)
     except OSError as error:
-        mend = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
-        raise StoreError(f"results: {path} could not be written ({error.strerror}); {mend}, then run again") from error
+        hint = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
+        raise StoreError(f"results: {path} could not be written ({error.strerror}); {hint}, then run again") from error
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
@@ -53,19 +55,11 @@ def refuse_unwritable(setting: str, folder: Path) -> None:
         raise StoreError(f"{setting}: {nearest} cannot be written ({error.strerror}); give another folder") from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable; not every file system lets a folder be opened."""
-    try:
+    with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,12 +1,9 @@
-"""The manifest of a study, of a sweep or of single points, which says what belongs to it: points, scenarios, claims.
-
-All three have one form, plain data for JSON, so that a report reads them alike.
-"""
+"""The manifest of a study, of a sweep or of single points, plain data of one form: its points, scenarios and claims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -54,13 +51,11 @@ def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
     A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that, and
     their titles say what was changed.
     """
-    scenarios = {}
-    for own in manifest["scenarios"]:
-        title, role = own["title"], Role(own["role"])
-        if manifest["overrides"]:
-            title, role = f"{title}, with overrides: {' '.join(manifest['overrides'])}", Role.BEYOND
-        scenarios[own["name"]] = Scenario(own["name"], title, role, own.get("stands_for", ""))
-    return scenarios
+    scenarios = [Scenario(**own | {"role": Role(own["role"])}) for own in manifest["scenarios"]]
+    if manifest["overrides"]:
+        text = f", with overrides: {' '.join(manifest['overrides'])}"
+        scenarios = [replace(own, title=f"{own.title}{text}", role=Role.BEYOND) for own in scenarios]
+    return {own.name: own for own in scenarios}
 
 
 def plain(value: object) -> dict[str, Any]:

@@ -28,14 +28,7 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a measurement's table. Every record states its columns, so that no reader guesses.
-
-    Attributes:
-        name: of the column.
-        unit: of its figures; empty where it has none.
-        meaning: one sentence.
-        use: see `Use`.
-    """
+    """A column of a table: the unit of its figures, its meaning in one sentence, and its use. Every record states its own."""
 
     name: str
     unit: str = ""
@@ -79,9 +72,8 @@ def _described_fields(value: Any) -> Iterator[tuple[str, Any]]:
 def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
 
-    The environment holds the digest of numdev's sources (`numdev.sources`); the configuration that of a user's function and of a
-    captured file. The state of a repository, `revision`, is information for the reader: neither a commit nor documentation gives
-    another key.
+    The environment holds the digest of numdev's sources (`numdev.sources`), the configuration that of a user's function and of a
+    captured file. `revision` is information for the reader: neither a commit nor documentation gives another key.
     """
     facts = {name: value for name, value in environment.items() if name != "revision"}
     text = json.dumps({"config": config, "environment": facts}, sort_keys=True, allow_nan=False)
@@ -105,7 +97,7 @@ BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
 
 
 class OldResults(NumdevError):
-    """Results of a numdev whose records did not state what they hold."""
+    """Results of an older numdev, whose records did not state all that a report reads."""
 
 
 Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
@@ -136,6 +128,7 @@ class Record:
         outputs: the names of the operation's outputs, the primary one first.
         columns: those of each table.
         config: canonical description of what was measured, such as problem, variant, baseline and seeds.
+        facts: what follows from it, as the operation declares (`numdev.measurement.operation.Operation.facts`).
         environment: see `numdev.results.environment.environment`.
         status: how it ended; `reason` says why where it is not `ok`.
         tables: rows of figures by the table's name, the kind's primary table first; none where nothing was measured.
@@ -155,6 +148,7 @@ class Record:
     tables: dict[str, Rows] = field(default_factory=dict)
     seconds: float = 0.0
     kernel: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> Rows:
@@ -186,10 +180,13 @@ class Record:
         """
         try:
             loaded = json.loads(data)
-            if "rows" in loaded and "kind" not in loaded:
-                raise OldResults("results: a record does not state its kind, as those of an older numdev; measure it again")
+            if "environment" in loaded and "facts" not in loaded:
+                raise OldResults("results: a record does not state its facts, as those of an older numdev; measure it again")
             columns = {name: tuple(_column(*each) for each in table) for name, table in loaded["columns"].items()}
-            tables = {name: _rows(table, fetch) for name, table in loaded["tables"].items()}
+            apart = {name: table for name, table in loaded["tables"].items() if not isinstance(table, list)}
+            if apart and fetch is None:
+                raise ValueError("not a whole record: a table of it is kept apart")
+            tables = loaded["tables"] | {name: fetch(table) for name, table in apart.items() if fetch is not None}
             changed = {"status": Status(loaded["status"]), "outputs": tuple(loaded["outputs"])}
             return Record(**(loaded | changed | {"columns": columns, "tables": tables}))
         except (TypeError, KeyError, AttributeError) as error:
@@ -201,7 +198,7 @@ class Record:
         names = [column.name for column in self.primary if column.use is Use.PLACE and column.name not in ("seed", "cluster")]
         for row in self.rows:
             groups.setdefault(tuple(row[name] for name in names), []).append(float(row[metric]))
-        return [dict(zip(names, group, strict=True)) | summary(values).as_dict() for group, values in groups.items()]
+        return [dict(zip(names, group, strict=True)) | asdict(summary(values)) for group, values in groups.items()]
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         chief = [column.name for column in self.primary if column.use is Use.CHIEF]
@@ -218,31 +215,25 @@ class Record:
 
     def __repr__(self) -> str:
         seeds = len({row["seed"] for row in self.rows})
-        reason = f": {self.reason};" if self.reason else ","
         lines = list(self._cells()) if self.rows else []
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([f"Record({self.status.value}{reason} {seeds} seeds, {self.seconds:.2f} s)", *table])
+        return "\n".join([f"Record({self.status.value}{self._reason()} {seeds} seeds, {self.seconds:.2f} s)", *table])
 
     def _repr_html_(self) -> str:
-        header, *body = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
-        rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)
-        reason = f": {html.escape(self.reason)};" if self.reason else ","
-        head = "".join(f"<th>{cell}</th>" for cell in header)
-        return f"<table><caption>{self.status.value}{reason} {self.seconds:.2f} s</caption><tr>{head}</tr>{rows}</table>"
+        lines = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
+        tags = ["th", *["td"] * len(lines)]
+        rows = ["".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in zip(tags, lines, strict=False)]
+        caption = f"{self.status.value}{html.escape(self._reason())} {self.seconds:.2f} s"
+        return f"<table><caption>{caption}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    def _reason(self) -> str:
+        return f": {self.reason};" if self.reason else ","
 
 
 @lru_cache(maxsize=4096)  # records of one kind share their columns: those of a large study would not fit into memory
 def _column(name: str, unit: str, meaning: str, use: str) -> Column:
     return Column(name, unit, meaning, Use(use))
-
-
-def _rows(table: Any, fetch: Callable[[Any], Rows] | None) -> Rows:
-    if isinstance(table, list):
-        return table
-    if fetch is None:
-        raise ValueError("not a whole record: a table of it is kept apart")
-    return fetch(table)
 
 
 @dataclass(frozen=True)
@@ -255,9 +246,6 @@ class Summary:
     least: float
     most: float
     count: int
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def summary(values: list[float], confidence: float = 0.95) -> Summary:

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numdev.errors import StoreError
 from numdev.results.files import write_atomically
 from numdev.results.record import OldResults, Record, Rows
-
-__all__ = ["Store", "StoreError", "write_atomically"]
 
 LONG = 1000  # rows from which a table is kept apart
 _MOST_COMMANDS = 4  # of a sweep, that are named in one line
@@ -102,7 +99,7 @@ class Store:
 
     def count(self, name: str) -> int:
         """How many points of a sweep have a file."""
-        return sum(1 for _ in (self.path / "studies" / name).glob("*.json"))
+        return len(list((self.path / "studies" / name).glob("*.json")))
 
     def studies(self) -> dict[str, dict[str, Any]]:
         """Every study's manifest by name, then those of sweeps and single points."""
@@ -154,7 +151,7 @@ class Store:
                 self._note_torn(path)
         except OldResults as error:
             hint = "run its study again into another folder, or delete this one"
-            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their kind; {hint}") from error
+            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their facts; {hint}") from error
         except (OSError, ValueError):
             self._note_torn(path)
         return None
@@ -164,7 +161,10 @@ class Store:
         data = (self.path / "records" / apart["file"]).read_bytes()
         if hashlib.sha256(data).hexdigest() != apart["digest"]:
             raise ValueError(f"{apart['file']} is damaged")
-        return unpack(data)
+        from pyarrow import parquet  # imported late: only long tables need it
+
+        rows: Rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+        return rows
 
     def _note_torn(self, path: Path) -> None:
         if path not in self.torn:
@@ -186,15 +186,3 @@ def pack(name: str, rows: Rows) -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(pa.table({column: [row[column] for row in rows] for column in columns}), buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def unpack(data: bytes) -> Rows:
-    """The rows that `pack` wrote.
-
-    Raises:
-        ValueError: if the data are no Parquet.
-    """
-    from pyarrow import parquet
-
-    rows: Rows = parquet.read_table(io.BytesIO(data)).to_pylist()
-    return rows

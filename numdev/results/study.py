@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard, Unpack, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from numdev.errors import BadInput
 from numdev.results.claim import ClaimStatement, named
@@ -19,12 +19,7 @@ DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does
 
 @dataclass(frozen=True)
 class Refused:
-    """Replaces a variant that does not read what is stated about it.
-
-    Attributes:
-        kind: of the variant.
-        stated: everything that is stated, which distinguishes the points of a grid.
-    """
+    """Replaces a variant of a `kind` that does not read what is stated about it; `stated` tells the points of a grid apart."""
 
     kind: str
     stated: str
@@ -32,10 +27,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One point of a study.
+    """One point of a study: what `Runner.measure` takes, and its place.
 
     Attributes:
-        problem, variant, baseline, seeds: what `Runner.measure` takes.
         scenario: the name of the circumstances; a claim is judged once in each.
         labels: the point's place on the study's axes, for tables and figures.
         refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
@@ -51,14 +45,14 @@ class StudyPoint:
     refused: str = ""
     roles: Mapping[str, EntryRole] = field(default_factory=dict)
 
+    @property
+    def parts(self) -> tuple[Any, Any, Any, int]:
+        """The arguments of `Runner.measure`."""
+        return self.problem, self.variant, self.baseline, self.seeds
+
     def text(self) -> str:
         """Scenario and labels in one line."""
         return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items())])
-
-    def stored(self, key: str) -> dict[str, Any]:
-        """As a manifest keeps it."""
-        roles = {axis: role.value for axis, role in self.roles.items()}
-        return stored_point(key, describe(self.labels), scenario=self.scenario, roles=roles)
 
 
 @dataclass(frozen=True)
@@ -103,11 +97,15 @@ class Study:
         known = {scenario.name: scenario for scenario in self.scenarios}
         names = dict.fromkeys(point.scenario for point in self.points)
         claims = named(self.name, self.claims)
+        points = [
+            stored_point(key, describe(point.labels), scenario=point.scenario, roles=describe(point.roles))
+            for key, point in zip(keys, self.points, strict=True)
+        ]
         return manifest_of(
             self.name,
             kind,
             self.title,
-            [point.stored(key) for key, point in zip(keys, self.points, strict=True)],
+            points,
             question=self.question,
             command=self.command,
             overrides=list(self.overrides),
@@ -195,7 +193,7 @@ class Measures(Protocol):
 
 def keys_of(study: Study, bench: Measures) -> list[str]:
     """The key of each point of a study, in their order: what `run` and `replaced` take, so that a command computes them once."""
-    return [bench.key(point.problem, point.variant, point.baseline, point.seeds) for point in study.points]
+    return [bench.key(*point.parts) for point in study.points]
 
 
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
@@ -252,24 +250,20 @@ def begin(
 def stored(store: Store, key: str) -> PointEnded | None:
     """How a point of the store ended; None for one that is to be measured."""
     record = store.get(key)
-    return PointEnded(record.status, record.reason, kernel=record.kernel) if _is_done(record) else None
-
-
-def _is_done(record: Record | None) -> TypeGuard[Record]:
-    return record is not None and record.status in DONE
+    is_done = record is not None and record.status in DONE
+    return PointEnded(record.status, record.reason, kernel=record.kernel) if record is not None and is_done else None
 
 
 def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
     """Measure a point and store its record; a request that cannot be measured is a failed point, and the others go on."""
-    parts = point.problem, point.variant, point.baseline, point.seeds
     if point.refused:
-        record = bench.without_figures(parts, Status.UNSUPPORTED, point.refused)
+        record = bench.without_figures(point.parts, Status.UNSUPPORTED, point.refused)
     else:
         try:
             folders: Where = {"folder": store.work(key), "shared": store.shared}
-            record = bench.measure(*parts, **(where | folders))
+            record = bench.measure(*point.parts, **(where | folders))
         except BadInput as error:
-            record = bench.without_figures(parts, Status.ERROR, str(error))
+            record = bench.without_figures(point.parts, Status.ERROR, str(error))
     store.put(record)
     shutil.rmtree(store.work(key), ignore_errors=True)
     return PointEnded(record.status, record.reason, record.seconds, was_there=False, kernel=record.kernel)
@@ -277,13 +271,7 @@ def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: 
 
 @dataclass(frozen=True)
 class Replaced:
-    """Changes to a stored study's points when its manifest is replaced.
-
-    Attributes:
-        stored: points of the stored manifest.
-        ours: points of the study that replaces it.
-        shared: of the stored points, those that the study has.
-    """
+    """Points of a stored manifest, of the study that replaces it, and of both."""
 
     stored: int
     ours: int
@@ -305,18 +293,16 @@ def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | 
     ours = sum(map(len, points.values()))
     if is_old(manifest):
         return Replaced(len(manifest["points"]), ours, 0)
+
+    def is_kept(place: str, key: str) -> bool:
+        here = points.get(place, {})
+        record = None if key in here else store.get(key)
+        return bool(here) and (record is None or any(record.config == bench.config(*point.parts) for point in here.values()))
+
     before = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
-    shared = sum(_is_kept(key, points.get(place, {}), bench, store) for place, key in before)
+    shared = sum(is_kept(place, key) for place, key in before)
     return Replaced(len(before), ours, shared) if shared < len(before) else None
 
 
 def _place(scenario: str, labels: dict[str, Any]) -> str:
     return json.dumps([scenario, labels], sort_keys=True)
-
-
-def _is_kept(key: str, points: dict[str, StudyPoint], bench: Measures, store: Store) -> bool:
-    """Whether a stored point is one of those at its place."""
-    record = None if key in points else store.get(key)
-    if record is None:
-        return bool(points)
-    return any(record.config == bench.config(p.problem, p.variant, p.baseline, p.seeds) for p in points.values())

@@ -24,10 +24,10 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.cli import pooled
 from numdev.cli.progress import Progress as Bar
-from numdev.errors import BadInput
+from numdev.errors import BadInput, StoreError
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
-from numdev.results.store import Store, StoreError
+from numdev.results.store import Store
 from numdev.results.study import StudyPoint
 from tests.cli.test_cli import Command, numdev, toy_configs
 

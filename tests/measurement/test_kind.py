@@ -130,5 +130,5 @@ def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     assert all(f"| `{name}` |" in told for name in ("seed", "input", "largest"))
     assert to_csv(found.rows).startswith(b"study,scenario,key")
     assert environments(found)
-    with pytest.raises(BadInput, match="holds no results of deviation but mine, on which numdev report reports"):
+    with pytest.raises(BadInput, match="holds no results of deviation but mine of largest"):
         load(store, kind="deviation")

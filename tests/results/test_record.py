@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.measurement.deviation.measurement import COLUMNS
-from numdev.results.record import OldResults, Record, Status, describe, key_of, points_by_kernel, summary
+from numdev.results.record import OldResults, Record, Status, Summary, describe, key_of, points_by_kernel, summary
 from tests.cases import U64
 
 PROBLEM = Problem(Sink(3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
@@ -138,7 +138,7 @@ class Toy:
     count: int
 
 
-@pytest.mark.parametrize("whole", [0, 1, -3, 2**40])
+@given(st.integers(-(2**50), 2**50))
 def test_equal_objects_have_equal_descriptions(whole: int) -> None:
     """A whole number where a fraction might stand is equal to that fraction, and so must be the text that is hashed."""
     assert Toy(whole, whole) == Toy(float(whole), whole)
@@ -174,11 +174,6 @@ def test_the_round_trip_is_bit_exact(rows: list[dict[str, float]], reason: str, 
     assert [{k: bits(v) for k, v in r.items()} for r in again.rows] == [{k: bits(v) for k, v in r.items()} for r in rows]
 
 
-@pytest.mark.parametrize("status", Status)
-def test_every_status_survives(status: Status) -> None:
-    assert Record.from_json(record(status=status).to_json()).status is status
-
-
 def test_torn_records_are_refused() -> None:
     whole = record(rows=[row(0, 1.5)]).to_json()
     assert Record.from_json(whole) == record(rows=[row(0, 1.5)])
@@ -187,64 +182,45 @@ def test_torn_records_are_refused() -> None:
             Record.from_json(whole[:end])
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[]",
-        b"3",
-        b"null",
-        b'"text"',
-        b"{}",
-        b'{"status":"ok"}',
-        b'{"status":"no such"}',
-        b'{"status":3}',
-        b"\xff\xfe\x00",
-        b"\0" * 9,
-        b'{"key":"","config":{},"environment":{},"status":"ok","more":1}',
-        record().to_json({"deviation": {"file": "x.parquet"}}),
-    ],
-)
+@pytest.mark.parametrize("data", [b"[]", b"3", b"null", b"{}", b'{"status":"ok"}', b"\xff\xfe\x00", b"\0" * 9])
 def test_other_data_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="."):
         Record.from_json(data)
 
 
+def test_a_record_without_its_long_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="kept apart"):
+        Record.from_json(record().to_json({"deviation": {"file": "x.parquet"}}))
+
+
 def test_a_record_of_an_older_numdev_is_no_torn_one() -> None:
     """It would be measured again in silence, and a report would say that it is torn."""
-    with pytest.raises(OldResults, match="does not state its kind"):
-        Record.from_json(b'{"key":"","config":{},"environment":{},"status":"ok","rows":[],"counters":[]}')
+    with pytest.raises(OldResults, match="does not state its facts"):
+        Record.from_json(b'{"key":"","config":{},"environment":{},"status":"ok","tables":{},"columns":{}}')
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 40])
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("confidence", [0.5, 0.999])
 def test_summaries_equal_scipys_interval(count: int, confidence: float) -> None:
     """Both sum n values of size 1 in FP64, a few n u apart; scipy has two codes for the quantile, good to 1e-12 relatively."""
     values = np.random.default_rng(count).normal(3.0, 1.0, count)
     low, high = stats.t.interval(confidence, count - 1, loc=values.mean(), scale=stats.sem(values))
-    found = summary(values.tolist(), confidence)
+    own = summary(values.tolist(), confidence)
     loose = (1e-12 + 4 * count * U64) * (high - low)
-    assert found.mean == pytest.approx(values.mean(), rel=2 * count * U64)
-    assert (found.low, found.high) == pytest.approx((low, high), rel=0, abs=loose + 4 * count * U64 * abs(values).max())
-    assert (found.least, found.most, found.count) == (values.min(), values.max(), count)
-    assert found.as_dict() == {name: getattr(found, name) for name in ("mean", "low", "high", "least", "most", "count")}
+    assert own.mean == pytest.approx(values.mean(), rel=2 * count * U64)
+    assert (own.low, own.high) == pytest.approx((low, high), rel=0, abs=loose + 4 * count * U64 * abs(values).max())
+    assert (own.least, own.most, own.count) == (values.min(), values.max(), count)
 
 
-def test_one_value_says_nothing_of_its_spread() -> None:
-    found = summary([2.5])
-    assert found.as_dict() == {"mean": 2.5, "low": -math.inf, "high": math.inf, "least": 2.5, "most": 2.5, "count": 1}
-
-
-@pytest.mark.parametrize("values", [[math.nan], [math.nan, 1.0], [1.0, math.nan], [1.0, math.nan, 3.0]])
-def test_nan_anywhere_makes_every_figure_nan(values: list[float]) -> None:
-    found = summary(values).as_dict()
-    assert found.pop("count") == len(values)
-    assert all(math.isnan(value) for value in found.values())
-
-
-def test_infinity_has_no_mean_but_a_range() -> None:
-    found = summary([1.0, math.inf, 2.0])
-    assert math.isnan(found.mean)
-    assert (found.least, found.most) == (1.0, math.inf)
+def test_summaries_of_one_value_of_nan_and_of_infinity() -> None:
+    assert summary([2.5]) == Summary(2.5, -math.inf, math.inf, 2.5, 2.5, 1)
+    for values in ([math.nan], [1.0, math.nan, 3.0]):
+        *figures, count = astuple(summary(values))
+        assert count == len(values)
+        assert all(map(math.isnan, figures))
+    infinite = summary([1.0, math.inf, 2.0])
+    assert math.isnan(infinite.mean)
+    assert (infinite.least, infinite.most) == (1.0, math.inf)
 
 
 def test_summaries_by_subject_output_and_reference() -> None:
@@ -257,28 +233,21 @@ def test_summaries_by_subject_output_and_reference() -> None:
     ]
 
 
-def test_text() -> None:
-    lines = repr(record(rows=[row(0, 1.0), row(1, 3.0)], seconds=1.234)).splitlines()
-    assert lines[0] == "Record(ok, 2 seeds, 1.23 s)"
-    assert lines[1].split("  ")[0].strip() == "subject"
+def test_text_and_html_show_the_chief_figures_and_the_reason() -> None:
+    made = record(rows=[row(0, 1.0), row(1, 3.0)], seconds=1.234)
+    lines = repr(made).splitlines()
+    assert (lines[0], len(lines)) == ("Record(ok, 2 seeds, 1.23 s)", 3)
     assert lines[2].split() == ["variant", "out", "golden", "2", "2", "2", "2", "2"]
-    assert len(lines) == 3
-    assert repr(record(status=Status.ERROR, reason="it broke")) == "Record(error: it broke; 0 seeds, 0.00 s)"
-
-
-def test_html() -> None:
-    page = record(rows=[row(0, 1.0), row(1, 3.0)], seconds=1.234)._repr_html_()
+    page = made._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") == 2
     assert page.count("<th>") == 8
     assert "<td>variant</td><td>out</td><td>golden</td><td>2</td>" in page
     assert "<caption>ok, 1.23 s</caption>" in page
-
-
-def test_a_reason_is_text_and_no_markup() -> None:
-    page = record(status=Status.ERROR, reason="TypeError: <class 'X'> & <b>")._repr_html_()
-    assert "&lt;class &#x27;X&#x27;&gt; &amp; &lt;b&gt;" in page
-    assert "<b>" not in page
-    assert "<td>error</td>" in page
+    failed = record(status=Status.ERROR, reason="TypeError: <class 'X'> & <b>")
+    assert repr(failed) == "Record(error: TypeError: <class 'X'> & <b>; 0 seeds, 0.00 s)"
+    assert "&lt;class &#x27;X&#x27;&gt; &amp; &lt;b&gt;" in failed._repr_html_()
+    assert "<b>" not in failed._repr_html_()
+    assert "<td>error</td>" in failed._repr_html_()
 
 
 def test_points_are_counted_by_the_kernel_without_launch_settings() -> None:

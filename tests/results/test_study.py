@@ -25,14 +25,14 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, StoreError, Unsupported
 from numdev.measurement import runner
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Point, Runner
-from numdev.results.manifest import Role, Scenario, is_old, scenarios_of
+from numdev.results.manifest import Role, Scenario, scenarios_of
 from numdev.results.record import Column, Record, Status, Use
-from numdev.results.store import Store, StoreError
-from numdev.results.study import Replaced, Shard, Study, StudyPoint, replaced, run
+from numdev.results.store import Store
+from numdev.results.study import Replaced, Shard, Study, StudyPoint, keys_of, replaced, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
 
@@ -96,57 +96,30 @@ def contents(store: Store) -> dict[str, Any]:
     return {record.key: replace(record, seconds=0.0) for record in store.records()} | store.studies()
 
 
-class TestRun:
-    def test_measures_every_point(self, bench: Bench, store: Store) -> None:
-        outcome = run(GRID, bench, store)
-        assert (outcome.measured, outcome.skipped, outcome.failures) == (6, 0, [])
-        keys = {bench.key(p.problem, p.variant, p.baseline, p.seeds) for p in GRID.points}
-        assert {record.key for record in store.records()} == keys
-        assert outcome.seconds == pytest.approx(sum(record.seconds for record in store.records()))
+def test_a_study_is_measured_and_its_manifest_has_the_grid_and_its_scenarios(bench: Bench, store: Store) -> None:
+    known = Scenario("one", "uniform inputs", Role.ASSUMED)
+    points = tuple(replace(one, scenario=name) for one, name in zip(GRID.points, ("one", "two") * 3, strict=True))
+    order: list[Problem] = []
+    grid = replace(study(*points), scenarios=(known, Scenario("unused", "none")))
+    outcome = run(grid, bench, store, progress=lambda done, total, point: order.append(point.problem))
+    assert (outcome.measured, outcome.skipped, outcome.failures) == (6, 0, [])
+    assert {record.key for record in store.records()} == set(keys_of(grid, bench))
+    assert outcome.seconds == pytest.approx(sum(record.seconds for record in store.records()))
+    assert [problem.source.kind for problem in order] == [Kind.UNIFORM] * 3 + [Kind.NORMAL] * 3  # type: ignore[attr-defined]
+    manifest = store.studies()["toy"]
+    parts = [manifest[name] for name in ("name", "title", "figure", "claims")]
+    assert parts == ["toy", "A toy", "figure", ["claim"]]
+    places = [(point["key"], point["labels"], point["scenario"]) for point in manifest["points"]]
+    assert places == [(bench.key(*point.parts), point.labels, point.scenario) for point in points]
+    assert scenarios_of(manifest) == {"one": known, "two": Scenario("two", "two", Role.BEYOND)}
+    changed = scenarios_of(manifest | {"overrides": ["tiling.bc=2", "seeds=3"]})
+    assert changed["one"] == Scenario("one", "uniform inputs, with overrides: tiling.bc=2 seeds=3", Role.BEYOND)
 
-    def test_writes_the_scenarios_of_its_points(self, bench: Bench, store: Store) -> None:
-        known = Scenario("one", "uniform inputs", Role.ASSUMED)
-        points = tuple(replace(point(bc), scenario=name) for bc, name in ((2, "one"), (4, "two"), (8, "one")))
-        run(replace(study(*points), scenarios=(known, Scenario("unused", "none"))), bench, store)
-        manifest = store.studies()["toy"]
-        assert [p["scenario"] for p in manifest["points"]] == ["one", "two", "one"]
-        assert scenarios_of(manifest) == {"one": known, "two": Scenario("two", "two", Role.BEYOND)}
-        changed = scenarios_of(manifest | {"overrides": ["tiling.bc=2", "seeds=3"]})
-        assert changed["one"] == Scenario("one", "uniform inputs, with overrides: tiling.bc=2 seeds=3", Role.BEYOND)
 
-    def test_replaces_what_an_older_numdev_stored(self, bench: Bench, store: Store) -> None:
-        old = {"name": "toy", "claims": [], "points": [{"key": "k", "setting": "uniform_each", "labels": {}}]}
-        store.put_study("toy", old)
-        assert is_old(store.studies()["toy"])
-        assert replaced(GRID, bench, store) == Replaced(1, 6, 0)
-        run(GRID, bench, store)
-        assert not is_old(store.studies()["toy"])
-        assert replaced(GRID, bench, store) is None
-
-    def test_writes_the_manifest_in_the_order_of_the_grid(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        manifest = store.studies()["toy"]
-        assert {name: manifest[name] for name in ("name", "title", "figure", "claims")} == {
-            "name": "toy",
-            "title": "A toy",
-            "figure": "figure",
-            "claims": ["claim"],
-        }
-        assert [p["labels"] for p in manifest["points"]] == [p.labels for p in GRID.points]
-        for described, given in zip(manifest["points"], GRID.points, strict=True):
-            assert described["key"] == bench.key(given.problem, given.variant, given.baseline, given.seeds)
-
-    def test_measures_points_of_one_problem_together(self, bench: Bench, store: Store) -> None:
-        order: list[Problem] = []
-        run(GRID, bench, store, progress=lambda done, total, point: order.append(point.problem))
-        assert [problem.source.kind for problem in order] == [Kind.UNIFORM] * 3 + [Kind.NORMAL] * 3  # type: ignore[attr-defined]
-
-    def test_measures_one_configuration_once_under_all_its_labels(self, bench: Bench, store: Store) -> None:
-        outcome = run(study(point(8, axis="a"), point(8, axis="b")), bench, store)
-        assert outcome.measured == 1
-        keys = {p["key"] for p in store.studies()["toy"]["points"]}
-        assert len(keys) == 1
-        assert len(store.studies()["toy"]["points"]) == 2
+def test_one_configuration_is_measured_once_under_all_its_labels(bench: Bench, store: Store) -> None:
+    assert run(study(point(8, axis="a"), point(8, axis="b")), bench, store).measured == 1
+    points = store.studies()["toy"]["points"]
+    assert (len(points), len({point["key"] for point in points})) == (2, 1)
 
 
 class Ahead(Bench):
@@ -154,25 +127,6 @@ class Ahead(Bench):
 
     def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
         self.announced = list(points)
-
-
-class TestAnnounced:
-    def test_what_will_be_measured_in_its_order(self, store: Store) -> None:
-        bench, measured = Ahead(Exact(), "cpu"), []
-        run(GRID, bench, store, progress=lambda done, total, point: measured.append(point))
-        assert bench.announced == [(point.problem, point.variant) for point in measured]
-        assert len(measured) == 6
-
-    def test_only_what_the_store_lacks_and_the_shard_has(self, store: Store) -> None:
-        bench = Ahead(Exact(), "cpu")
-        run(GRID, bench, store, shard=Shard(0, 2))
-        assert len(bench.announced) == 3
-        first = bench.announced
-        run(GRID, bench, store)
-        assert len(bench.announced) == 3
-        assert not [point for point in bench.announced if point in first]
-        run(GRID, bench, store, fresh=True)
-        assert len(bench.announced) == 6
 
 
 class CountingStore(Store):
@@ -183,35 +137,28 @@ class CountingStore(Store):
         self.read: list[str] = []
 
     def get(self, key: str) -> Record | None:
-        found = super().get(key)
-        if found is not None:
+        record = super().get(key)
+        if record is not None:
             self.read.append(key)
-        return found
+        return record
 
 
 class TestResume:
-    def test_skips_what_is_there(self, bench: Bench, store: Store) -> None:
-        run(study(*GRID.points[:4]), bench, store)
+    def test_measures_and_announces_only_what_is_not_there_and_reads_each_record_once(self, store: Store) -> None:
+        bench, counting, order = Ahead(Exact(), "cpu"), CountingStore(store.path), list[StudyPoint]()
+        run(study(point(16), *GRID.points[:4]), bench, store)
         before = contents(store)
-        outcome = run(GRID, bench, store)
+        outcome = run(GRID, bench, counting, progress=lambda done, total, point: order.append(point))
         assert (outcome.measured, outcome.skipped) == (2, 4)
         assert all(contents(store)[key] == value for key, value in before.items() if key != "toy")
-        assert run(GRID, bench, store).skipped == 6
-
-    def test_reads_each_record_once(self, store: Store) -> None:
-        bench, counting = Ahead(Exact(), "cpu"), CountingStore(store.path)
-        run(study(*GRID.points[:4]), bench, store)
-        assert run(GRID, bench, counting).skipped == 4
-        assert len(bench.announced) == 2
         assert len(counting.read) == len(set(counting.read)) == 4
-        assert run(GRID, bench, counting, fresh=True).skipped == 0
-        assert (len(bench.announced), len(counting.read)) == (6, 4)
-
-    def test_measures_again_where_it_is_told_to(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        before = {record.key: record.seconds for record in store.records()}
-        assert run(GRID, bench, store, fresh=True).measured == 6
-        assert {record.key: record.seconds for record in store.records()} != before
+        announced = [(point.problem, point.variant) for point in order]
+        assert bench.announced == [each for each in announced if each in bench.announced]
+        assert len(bench.announced) == 2
+        seconds = {record.key: record.seconds for record in store.records()}
+        assert run(GRID, bench, counting, fresh=True).measured == len(bench.announced) == 6
+        assert len(counting.read) == 4
+        assert {record.key: record.seconds for record in store.records()} != seconds
 
     def test_measures_torn_records_again(self, bench: Bench, store: Store) -> None:
         run(GRID, bench, store)
@@ -223,32 +170,20 @@ class TestResume:
         assert store.torn == [torn]
         assert contents(store) == whole
 
-    def test_ignores_the_records_of_other_studies(self, bench: Bench, store: Store) -> None:
-        run(study(point(16)), bench, store)
-        assert run(GRID, bench, store).measured == 6
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), StoreError("results: full")])
+    def test_keeps_what_it_has_when_it_ends(
+        self, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        put, done = Store.put, list[Record]()
 
-    def test_keeps_what_it_has_when_interrupted(self, bench: Bench, store: Store) -> None:
-        def interrupt(done: int, total: int, point: StudyPoint) -> None:
-            if done == 4:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(GRID, bench, store, progress=interrupt)
-        assert len(list(store.records())) == 4
-        assert run(GRID, bench, store).measured == 2
-
-    def test_keeps_what_it_has_when_the_disk_is_full(self, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        put = Store.put
-        done: list[Any] = []
-
-        def fills_up(self: Store, record: Any) -> None:
+        def ends(self: Store, record: Record) -> None:
             if len(done) == 2:
-                raise StoreError("results: full")
+                raise error
             done.append(record)
             put(self, record)
 
-        monkeypatch.setattr(Store, "put", fills_up)
-        with pytest.raises(StoreError):
+        monkeypatch.setattr(Store, "put", ends)
+        with pytest.raises(type(error)):
             run(GRID, bench, store)
         monkeypatch.undo()
         outcome = run(GRID, bench, store)
@@ -293,55 +228,36 @@ class TestCheckpoints:
 
 
 class TestFailures:
-    def test_are_listed_and_stop_no_other_point(self, bench: Bench, store: Store) -> None:
-        faults = ("nan", "unsupported", "memory", "error")
-        outcome = run(study(point(2), *(faulty(fault) for fault in faults), point(4)), bench, store)
-        assert outcome.measured == 6
-        expected = (Status.NONFINITE, Status.UNSUPPORTED, Status.OUT_OF_MEMORY, Status.ERROR)
-        assert [(text, status) for text, status, _ in outcome.failures] == [
-            (f"default fault={fault}", status) for fault, status in zip(faults, expected, strict=True)
-        ]
+    def test_are_listed_stop_no_other_point_and_some_are_tried_again(self, bench: Bench, store: Store) -> None:
+        statuses = {"nan": "nonfinite", "unsupported": "unsupported", "memory": "out_of_memory", "error": "error"}
+        grid = study(point(2), *map(faulty, statuses), point(4))
+        outcome = run(grid, bench, store)
+        assert (outcome.measured, outcome.has_errors) == (6, True)
+        failures = [(text, status.value) for text, status, _ in outcome.failures]
+        assert failures == [(f"default fault={fault}", status) for fault, status in statuses.items()]
         reasons = [reason for _, _, reason in outcome.failures]
-        assert "NaN" in reasons[0]
-        assert reasons[1] == "problem.causal: only without"
-        assert "fewer" in reasons[2]
-        assert reasons[3].startswith("RuntimeError: deliberate")
-        assert all("\n" not in reason for reason in reasons)
-
-    def test_only_an_error_makes_the_run_fail(self, bench: Bench, store: Store) -> None:
-        assert not run(study(*(faulty(fault) for fault in ("nan", "unsupported", "memory"))), bench, store).has_errors
-        assert run(study(faulty("error")), bench, store).has_errors
+        for reason, words in zip(
+            reasons, ("NaN", "problem.causal: only without", "fewer", "RuntimeError: deliberate"), strict=True
+        ):
+            assert words in reason
+            assert "\n" not in reason
+        again = run(grid, bench, store)
+        assert (again.measured, len(again.failures)) == (2, 4), "memory and error alone are measured again, and all are said"
+        assert not run(study(*map(faulty, list(statuses)[:3])), bench, store).has_errors
 
     def test_a_request_that_cannot_be_measured_is_one(self, bench: Bench, store: Store) -> None:
         long = Problem(Captured(), Shape(queries=512, keys=512, head_dim=32))
         outcome = run(study(replace(point(), problem=long), point(4)), bench, store)
-        assert outcome.measured == 2
         ((_, status, reason),) = outcome.failures
-        assert status is Status.ERROR
+        assert (outcome.measured, status) == (2, Status.ERROR)
         assert "256 tokens" in reason
-
-    @pytest.mark.parametrize(("fault", "again"), [("nan", False), ("unsupported", False), ("memory", True), ("error", True)])
-    def test_some_are_tried_again(self, bench: Bench, store: Store, fault: str, again: bool) -> None:
-        run(study(faulty(fault)), bench, store)
-        outcome = run(study(faulty(fault)), bench, store)
-        assert outcome.measured == int(again)
-        assert len(outcome.failures) == 1  # said again, measured or not
 
 
 class TestShards:
-    @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 9])
-    def test_partition_the_points(self, bench: Bench, tmp_path: Path, count: int) -> None:
-        keys: list[set[str]] = []
-        for index in range(count):
-            part = Store(tmp_path / str(index))
-            run(GRID, bench, part, shard=Shard(index, count))
-            keys.append({record.key for record in part.records()})
-        assert sum(map(len, keys)) == len(set().union(*keys)) == 6
-        assert max(map(len, keys)) - min(map(len, keys)) <= 1
-
-    def test_into_one_store_make_the_whole(self, bench: Bench, store: Store, tmp_path: Path) -> None:
-        for index in (2, 0, 1):
-            run(GRID, bench, store, shard=Shard(index, 3))
+    @pytest.mark.parametrize("count", [2, 4, 9])
+    def test_partition_the_points_and_make_the_whole(self, bench: Bench, store: Store, tmp_path: Path, count: int) -> None:
+        sizes = [run(GRID, bench, store, shard=Shard(index, count)).measured for index in reversed(range(count))]
+        assert (sum(sizes), max(sizes) - min(sizes) <= 1) == (6, True)
         whole = Store(tmp_path / "whole")
         run(GRID, bench, whole)
         assert contents(store) == contents(whole)
@@ -352,32 +268,20 @@ class TestShards:
             Shard(index, count)
 
 
-class TestReplaced:
-    def test_nothing_where_every_point_is_kept(self, bench: Bench, store: Store) -> None:
-        few, own = study(*GRID.points[:2]), Store(store.path / "few")
-        assert replaced(GRID, bench, store) is None
-        run(few, bench, own)
-        assert replaced(few, bench, own) is None
-        assert replaced(GRID, bench, own) is None
-
-    def test_fewer_points(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        assert replaced(study(*GRID.points[:2]), bench, store) == Replaced(stored=6, ours=2, shared=2)
-
-    def test_points_of_another_configuration_under_the_same_labels(self, bench: Bench, store: Store) -> None:
-        run(GRID, bench, store)
-        changed = study(*(replace(p, seeds=2 if i else 1) for i, p in enumerate(GRID.points)))
-        assert replaced(changed, bench, store) == Replaced(stored=6, ours=6, shared=1)
-
-    def test_nothing_in_another_environment(self, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        run(GRID, bench, store)
-        monkeypatch.setattr(Bench, "environment", lambda self: {"device": "another"})
-        assert bench.key(*what(GRID.points[0])) != store.studies()["toy"]["points"][0]["key"]
-        assert replaced(GRID, bench, store) is None
-
-
-def what(given: StudyPoint) -> tuple[Any, Any, Any, int]:
-    return given.problem, given.variant, given.baseline, given.seeds
+def test_what_a_run_changes_of_the_stored_study(bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replaced(GRID, bench, store) is None
+    old = {"name": "toy", "claims": [], "points": [{"key": "k", "setting": "uniform_each", "labels": {}}]}
+    store.put_study("toy", old)
+    assert replaced(GRID, bench, store) == Replaced(1, 6, 0), "as an older numdev stored it"
+    run(study(*GRID.points[:2]), bench, store)
+    assert replaced(GRID, bench, store) is None
+    run(GRID, bench, store)
+    assert replaced(study(*GRID.points[:2]), bench, store) == Replaced(stored=6, ours=2, shared=2)
+    changed = study(*(replace(p, seeds=2 if i else 1) for i, p in enumerate(GRID.points)))
+    assert replaced(changed, bench, store) == Replaced(stored=6, ours=6, shared=1)
+    monkeypatch.setattr(Bench, "environment", lambda self: {"device": "another"})
+    assert bench.key(*GRID.points[0].parts) != store.studies()["toy"]["points"][0]["key"]
+    assert replaced(GRID, bench, store) is None
 
 
 def experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

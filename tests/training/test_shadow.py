@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyarrow import parquet
 from torch import Tensor, nn
 
 import numdev as nd
@@ -17,7 +18,6 @@ from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.deviation.metrics import METRICS, Deviation
-from numdev.results.store import unpack
 
 KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
 TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))
@@ -114,7 +114,7 @@ def test_rows_are_kept_as_parquet(model: nn.Module, x: Tensor, tmp_path: Path) -
     with nd.shadow({"tiled": TILED}, EAGER) as log, torch.no_grad():
         model(x)
     log.save(tmp_path / "rows.parquet")
-    assert unpack((tmp_path / "rows.parquet").read_bytes()) == log.rows
+    assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == log.rows
     with pytest.raises(nd.BadInput, match="^path: .*parquet"):
         log.save(tmp_path / "rows.csv")
 

@@ -14,7 +14,7 @@ from numdev.report.document.export import to_csv
 from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.statistics import Interval, significant
-from numdev.results.store import write_atomically
+from numdev.results.files import write_atomically
 
 _MOST = 20  # rows of a table of changes
 

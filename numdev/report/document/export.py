@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,19 @@ from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.columns import OF_OUTPUTS, dictionary, settings
 from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, STANDS_FOR, TITLE
 from numdev.report.reading.view import numbered
 from numdev.report.reading.wording import Words
 from numdev.report.studies.registry import words_of
 from numdev.report.studies.speed import crossovers, frame, of_attention
+from numdev.results.files import write_atomically
 from numdev.results.record import Column, summary
-from numdev.results.store import write_atomically
 
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
 _COMPARED = ["subject", "output", "reference"]
 _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # a summary has these where points of one class differ in them
-_PART = 1 << 14  # rows that are text at a time
-_GROUP = 1 << 16  # rows of a row group of Parquet; a row of deviations has about 70 columns, so a group takes some 40 MB
+_GROUP = 1 << 16  # rows of a row group of Parquet
 _FILES = {LOSS: "loss.csv", RUN: "runs.csv"}
 _ABOUT = {
     DEVIATION: OF_OUTPUTS,
@@ -40,6 +38,13 @@ _ABOUT = {
     "step.\nAn empty cell does not apply.",
 }
 _OF_OWN = "A figure is what the kind of measurement says that it is. An empty cell does not apply."
+_REPEATED = (
+    *(LABEL, ENTRY_ROLE, "kernel", "pairing", "problem.shape.", "problem.source.", "problem.mask."),
+    *("variant.type", "variant.precision.name", "variant.precision.output", "variant.tiling."),
+    *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
+    *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
+)
+"""What the columns of a point begin with that stand in its rows, beside its place and facts; points.csv has them all."""
 
 
 def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv: bool = False) -> None:
@@ -52,15 +57,8 @@ def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv
         StoreError: if a file cannot be written.
     """
     columns: dict[str, list[str]] = {}
-    if results.kind != SPEED:
-        rows = _narrow(results.primary) if results.kind == TRAINING else results.primary
-        chosen = ~rows.is_repeated() if results.kind == DEVIATION else None
-        file = f"{'weights' if results.kind == TRAINING else 'results'}.{'csv' if csv else 'parquet'}"
-        write_atomically(out / file, csv_of(rows, chosen) if csv else parquet_of(rows, chosen))
-        columns[file] = rows.columns
-    for name, make in _tables(results, claims).items():  # made one by one: of a large study each takes memory
-        table = make()
-        write_atomically(out / name, csv_of(table))
+    for name, table in _tables(results, claims, "csv" if csv else "parquet"):
+        write_atomically(out / name, to_parquet(table) if name.endswith(".parquet") else to_csv(table))
         columns[name] = list(table.columns)
     known = results.columns | settings(results.manifests.values())
     if results.kind == TRAINING:
@@ -73,29 +71,46 @@ def _of_weights(column: Column) -> Column:
     return replace(column, unit="absolute, in the units of the weights") if column.unit == "absolute" else column
 
 
-def _tables(results: Results, claims: Sequence[ClaimResult]) -> dict[str, Callable[[], pd.DataFrame | Rows]]:
-    """The tables beside the rows, by the names of their files."""
-    if results.kind == SPEED:
+def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables by the names of their files, one by one: of a large study each takes memory."""
+    kind, points = results.kind, results.points
+    if kind == SPEED:
         rows = frame(results)
-        tables: dict[str, Callable[[], pd.DataFrame | Rows]] = {
-            "speed.csv": lambda: rows,
-            "crossover.csv": lambda: crossovers(of_attention(rows)),
-            "unsupported.csv": lambda: _unsupported(results),
-        }
-        return tables | ({"claims.csv": lambda: claim_table(claims)} if claims else {})
-    tables = {"deviations.csv": lambda: _deviations(results)} if results.kind == DEVIATION else {}
-    tables["summary.csv"] = lambda: summarise(results)
-    beside: dict[str, Callable[[], pd.DataFrame | Rows]] = {
-        "points.csv": lambda: results.points.drop(columns="seconds", errors="ignore"),
-        "timings.csv": lambda: results.points.reindex(columns=[*PLACE, "seconds"]),
-        "claims.csv": lambda: claim_table(claims),
-    }
-    for name, rows_of_table in results.further.items():
-        file = _FILES.get(name, f"{name}.csv")
-        own = _narrow(rows_of_table) if results.kind == TRAINING else rows_of_table
-        if len(own) or results.kind != TRAINING or name in _FILES:  # few runs of training are watched
-            tables[f"table_{file}" if file in tables or file in beside else file] = lambda own=own: own  # type: ignore[misc]
-    return tables | beside
+        yield (
+            "speed.csv",
+            rows[[name for name in map(str, rows) if name not in points or name == "operation" or _is_repeated(name, results)]],
+        )
+        yield "crossover.csv", crossovers(of_attention(rows))
+        yield "unsupported.csv", _unsupported(results)
+        if claims:
+            yield "claims.csv", claim_table(claims)
+        return
+    chosen = ~results.primary.is_repeated() if kind == DEVIATION else None
+    yield f"{'weights' if kind == TRAINING else 'results'}.{ending}", _written(results.primary, results, chosen)
+    if kind == DEVIATION:
+        yield "deviations.csv", _deviations(results)
+    yield "summary.csv", summarise(results)
+    taken = ["summary.csv", "points.csv", "timings.csv", "claims.csv"]
+    for name, own in results.further.items():
+        if len(own) or kind != TRAINING or name in _FILES:  # few runs of training are watched
+            file = _FILES.get(name, f"{name}.csv")
+            yield f"table_{file}" if file in taken else file, _written(own, results)
+    yield "points.csv", points.drop(columns="seconds", errors="ignore")
+    yield "timings.csv", points.reindex(columns=[*PLACE, "seconds"])
+    yield "claims.csv", claim_table(claims)
+
+
+def _written(rows: Rows, results: Results, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
+    """Rows with the columns of their points that a file repeats."""
+    return rows.frame(chosen, [name for name in rows.columns if name in rows.own or _is_repeated(name, results)])
+
+
+def _is_repeated(name: str, results: Results) -> bool:
+    """Whether a column of a point stands in its rows; by the settings of training no row is told apart."""
+    if results.kind == TRAINING:
+        return name in PLACE or name.startswith((LABEL, ENTRY_ROLE))
+    always = (*PLACE, TITLE, ROLE, STANDS_FOR, "format", *results.facts)
+    return name in always or (name.startswith(_REPEATED) and not name.endswith(("shape.type", "mask.type", "tiling.type")))
 
 
 def _unsupported(results: Results) -> pd.DataFrame:
@@ -105,47 +120,17 @@ def _unsupported(results: Results) -> pd.DataFrame:
     return failed[[name for name in columns if name in failed]]
 
 
-def _narrow(rows: Rows) -> Rows:
-    """Rows without the settings of their points, which points.csv has."""
-    settings_of = ("problem.", "variant.", "baseline.", "scenario.")
-    points, own = (
-        table[[name for name in map(str, table) if not name.startswith(settings_of)]] for table in (rows.points, rows.own)
-    )
-    return replace(rows, points=points, own=own)
-
-
-def parquet_of(rows: Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
-    """Rows, or those that are chosen, as a Parquet file in parts; numbers in full, texts with a dictionary, the index left out.
-
-    Row groups are made one by one, since the table as a whole takes gigabytes. Types are those of the whole table, so a column
-    whose values are all missing in one group has the type that it has in the others.
-    """
-    import pyarrow as pa  # imported late: only who asks for Parquet needs it
-    from pyarrow import parquet
-
-    places = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
-    schema = pa.Schema.from_pandas(rows.frame(places[:1]), preserve_index=False)
-    with tempfile.TemporaryFile() as file:
-        with parquet.ParquetWriter(file, schema) as writer:
-            for start in range(0, len(places), _GROUP):
-                own = rows.frame(places[start : start + _GROUP])
-                writer.write_table(pa.Table.from_pandas(own, schema=schema, preserve_index=False))
-        file.seek(0)
-        yield from iter(partial(file.read, 1 << 24), b"")
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """A table as a Parquet file in row groups, numbers in full, texts with a dictionary."""
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False, row_group_size=_GROUP)
+    return buffer.getvalue()
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
     """Writes numbers with nine significant digits, more than a metric of a rounded result has."""
-    return b"".join(csv_of(table))
-
-
-def csv_of(table: pd.DataFrame | Rows, chosen: NDArray[np.bool_] | None = None) -> Iterator[bytes]:
-    """A table, or those of its rows that are chosen, as CSV in parts: the text of all takes more memory than the table."""
-    rows = table if isinstance(table, Rows) else Rows.of(table)
-    places = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
-    for start in range(0, max(1, len(places)), _PART):
-        own = {name: _digits(column) for name, column in rows.frame(places[start : start + _PART]).items()}
-        yield pd.DataFrame(own, columns=rows.columns).to_csv(index=False, header=start == 0, lineterminator="\n").encode()
+    own = {name: _digits(column) for name, column in table.items()}
+    return pd.DataFrame(own, columns=table.columns).to_csv(index=False, lineterminator="\n").encode()
 
 
 def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -162,21 +147,16 @@ def summarise(results: Results) -> pd.DataFrame:
     The place of a deviation is subject, output and reference; beside it stand the point's chief settings (`Words.told`) and every
     other setting in which points of one class differ. Of other kinds it is what the kind declares.
     """
+    rows = results.primary
     if results.kind in (DEVIATION, SPEED):
-        rows = results.primary
         summaries = _summaries(rows, _COMPARED, SUMMARISED, ~rows.is_repeated())
         first = [*PLACE, *_COMPARED]
         names = [*first, *(name for name in summaries if name not in first and not str(name).startswith(ENTRY_ROLE))]
         return _with_settings(summaries[names], results.points)
     if results.kind == TRAINING:
-        rows = _narrow(results.primary)
         places = [name for name in ("step", "tensor") if name in rows.own]
-        metrics = [str(name) for name in rows.own if name not in (*places, "seed")]
-    else:
-        rows = results.primary
-        places = places_of(results.columns, rows.own)
-        metrics = [column.name for column in figures_of(results.columns, rows.own)]
-    return _summaries(rows, places, metrics)
+        return _summaries(rows, places, [str(name) for name in rows.own if name not in (*places, "seed")])
+    return _summaries(rows, places_of(results.columns, rows.own), [one.name for one in figures_of(results.columns, rows.own)])
 
 
 def _summaries(rows: Rows, places: list[str], metrics: Sequence[str], chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:

@@ -19,12 +19,12 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.points import NEEDED, POINTS
 from numdev.report.figures.style import to_png, to_svg
 from numdev.report.figures.sweep import default_of, plot_of
-from numdev.report.reading.frames import EVERY, TRAINING, Results, is_own
+from numdev.report.reading.frames import TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.studies.registry import FIGURES, own_plot, plots_of
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
-from numdev.results.store import write_atomically
+from numdev.results.files import write_atomically
 
 _FEWEST = 8  # figures; to start processes for fewer takes about as long as it saves
 _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows `POINTS` cannot draw
@@ -87,7 +87,7 @@ def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
     Raises:
         BadInput: for a name that they do not have.
     """
-    rows = of_comparison(results.with_axes(EVERY), plot)
+    rows = of_comparison(results, plot)
     return Picture(plot_of(rows, plot), rows)
 
 

@@ -17,11 +17,12 @@ from numdev.report.document.context import Part
 from numdev.report.document.export import claims_markdown, write_tables
 from numdev.report.document.figures import figure_of, write_figures, write_speed_figures, write_sweep_figures
 from numdev.report.document.tables import bad_outputs, claims_table, failures_table, printed, worst_table
-from numdev.report.reading.frames import EVERY, SPEED, TRAINING, Results, Rows, load
+from numdev.report.reading.frames import SPEED, TRAINING, Results, Rows, load
 from numdev.report.reading.tidy import tidy
 from numdev.report.studies.registry import claims_of
 from numdev.report.studies.speed import TABLES, frame, of_attention
-from numdev.results.store import Store, write_atomically
+from numdev.results.files import write_atomically
+from numdev.results.store import Store
 
 
 def make_report(
@@ -165,7 +166,7 @@ def make_speed_report(
     write_speed_figures(loaded, out / "figures")
     if chosen is not None:
         chosen.write(out / "figures" / "plot")
-    write_sweep_figures(loaded, tidy(loaded.with_axes(EVERY)), out / "figures")
+    write_sweep_figures(loaded, tidy(loaded), out / "figures")
     bad, rows = bad_outputs(loaded), of_attention(frame(loaded))
     tables = [printed(make(rows), title) for title, make in TABLES.items()]
     notes = [*filter(None, [bad]), *loaded.notes]
@@ -177,5 +178,5 @@ def make_speed_report(
 
 def _judged_speed(loaded: Results) -> list[ClaimResult]:
     """The claims of studies of speed, on rows with what follows from their figures."""
-    rows = tidy(loaded.with_axes(EVERY))
+    rows = tidy(loaded)
     return judge(claims_of(loaded), replace(loaded, primary=Rows.of(rows))) if len(rows) else []

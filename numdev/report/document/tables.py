@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import islice
 
-import numpy as np
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
@@ -97,11 +96,9 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
 
 def deviations(results: Results, study: str, most: int = 60) -> pd.DataFrame:
     """The deviation of every point of a study from golden and from its baseline, over seeds, as text."""
-    rows = results.primary
-    chosen = rows.where(study=study, primary=True, subject="variant")
-    keys = rows.column("key", chosen)
-    every = keys.unique()
-    own = rows.frame(np.flatnonzero(chosen)[keys.isin(every[:most]).to_numpy(dtype=bool)])
+    rows = results.primary.frame(results.primary.where(study=study, primary=True, subject="variant"))
+    every = rows["key"].unique()
+    own = rows[rows["key"].isin(every[:most])]
     lines: list[tuple[str, ...]] = []
     for _, point in own.groupby("key", sort=False):
         cells = [place(point.iloc[0])]

@@ -6,21 +6,19 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas.api.types import union_categoricals
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION_COLUMNS
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.report.reading.derived import absent, derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.results.manifest import Scenario, is_old, manifest_of, scenarios_of, stored_point
 from numdev.results.record import Column, Record, Use
@@ -36,26 +34,13 @@ SPEED, TRAINING = "speed", "training"
 SHIPPED = (DEVIATION, SPEED, TRAINING)
 """The kinds of measurement that ship with numdev; of any other only the columns of its records tell."""
 LOSS, RUN, WATCH = "loss", "run", "watch"  # tables of training beside that of weights; the last of runs that are watched
+WHOLE = "model"  # the name under which all weights together stand beside the tensors
 
 TEXT = pd.StringDtype("python", na_value=np.nan)
 """Text that rows share: a row is a pointer of eight bytes, where pandas' own `str` has the text once more."""
 
-EVERY = ("",)
-"""Every column of a point stands in its rows."""
-_AXES = (
-    *(LABEL, ENTRY_ROLE, "attention", "kernel", "format", "policy", "pairing"),
-    *("problem.shape.", "problem.source.", "problem.mask."),
-    *("variant.type", "variant.precision.name", "variant.precision.output", "variant.tiling."),
-    *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
-    *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name", "tiling.area"),
-)
-_AXES_OF: dict[str | None, tuple[str, ...]] = {
-    TRAINING: (LABEL, ENTRY_ROLE, "problem.", "variant.", "baseline.")
-}  # by them a run differs from its reference
-_ALWAYS = [
-    *(TITLE, ROLE, "kind", "operation", "status", "reason", "environment"),
-    *("attention", "kernel", "format", "policy", "tiling.area", "pairing", "problem.shape.keys", "seconds"),
-]
+_ALWAYS = [*PLACE, TITLE, ROLE, "kind", "operation", "status", "reason", "environment", "kernel", "format"]
+_KINDS = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")  # of columns, in their order
 
 
 @dataclass(frozen=True)
@@ -63,8 +48,8 @@ class Rows:
     """The rows of one table of some records; the columns of their points are joined to the part of them that is read.
 
     Attributes:
-        points: the columns of the points that stand in front of their rows.
-        own: what the records say, texts as categories.
+        points: a row for each point.
+        own: what the records say.
         point: for each row, the place of its point in `points`.
     """
 
@@ -88,19 +73,13 @@ class Rows:
         """The names of the columns, those of the points first."""
         return list(dict.fromkeys(map(str, [*self.points.columns, *self.own.columns])))
 
-    def column(self, name: str, chosen: NDArray[Any] | None = None) -> pd.Series[Any]:
-        """One column of the rows that are chosen, as `frame`; of a name that both have, what the record says."""
-        rows = slice(None) if chosen is None else chosen
-        if name not in self.own:
-            return self.points[name].take(self.point[rows]).set_axis(self.own.index[rows])  # type: ignore[arg-type]
-        values = self.own[name].iloc[rows]
-        return values.astype(TEXT) if isinstance(values.dtype, pd.CategoricalDtype) else values
-
     def frame(self, chosen: NDArray[Any] | None = None, names: Sequence[str] | None = None) -> pd.DataFrame:
-        """A table of rows, those of a mask or at some places, and columns, which are all unless given."""
-        index = self.own.index if chosen is None else self.own.index[chosen]
-        made = {name: self.column(name, chosen) for name in (self.columns if names is None else names)}
-        return pd.DataFrame(made, index=index, columns=list(made), copy=False)
+        """A table of rows, those of a mask or at some places, and columns; of a name that both have, what the record says."""
+        own = self.own if chosen is None else self.own.iloc[chosen]
+        point = self.point if chosen is None else self.point[chosen]
+        every = self.columns if names is None else names
+        made = {n: own[n] if n in own else self.points[n].take(point).set_axis(own.index) for n in every}  # type: ignore[arg-type]
+        return pd.DataFrame(made, index=own.index, columns=list(every), copy=False)
 
     def where(self, **values: Any) -> NDArray[np.bool_]:
         """Which rows have these values in these columns."""
@@ -128,14 +107,15 @@ class Results:
     Attributes:
         primary: the rows of the primary table of each point's record. Of deviations one per (study, scenario, point, seed,
             subject, output, reference), with every metric; rows of a baseline repeat under every point of its problem.
-        points: one row per point of a study: how it ended, its labels, its configuration with dotted names, its
-            counters as means over seeds, the number of its environment, and the seconds that it took.
+        points: one row per point of a study: how it ended, its labels, its configuration with dotted names and what follows from
+            it, its counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
         environments: the different environments, in the order in which points need them.
         missing: how many points of a study have no record yet.
         notes: what the reader should know: points missing, damaged files.
         columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
         further: rows of other tables of the records by the table's name; none of deviations and of speed.
+        facts: the columns that follow from configurations.
     """
 
     primary: Rows
@@ -146,6 +126,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
     columns: dict[str, Column] = field(default_factory=dict)
     further: dict[str, Rows] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -162,37 +143,28 @@ class Results:
         rows = self.further[table] if table else self.primary
         return rows.frame(rows.where(study=name))
 
-    def with_axes(self, axes: tuple[str, ...]) -> Results:
-        """These results, with the columns of a point in its rows that begin so."""
-        points = self.points[_repeated(self.points, axes)]
-        further = {name: replace(rows, points=points) for name, rows in self.further.items()}
-        return replace(self, primary=replace(self.primary, points=points), further=further)
-
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""
         return scenarios_of(self.manifests[name])
 
 
-def load(
-    store: Store, studies: Sequence[str] | None = None, *, kind: str | None = None, axes: tuple[str, ...] | None = None
-) -> Results:
+def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None = None) -> Results:
     """Read the points of some studies, or of all, of one kind of measurement or of every kind.
 
-    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in. `axes` are
-    what the columns of a point begin with that stand in its rows.
+    The manifest decides which records belong to a study; keys hold the environment, so another one does not mix in.
 
     Raises:
         BadInput: if the store holds no study, or not the one asked for, or one that an older numdev stored.
     """
     manifests = _chosen(store, studies, kind)
-    points, primary = _Growing(), _Reading()
-    further = {name: _Reading() for name in (LOSS, RUN, WATCH) if kind == TRAINING}
+    points, primary = _Table(), _Table()
+    further = {name: _Table() for name in (LOSS, RUN, WATCH) if kind == TRAINING}
     environments: list[dict[str, str]] = []
     missing: dict[str, int] = {}
+    facts: dict[str, None] = {}
     columns = {column.name: column for column in DEVIATION_COLUMNS if kind in (None, DEVIATION)}
-    count = 0
     for name, manifest in manifests.items():
-        scenarios, lacking = scenarios_of(manifest), absent(manifest.get("settings"))
+        scenarios = scenarios_of(manifest)
         for point in _distinct_points(manifest):
             record = store.get(point["key"])
             if record is None:
@@ -200,36 +172,32 @@ def load(
                 continue
             columns |= {column.name: column for column in record.primary}
             columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
+            facts |= dict.fromkeys(record.facts)
             if record.environment not in environments:
                 environments.append(record.environment)
             place = _place(name, point, scenarios[point["scenario"]])
-            points.extend([place | _facts(record, point["labels"], environments.index(record.environment), lacking)])
-            primary.extend(record.rows, count)
-            for table in list(record.columns)[1:] if kind not in (None, DEVIATION, SPEED) else ():
-                further.setdefault(table, _Reading()).extend(record.table(table), count, record.columns[table])
-            count += 1
-    everywhere = frozenset.intersection(*(absent(manifest.get("settings")) for manifest in manifests.values()))
-    made = points.table([*PLACE, *(name for name in _ALWAYS if name not in everywhere)])
-    made = made.astype({name: TEXT for name, dtype in made.dtypes.items() if isinstance(dtype, pd.CategoricalDtype)})
-    repeated = made[_repeated(made, axes or _AXES_OF.get(kind, _AXES))]
+            number = points.extend([place | _of_record(record, point["labels"], environments.index(record.environment))])
+            primary.extend(record.rows, number)
+            for table in list(record.columns)[1:] if record.kind not in (DEVIATION, SPEED) else ():
+                rows = further.setdefault(table, _Table())
+                rows.columns |= {column.name: column for column in record.columns[table]}
+                rows.extend(record.table(table), number)
+    made = points.frame([*_ALWAYS, *facts, "pairing", "seconds"])
     return Results(
-        primary=primary.rows([name for name in columns if not name.startswith(COUNTER)], repeated),
+        primary=primary.rows([name for name in columns if not name.startswith(COUNTER)], made),
         points=made,
         manifests=manifests,
         environments=environments,
         missing=missing,
         notes=list(_notes(store, manifests, missing)),
         columns={name: column for each in further.values() for name, column in each.columns.items()} | columns,
-        further={name: each.rows(list(each.columns), repeated) for name, each in further.items()},
+        further={name: each.rows(list(each.columns), made) for name, each in further.items()},
+        facts=tuple(facts),
     )
 
 
-_COMMANDS = {
-    DEVIATION: ("numdev report", "numdev measure study=fig3"),
-    SPEED: ("numdev speed", "numdev speed study=speed_cpu"),
-    TRAINING: ("numdev report", "numdev train study=fig7"),
-}
-"""The command that reports on a kind of measurement, and one that makes such a study."""
+_COMMANDS = {DEVIATION: "numdev measure study=fig3", SPEED: "numdev speed study=speed_cpu", TRAINING: "numdev train study=fig7"}
+"""A command that makes a study of a kind of measurement."""
 
 
 def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
@@ -240,22 +208,21 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
             raise BadInput("results", str(store.path), hint)
     kept = {name: manifest for name, manifest in manifests.items() if kind in (None, manifest["kind"])}
     if not kept:
-        torn = f"; {', '.join(str(path) for path in store.torn)} is damaged" if store.torn else ""
-        other = f" but {', '.join(manifests)}, {_on_which(manifests.values())}" if manifests else ""
-        _, command = _COMMANDS.get(kind or DEVIATION, ("", f"numdev measure, by the kind {kind}"))
-        hint = f"it holds no results{f' of {kind}' if kind else ''}{other}{torn}; measure one first, for example with: {command}"
+        torn = f"; {', '.join(map(str, store.torn))} is damaged" if store.torn else ""
+        of = f" of {kind}" if kind else ""
+        other = f" but {', '.join(manifests)} of {_kinds(manifests.values())}" if manifests else ""
+        command = _COMMANDS.get(kind or DEVIATION, f"numdev measure, by the kind {kind}")
+        hint = f"it holds no results{of}{other}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), hint)
     for name in studies or ():
         if name not in kept:
-            also = f"; {name} is of the other kind, {_on_which([manifests[name]])}" if name in manifests else ""
+            also = f"; {name} is of the kind {manifests[name]['kind']}" if name in manifests else ""
             raise BadInput("studies", name, f"{store.path} holds {', '.join(kept)}{also}")
     return {name: kept[name] for name in studies or kept}
 
 
-def _on_which(manifests: Iterable[Mapping[str, Any]]) -> str:
-    kinds = dict.fromkeys(manifest["kind"] for manifest in manifests)
-    readers = dict.fromkeys(_COMMANDS.get(kind, ("numdev report", ""))[0] for kind in kinds)
-    return f"on which {' and '.join(readers)} reports"
+def _kinds(manifests: Iterable[Mapping[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(str(manifest["kind"]) for manifest in manifests))
 
 
 def _unlisted(store: Store) -> dict[str, dict[str, Any]]:
@@ -306,20 +273,18 @@ def _place(study: str, point: Mapping[str, Any], scenario: Scenario) -> dict[str
     return place | {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
 
 
-def _facts(record: Record, labels: Mapping[str, Any], environment: int, lacking: frozenset[str]) -> dict[str, Any]:
-    """The columns of a point, without those that its operation lacks."""
-    config = flatten({name: part for name, part in record.config.items() if part is not None})
+def _of_record(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
+    """The columns of a point; `pairing` is equal where problem and baseline are."""
     facts: dict[str, Any] = {"kind": record.kind, "operation": record.operation, "environment": environment}
     facts |= {"status": record.status.value, "reason": record.reason}
     facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
-    facts |= derived(record.config, config, record.kernel, lacking) | config
-    return facts | _counters(record.table(COUNTERS)) | {"seconds": record.seconds}
-
-
-def _counters(counters: list[dict[str, Any]]) -> dict[str, float]:
-    """The mean over seeds of everything that the variant's run counted on every one of them; a kernel counts nothing."""
+    pair = json.dumps({name: record.config.get(name) for name in ("problem", "baseline")}, sort_keys=True)
+    facts |= {"kernel": record.kernel, "format": "", **record.facts, "pairing": hashlib.sha256(pair.encode()).hexdigest()[:12]}
+    facts |= flatten({name: part for name, part in record.config.items() if part is not None})
+    counters = record.table(COUNTERS)
     names = [name for name in counters[0] if name != "seed" and all(name in seed for seed in counters)] if counters else []
-    return {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
+    facts |= {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
+    return facts | {"seconds": record.seconds}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -333,87 +298,60 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _repeated(points: pd.DataFrame, axes: tuple[str, ...]) -> list[str]:
-    """The columns of a point that stand in its rows; the others are read by the point's key."""
-    always = (*PLACE, TITLE, ROLE, STANDS_FOR)
-    types = ("shape.type", "mask.type", "tiling.type")
-    return [name for name in map(str, points) if name in always or (name.startswith(axes) and not name.endswith(types))]
-
-
 _CHUNK = 1 << 12
 
 
-class _Growing:
+class _Table:
     """A table that grows by rows. Chunks of them are packed: a million dictionaries take gigabytes."""
 
     def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
         self._last: list[Mapping[str, Any]] = []
-        self._chunks: list[dict[str, pd.Series[Any]]] = []
-        self._names: dict[str, None] = {}
-        self._length = 0
+        self._chunks: list[pd.DataFrame] = []
+        self._points: list[int] = []
 
-    def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._last += rows
+    def extend(self, rows: Iterable[Mapping[str, Any]], point: int = 0) -> int:
+        """Append rows of a point; a list in a cell becomes the text of its items. Returns the number of the last row."""
+        made = [{name: " ".join(map(str, v)) if type(v) is list else v for name, v in row.items()} for row in rows]
+        self._last += made
+        self._points += [point] * len(made)
         if len(self._last) >= _CHUNK:
             self._pack()
+        return len(self._points) - 1
 
     def _pack(self) -> None:
-        index = pd.RangeIndex(self._length, self._length + len(self._last))
+        if not self._last:
+            return
         names = dict.fromkeys(name for row in self._last for name in row)
-        columns = {name: column_of_values([row.get(name) for row in self._last]).set_axis(index) for name in names}
-        self._names |= names
-        self._chunks.append(
-            {name: _shared(column) for name, column in columns.items() if column.dtype != TEXT or column.notna().any()}
-        )
-        self._length, self._last = index.stop, []
+        columns = {name: column_of_values([row.get(name) for row in self._last]) for name in names}
+        self._chunks.append(pd.DataFrame(columns, index=range(len(self._last))))
+        self._last = []
 
-    def table(self, columns: Iterable[str]) -> pd.DataFrame:
-        """Makes the table, texts as categories. It has at least these columns, and they come first; each has one type."""
+    def frame(self, columns: Iterable[str]) -> pd.DataFrame:
+        """Makes the table. It has at least these columns; they come first among those of their kind, and each has one type."""
         self._pack()
-        names = _ordered(list(dict.fromkeys([*columns, *self._names])))
-        index = pd.RangeIndex(self._length)
-        return pd.DataFrame({name: self._whole(name, index) for name in names}, index=index, copy=False)
+        names = list(dict.fromkeys([*columns, *(str(name) for chunk in self._chunks for name in chunk)]))
+        kind = {name: next((i for i, start in enumerate(_KINDS, 1) if name.startswith(start)), 0) for name in names}
+        columns = sorted(names, key=kind.__getitem__)
+        return pd.DataFrame({name: self._whole(name) for name in columns}, range(len(self._points)), columns, copy=False)
 
-    def _whole(self, name: str, index: pd.RangeIndex) -> pd.Series[Any]:
+    def _whole(self, name: str) -> pd.Series[Any]:
         """A column from its chunks, which are dropped; those that lack it are missing."""
-        parts = [chunk.pop(name) for chunk in self._chunks if name in chunk]
-        kinds = {part.dtype.kind for part in parts}
-        if not parts:
-            return _shared(column_of_values([None] * len(index)))
-        if len(kinds) > 1:
-            cells = ((place, value) for part in parts for place, value in zip(part.index, part.tolist(), strict=True))
-            by_place = {place: value for place, value in cells if type(value) is float or not pd.isna(value)}
-            return _shared(column_of_values([by_place.get(place) for place in index]))
-        if isinstance(parts[0].dtype, pd.CategoricalDtype):
-            places = np.concatenate([part.index for part in parts])
-            whole = pd.Series(union_categoricals([part.array for part in parts]), index=places, copy=False)
-        else:
-            whole = pd.concat(parts)
-        if len(whole) < len(index):
-            whole = (whole.astype("Int64") if whole.dtype == np.int64 else whole).reindex(index)
-        return whole.set_axis(index)
-
-
-class _Reading(_Growing):
-    """The rows of one table of the records, with the number of their point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns: dict[str, Column] = {}
-        self._counts: list[tuple[int, int]] = []
-
-    def extend(self, rows: Sequence[Mapping[str, Any]], point: int = 0, columns: Iterable[Column] = ()) -> None:
-        """The rows of a point; a list in a cell becomes the text of its items."""
-        self.columns |= {column.name: column for column in columns}
-        self._counts.append((point, len(rows)))
-        super().extend([{name: " ".join(map(str, v)) if type(v) is list else v for name, v in row.items()} for row in rows])
+        parts = [chunk.pop(name) if name in chunk else pd.Series(None, chunk.index, dtype=object) for chunk in self._chunks]
+        kinds = {part.dtype for part in parts}
+        if len(kinds) == 1 and np.dtype(object) not in kinds:
+            return pd.concat(parts, ignore_index=True)
+        values: list[Any] = []
+        for part in parts:
+            cells = part.tolist()
+            values += cells if part.dtype == np.float64 else [None if pd.isna(cell) else cell for cell in cells]
+        return column_of_values(values)
 
     def rows(self, columns: Iterable[str], points: pd.DataFrame) -> Rows:
-        own = self.table(columns)
+        own = self.frame(columns)
         if PRIMARY in own:  # a mask, also where there are no rows
             own[PRIMARY] = own[PRIMARY].astype(bool)
-        numbers, counts = np.array(self._counts, dtype=np.int32).reshape(-1, 2).T
-        return Rows(points, own, numbers.repeat(counts))
+        return Rows(points, own, np.array(self._points, dtype=np.int32))
 
 
 def column_of_values(values: Sequence[Any]) -> pd.Series[Any]:
@@ -424,23 +362,9 @@ def column_of_values(values: Sequence[Any]) -> pd.Series[Any]:
         integers = "Int64" if None in values else "int64"
         dtype: Any = "boolean" if kinds == {bool} else "float64" if float in kinds else integers
         return pd.Series(values, dtype=dtype)
-    return pd.Series(np.array([None if value is None else str(value) for value in values], dtype=object), dtype=TEXT)
-
-
-def _shared(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column of text as categories, in the order of their appearance; any other as it is."""
-    if column.dtype != TEXT:
-        return column
-    codes, values = pd.factorize(column)
-    return pd.Series(pd.Categorical.from_codes(codes, pd.Index(values, dtype=TEXT)), column.index, copy=False)
-
-
-def _ordered(names: list[str]) -> list[str]:
-    """Sorts column names by kind: place, labels, roles, configuration, counters; within a kind by first appearance."""
-    kinds = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")
-    place = {name: next((i for i, kind in enumerate(kinds, 1) if name.startswith(kind)), 0) for name in names}
-    place |= {name: 1 for name in ("attention", "kernel", "format", "policy", "tiling.area", "pairing") if name in place}
-    return sorted(names, key=lambda name: place[name])
+    shared: dict[str, str] = {}
+    texts = [None if value is None else shared.setdefault(text := str(value), text) for value in values]
+    return pd.Series(np.array(texts, dtype=object), dtype=TEXT)
 
 
 def is_broken(rows: pd.DataFrame) -> pd.Series[bool]:
@@ -476,6 +400,3 @@ def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
     whole = rows[rows["tensor"] == WHOLE]
     last = whole["problem.steps"] if "problem.steps" in whole else whole.groupby("key")["step"].transform("max")
     return whole[whole["step"] == last]
-
-
-WHOLE = "model"  # the name under which all weights together stand beside the tensors

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
-from numdev.report.reading.derived import NEEDS
 from numdev.report.reading.frames import SPEED
 from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
 
-CHIEF, LABELS, PLACES = "chief", "labels", "places"
-"""In `DataFrame.attrs`: of a kind of the user's own its first figure; the labels that the points of each study state; the columns
-that tell the rows of one replicate apart."""
+CHIEF, FACTS, LABELS, PLACES = "chief", "facts", "labels", "places"
+"""In `DataFrame.attrs`: of a kind of the user's own its first figure; the columns that follow from configurations; the labels
+that the points of each study state; the columns that tell the rows of one replicate apart."""
 OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _KEYS = ("x", "y", "colour", "facet", "reference")
 _SEVERAL = ("colour", "facet")  # of which a view may name several
@@ -165,7 +164,7 @@ def metric_of(frame: pd.DataFrame, name: str) -> tuple[str, str]:
 
 def _is_metric(frame: pd.DataFrame, name: str) -> bool:
     """Whether a column holds figures, of which a mean over seeds says something."""
-    if name not in frame or name in (*_NO_METRIC, *NEEDS, *frame.attrs.get(PLACES, ())):
+    if name not in frame or name in (*_NO_METRIC, *frame.attrs.get(FACTS, ()), *frame.attrs.get(PLACES, ())):
         return False
     if name.startswith((LABEL, "problem.", "variant.", "baseline.", "timing.")):
         return False

@@ -57,9 +57,8 @@ def frame(results: Results) -> pd.DataFrame:
     else `prefill`.
     """
     own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
-    every = results.primary
-    names = [name for name in every.columns if name not in _NOT_HERE]
-    rows = every.frame(every.column("study").isin(own).to_numpy(dtype=bool), names)
+    rows = results.primary.frame(names=[name for name in results.primary.columns if name not in _NOT_HERE])
+    rows = rows[rows["study"].isin(own)]
     if rows.empty:
         return rows.iloc[:0].assign(phase="", series="", operation="")
     made = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]

@@ -13,7 +13,7 @@ from numdev.errors import BadInput
 from numdev.report.document.figures import usual
 from numdev.report.figures.points import POINTS
 from numdev.report.figures.sweep import plot_of
-from numdev.report.reading.frames import Results, _Reading
+from numdev.report.reading.frames import Results, _Table
 from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.reading.view import shown, view_of
 from numdev.results.manifest import manifest_of
@@ -47,7 +47,7 @@ Cell = tuple[int, int]
 
 def results(lost: Collection[tuple[Cell, int]] = (), **changes: Any) -> Results:
     """Points over n and m, two seeds; `lost` are comparisons that points lack."""
-    reading, points = _Reading(), list[dict[str, Any]]()
+    reading, points = _Table(), list[dict[str, Any]]()
     for n, m in ((n, m) for n in range(3) for m in range(2)):
         facts: dict[str, Any] = {
             "study": "s",

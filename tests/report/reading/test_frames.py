@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, to_csv, write_tables
+from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
 from numdev.report.reading.scenarios import LABEL
 from numdev.results.manifest import manifest_of, stored_point
@@ -86,16 +85,13 @@ def test_the_order_is_that_of_the_manifest(results: Results) -> None:
     assert results.rows["study"].drop_duplicates().tolist() == list(results.manifests)
 
 
-def test_points_have_counters_as_means(tmp_path: Path) -> None:
-    counters = [{"seed": 0, "tied_rows": 0.25}, {"seed": 1, "tied_rows": 0.75}]
-    found = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters})))
-    assert found.points["counter.tied_rows"].tolist() == [0.5]
-
-
-@pytest.mark.parametrize("counters", [[{"seed": 0}, {"seed": 1}], [{"seed": 0, "tied_rows": 0.25}, {"seed": 1}]])
-def test_what_not_every_replicate_counted_is_absent(counters: list[dict[str, float]], tmp_path: Path) -> None:
-    found = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters})))
-    assert "counter.tied_rows" not in found.points
+@pytest.mark.parametrize(("last", "mean"), [({"tied_rows": 0.75}, [0.5]), ({}, None)])
+def test_points_have_counters_of_every_replicate_as_means(
+    last: dict[str, float], mean: list[float] | None, tmp_path: Path
+) -> None:
+    counters = [{"seed": 0, "tied_rows": 0.25}, {"seed": 1} | last]
+    points = load(store_of(tmp_path, record("a", tables={"deviation": record("a").rows, "counters": counters}))).points
+    assert (points["counter.tied_rows"].tolist() if "counter.tied_rows" in points else None) == mean
 
 
 def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> None:
@@ -108,33 +104,25 @@ def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> No
     assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
 
 
-def test_a_point_that_the_grid_meets_twice_is_read_once(tmp_path: Path) -> None:
+def test_points_are_told_apart_by_scenario_and_key(tmp_path: Path) -> None:
     made = record("a")
-    assert len(load(store_of(tmp_path, made, made)).points) == 1
+    assert len(load(store_of(tmp_path / "same", made, made)).points) == 1
+    two = load(store_of(tmp_path / "two", made, made, names=("one", "two")))
+    assert two.points["scenario"].tolist() == ["one", "two"]
+    assert len(two.rows) == 2
 
 
-def test_one_key_in_two_scenarios_is_two_points(tmp_path: Path) -> None:
-    made = record("a")
-    found = load(store_of(tmp_path, made, made, names=("one", "two")))
-    assert found.points["scenario"].tolist() == ["one", "two"]
-    assert len(found.rows) == 2
-
-
-def test_missing_records_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
-    store = store_of(tmp_path, record("a"), record("b"))
+def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("a"), record("b"), record("c"))
     (tmp_path / "records" / "b.json").unlink()
-    found = load(store)
-    assert found.missing == {"s": 1}
-    assert found.notes == ["s: 1 of 2 points are not measured yet; run the study again to finish it"]
-    assert found.points["key"].tolist() == ["a"]
-
-
-def test_torn_files_are_named(tmp_path: Path) -> None:
-    store = store_of(tmp_path, record("a"), record("b"))
-    torn = tmp_path / "records" / "b.json"
+    torn = tmp_path / "records" / "c.json"
     torn.write_bytes(torn.read_bytes()[:40])
-    notes = load(store).notes
-    assert any(str(torn) in note and "damaged" in note for note in notes)
+    results = load(store)
+    assert results.missing == {"s": 2}
+    first, second = results.notes
+    assert first == "s: 2 of 3 points are not measured yet; run the study again to finish it"
+    assert second.startswith(f"{torn} is damaged")
+    assert results.points["key"].tolist() == ["a"]
 
 
 def test_nothing_measured_still_loads(tmp_path: Path) -> None:
@@ -146,25 +134,16 @@ def test_nothing_measured_still_loads(tmp_path: Path) -> None:
     assert list(pd.read_parquet(tmp_path / "out" / "results.parquet"))[:3] == ["study", "scenario", "key"]
 
 
-def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
+def test_a_store_without_the_studies_says_what_it_has(toy_results: Store, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"results: .* holds no results; .*numdev measure study=fig3"):
         load(Store(tmp_path))
-
-
-def test_a_torn_manifest_is_named_where_nothing_else_is_there(tmp_path: Path) -> None:
     torn = tmp_path / "studies" / "fig3.json"
     torn.parent.mkdir()
     torn.write_text('{"name": "fi')
     with pytest.raises(BadInput, match=r"fig3\.json is damaged"):
         load(Store(tmp_path))
-
-
-def test_an_unknown_study_is_named_with_those_there_are(toy_results: Store) -> None:
     with pytest.raises(BadInput, match=r"studies: 'fig9' cannot be used; .* holds .*fig3"):
         load(toy_results, ["fig3", "fig9"])
-
-
-def test_only_the_studies_asked_for(toy_results: Store) -> None:
     assert list(load(toy_results, ["sign"]).manifests) == ["sign"]
 
 
@@ -239,11 +218,6 @@ def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results, 
     assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
     assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
     assert "problem.source.share" not in one
-
-
-def test_csv_numbers_have_nine_digits() -> None:
-    table = pd.DataFrame({"a": [1 / 3, math.inf, math.nan], "b": [1, 2, 3]})
-    assert to_csv(table) == b"a,b\n0.333333333,1\ninf,2\n,3\n"
 
 
 def test_no_claims_make_an_empty_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from numdev.report.document.export import to_csv, to_parquet
 from numdev.report.reading import frames
 from numdev.report.reading.frames import TEXT, Rows, column_of_values, flatten, is_broken
 from numdev.report.reading.view import numbered
@@ -35,7 +37,7 @@ Study = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 def kept(study: Study, chunk: int = 1 << 14) -> Rows:
     """The rows of the records of some points, of which `chunk` are packed at a time."""
-    reading = frames._Reading()
+    reading = frames._Table()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "_CHUNK", chunk)
         for number, (_, record) in enumerate(study):
@@ -109,11 +111,25 @@ def test_a_column_has_every_value_or_its_text(values: list[Any]) -> None:
         assert bits(column) == bits(pd.Series(numbers, dtype=object))
 
 
-def test_columns_stand_by_kind_and_those_asked_for_are_there() -> None:
-    table = frames._Growing()
+def test_columns_stand_by_kind_and_those_named_are_there() -> None:
+    table = frames._Table()
     table.extend([{"seconds": 1.0, "variant.b": 1, "problem.a": 1, "label.x": 1, "seeds": 1}])
-    assert list(table.table(["key", "seconds"])) == ["key", "label.x", "problem.a", "variant.b", "seeds", "seconds"]
-    assert list(frames._Growing().table(["key"])) == ["key"]
+    assert list(table.frame(["key", "seconds"])) == ["key", "label.x", "problem.a", "variant.b", "seeds", "seconds"]
+    assert list(frames._Table().frame(["key"])) == ["key"]
+
+
+@given(TABLES)
+def test_parquet_keeps_every_value_and_type(table: pd.DataFrame) -> None:
+    read = pd.read_parquet(io.BytesIO(to_parquet(table)))
+    assert list(read) == list(table)
+    for name, column in table.items():
+        assert bits(read[name]) == bits(column)
+        assert read[name].dtype.kind == column.dtype.kind
+
+
+def test_csv_numbers_have_nine_digits() -> None:
+    table = pd.DataFrame({"a": [1 / 3, math.inf, math.nan], "b": [1, 2, 3]})
+    assert to_csv(table) == b"a,b\n0.333333333,1\ninf,2\n,3\n"
 
 
 def test_flatten() -> None:

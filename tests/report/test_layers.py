@@ -37,12 +37,7 @@ def test_every_folder_has_its_place() -> None:
 OF_AN_OPERATION = re.compile(
     r"attention|softmax|\btiled\b|triton|vanilla|problem\.(shape|source)|precision\.|tiling\.", re.IGNORECASE
 )
-DERIVES = (
-    "reading/derived.py",
-    "reading/frames.py",
-    "reading/columns.py",
-    "reading/typed.py",
-)  # columns that every table of points has
+DERIVES = ("reading/frames.py", "reading/columns.py")  # columns that every table of points has
 
 
 @pytest.mark.parametrize("folder", [name for name in LAYERS if name != "studies"])

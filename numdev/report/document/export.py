@@ -17,7 +17,7 @@ from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.columns import OF_OUTPUTS, dictionary, settings
 from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, STANDS_FOR, TITLE
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
 from numdev.report.reading.wording import Words
 from numdev.report.studies.registry import words_of
@@ -38,13 +38,6 @@ _ABOUT = {
     "step.\nAn empty cell does not apply.",
 }
 _OF_OWN = "A figure is what the kind of measurement says that it is. An empty cell does not apply."
-_REPEATED = (
-    *(LABEL, ENTRY_ROLE, "kernel", "pairing", "problem.shape.", "problem.source.", "problem.mask."),
-    *("variant.type", "variant.precision.name", "variant.precision.output", "variant.tiling."),
-    *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
-    *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
-)
-"""What the columns of a point begin with that stand in its rows, beside its place and facts; points.csv has them all."""
 
 
 def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv: bool = False) -> None:
@@ -78,7 +71,7 @@ def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Ite
         rows = frame(results)
         yield (
             "speed.csv",
-            rows[[name for name in map(str, rows) if name not in points or name == "operation" or _is_repeated(name, results)]],
+            rows[[name for name in map(str, rows) if name not in points or name == "operation" or results.repeats(name)]],
         )
         yield "crossover.csv", crossovers(of_attention(rows))
         yield "unsupported.csv", _unsupported(results)
@@ -102,15 +95,7 @@ def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Ite
 
 def _written(rows: Rows, results: Results, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """Rows with the columns of their points that a file repeats."""
-    return rows.frame(chosen, [name for name in rows.columns if name in rows.own or _is_repeated(name, results)])
-
-
-def _is_repeated(name: str, results: Results) -> bool:
-    """Whether a column of a point stands in its rows; by the settings of training no row is told apart."""
-    if results.kind == TRAINING:
-        return name in PLACE or name.startswith((LABEL, ENTRY_ROLE))
-    always = (*PLACE, TITLE, ROLE, STANDS_FOR, "format", *results.facts)
-    return name in always or (name.startswith(_REPEATED) and not name.endswith(("shape.type", "mask.type", "tiling.type")))
+    return rows.frame(chosen, [name for name in rows.columns if name in rows.own or results.repeats(name)])
 
 
 def _unsupported(results: Results) -> pd.DataFrame:

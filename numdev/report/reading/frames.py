@@ -42,6 +42,14 @@ TEXT = pd.StringDtype("python", na_value=np.nan)
 _ALWAYS = [*PLACE, TITLE, ROLE, "kind", "operation", "status", "reason", "environment", "kernel", "format"]
 _KINDS = ("label.", "role.", "problem.", "variant.", "baseline.", "seeds", "counter.", "seconds")  # of columns, in their order
 
+_REPEATED = (
+    *(LABEL, ENTRY_ROLE, "kernel", "pairing", "problem.shape.", "problem.source.", "problem.mask."),
+    *("variant.type", "variant.precision.name", "variant.precision.output", "variant.tiling."),
+    *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
+    *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
+)
+"""What the columns of a point begin with that stand in its rows, beside its place and facts; points.csv has them all."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -142,6 +150,13 @@ class Results:
         """The rows of one study, scenarios in the order of the manifest; of a further table where one is named."""
         rows = self.further[table] if table else self.primary
         return rows.frame(rows.where(study=name))
+
+    def repeats(self, name: str) -> bool:
+        """Whether a column of a point stands in the files of its rows; by the settings of training no row is told apart."""
+        if self.kind == TRAINING:
+            return name in PLACE or name.startswith((LABEL, ENTRY_ROLE))
+        always = (*PLACE, TITLE, ROLE, STANDS_FOR, "format", *self.facts)
+        return name in always or (name.startswith(_REPEATED) and not name.endswith(("shape.type", "mask.type", "tiling.type")))
 
     def scenarios(self, name: str) -> dict[str, Scenario]:
         """The scenarios of one study by name, in the order of the manifest."""

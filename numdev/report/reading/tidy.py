@@ -12,7 +12,7 @@ import pandas as pd
 
 from numdev.errors import BadInput
 from numdev.measurement.speed.columns import FOLLOWING, derived
-from numdev.report.reading.columns import meaning, settings
+from numdev.report.reading.columns import configured, meaning, settings
 from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, load, places_of
 from numdev.report.reading.scenarios import LABEL, PRIMARY
 from numdev.report.reading.view import CHIEF, FACTS, LABELS, OF_A_COMPARISON, PLACES, names_in, numbered, parsed
@@ -22,16 +22,6 @@ from numdev.results.store import Store
 
 _SHORT = 40  # characters
 _INPUTS = ("source.kind", "source.type")
-_KEYS, _QUERIES = "problem.shape.keys", "problem.shape.queries"
-_GROUPS = {
-    "operation": ("operation",),
-    "precision": ("variant.precision.name",),
-    "forward_precision": ("variant.forward.precision.name",),
-    "problem": ("problem.source.kind", "problem.source.type"),
-    "attention": ("variant.kind", "variant.type"),
-    "backward": ("variant.kind", "variant.type"),
-}
-"""The columns that name the option of a group: the second, a class, where the first is missing."""
 
 
 def loaded(results: Path, studies: Sequence[str] | None) -> pd.DataFrame:
@@ -129,26 +119,10 @@ def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Itera
     records = results.points.drop_duplicates("key").set_index("key").reindex(rows["key"].iloc[first])
     for name in names:
         values = [point["labels"].get(name, point["composed"].get(name)) for point in own]
-        if None in values and (known := _configured(name, records)) is not None:
+        if None in values and (known := configured(name, records)) is not None:
             had = known.astype(object).where(known.notna(), None)
             values = [one if value is None else value for value, one in zip(values, had, strict=True)]
         yield name, column_of_values(values).take(place).reset_index(drop=True)
-
-
-def _configured(name: str, points: pd.DataFrame) -> pd.Series[Any] | None:
-    """The values of a setting, named as on the command line, in the records of some points; None where they do not have it.
-
-    `problem.n` is the number of keys where there are as many queries.
-    """
-    if name == "problem.n" and {_KEYS, _QUERIES} <= set(points):
-        return points[_KEYS].where(points[_KEYS] == points[_QUERIES])
-    group, _, own = name.partition(".")
-    places = [f"problem.{part}{own}" for part in ("", "shape.", "mask.", "source.")] if group == "problem" else []
-    group = group.replace("forward_precision", "forward.precision")
-    columns = [points[one] for one in _GROUPS.get(name, (f"variant.{group}.{own}", *places)) if one in points]
-    if not columns:
-        return None
-    return columns[0] if own else columns[0].fillna(columns[-1]).astype("string").str.lower()
 
 
 def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -31,12 +31,11 @@ from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import Unsupported
 from numdev.results.environment import environment, resolve_device
-from numdev.training.attend import attend
-from numdev.training.interception import CallCounts
+from numdev.training.attend import CallCounts, attend
 from numdev.training.run import Run, deterministic
 from numdev.training.rung import Numerics, Rung
 from numdev.training.state import State
-from numdev.training.step import History, World, step_of
+from numdev.training.step import Step
 from numdev.training.tasks import TextToImage
 
 VANILLA, OWN = "vanilla", "own"
@@ -55,18 +54,17 @@ class Contender:
     trained: bool
 
     def __post_init__(self) -> None:
-        self.batch, self.history = self.run.task.batch_of(0, 0), History(1, self.device)
+        self.batch = self.run.task.batch_of(0, 0)
         with self._around() as seen:
-            state = State(self.run, self.device)
-            self.step, why = step_of(self.run, state, self.device, World(), seen, self.batch, None, self.graphs)
-            if self.graphs and why:
+            self.step = Step(self.run, State(self.run, self.device), self.device, seen)
+            if self.graphs and (why := self.step.capture(self.batch)):
                 raise Unsupported("graphs", why)
-            self.step(0, self.batch, self.history)
+            self.step(0, self.batch)
 
     def steps(self, count: int) -> None:
         with self._around():
             for _ in range(count):
-                self.step(0, self.batch, self.history)
+                self.step(0, self.batch)
 
     @contextmanager
     def _around(self) -> Iterator[CallCounts]:

@@ -1,21 +1,49 @@
-"""Attention exchanged under an unmodified model, forward and backward."""
+"""Attention exchanged under an unmodified model, forward and backward.
+
+Two things are needed to see every call of torch's `scaled_dot_product_attention`. A `TorchFunctionMode` sees a call by whatever
+name, and of operators below the function. It sees none from inside `nn.MultiheadAttention`, whose own function torch gives to the
+mode as a whole, and runs without it. So the name in `torch.nn.functional` is replaced as well, while any interception is active.
+The fused path that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
+
+Each thread has its own stack of interceptions. Torch computes gradients on threads of its own, on which a checkpointed layer
+calls its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees
+itself and which run without it: for their time such threads, which Python has not started, take the answer of their caller.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+import sys
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._ops import OperatorBase, OpOverloadPacket
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from numdev.attention.base import Attention, Backward
 from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.training.call import Arguments, Call, MaskReader
-from numdev.training.interception import CallCounts, Interception, Onward
+
+Onward = Callable[[Arguments], Tensor]
+Kind = TypeVar("Kind", bound="Recorder")
+
+_SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
+_FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, functional.softmax)
+_ATEN_SOFTMAX = (["aten", "softmax"], ["aten", "_softmax"], ["aten", "_safe_softmax"])
+_CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, functional.multi_head_attention_forward})
+_GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
+_NAMED = 12  # layers that a sentence names
+_COMPILED = "torch.compile must not fuse what numdev computes"
 
 
 @runtime_checkable
@@ -56,15 +84,117 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts
         Unsupported: in a call, naming the argument, for dropout, for a mask that is added to the scores or that no `Mask` states,
             and for inputs that require a gradient where the variant has none.
     """
-    seen = CallCounts()
-    with exchanging(variant, seen, read_masks):
-        yield seen
-    seen.warn("attend", stacklevel=4)
+    exchange = Exchange(variant, read_masks)
+    with exchange.active():
+        yield exchange.seen
+    exchange.seen.warn("attend", stacklevel=4)
 
 
-def exchanging(variant: Variant, seen: CallCounts, read_masks: bool) -> Interception:
-    """The context of `attend`, which may be entered again and again."""
-    return Interception(_Exchange(trainable(variant), MaskReader(read_masks)), seen)
+@dataclass
+class CallCounts:
+    """Calls of attention under a model, and what became of them.
+
+    Attributes:
+        calls: those that were answered.
+        elsewhere: those that ran without being answered, by the name of what ran. Attention of matrix products is known by its
+            softmax: over the last axis of at least four, or of three whose last two are of one length. One without torch's
+            softmax is not seen, and neither is an operator that calls none of torch's.
+    """
+
+    calls: int = 0
+    elsewhere: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> int:
+        """How many calls ran without being answered."""
+        return sum(self.elsewhere.values())
+
+    def require(self) -> None:
+        """Raise Unsupported unless there were calls, and each was answered."""
+        if not self.calls:
+            why = "it called torch.nn.functional.scaled_dot_product_attention nowhere"
+            raise Unsupported("model", f"{why}; choose its sdpa implementation (attn_implementation='sdpa', need_weights=False)")
+        if self.missed:
+            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {self._ran()}")
+
+    def warn(self, who: str, hint: str = "", *, stacklevel: int = 3) -> None:
+        """Warn where there was no call or one was missed, for the caller of a context that ends."""
+        if not self.calls:
+            ran = f"; it ran {self._ran()}" if self.missed else ""
+            warnings.warn(f"{who}: no call of scaled_dot_product_attention was made{ran}{hint}", stacklevel=stacklevel)
+        elif self.missed:
+            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self._ran()}", stacklevel=stacklevel)
+
+    def _ran(self) -> str:
+        counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]
+        return ", ".join(counts[:_NAMED]) + (f" and {len(counts) - _NAMED} others" if len(counts) > _NAMED else "")
+
+
+class Interception(ABC):
+    """Answers calls of attention within `active`, which may be entered again, also within itself.
+
+    Attributes:
+        seen: what became of the calls.
+    """
+
+    def __init__(self, read_masks: bool = False) -> None:
+        self.seen, self._reader = CallCounts(), MaskReader(read_masks)
+
+    @abstractmethod
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+        """O. `onward` calls what would have computed it without this one: the next on the stack, in the end torch's function."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The context in which calls on this thread are answered."""
+        stack = (*_stack(), self)
+        with _PATCH.installed(), _answering(stack), _Mode(stack):
+            yield
+
+
+class Exchange(Interception):
+    """Answers every call by one implementation."""
+
+    def __init__(self, variant: Variant, read_masks: bool = False) -> None:
+        super().__init__(read_masks)
+        self._variant = trainable(variant)
+
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+        """See `Interception`."""
+        call = Call.of(arguments, self._reader)
+        return call.shaped(self._variant.attend(call.q, call.k, call.v, call.mask, call.scale))
+
+
+class Recorder(Interception):
+    """A context that answers calls and knows in which step and in which module of a model each is made.
+
+    Entering it again after a call begins the next step.
+    """
+
+    def __init__(self, model: nn.Module | None, read_masks: bool) -> None:
+        super().__init__(read_masks)
+        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+        self._entered: list[ExitStack] = []
+        self._step = self._calls = 0
+
+    def __enter__(self: Kind) -> Kind:
+        if self._calls:
+            self.step()
+        self._entered.append(ExitStack())
+        self._entered[-1].enter_context(self.active())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().close()
+
+    def step(self, number: int | None = None) -> None:
+        """The calls that follow are of the next step, or of the one that is given."""
+        self._step, self._calls = self._step + 1 if number is None else number, 0
+
+    def _call(self) -> tuple[int, str]:
+        """Number of a call in its step, from 0, and name of the innermost module of the model that makes it, or ''."""
+        self._calls += 1
+        return self._calls - 1, next((self._names[module] for module in callers(nn.Module) if module in self._names), "")
 
 
 def trainable(variant: Variant) -> Trainable:
@@ -88,11 +218,7 @@ class ForwardAlone:
     primal: Attention
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """O in the dtype of q.
-
-        Raises:
-            Unsupported: where a gradient is recorded.
-        """
+        """O in the dtype of q; raises Unsupported where a gradient is recorded."""
         check_dtypes(q, k, v)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             name = type(self.primal).__name__
@@ -102,13 +228,193 @@ class ForwardAlone:
             return rounded_once(self.primal(*self.primal.round_inputs(q, k, v), mask, scale).out, q.dtype)
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """Answers every call by one implementation."""
+Stack = tuple[Interception, ...]
+_LOCAL = threading.local()
 
-    variant: Trainable
-    reader: MaskReader
 
-    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
-        call = Call.of(arguments, self.reader)
-        return call.shaped(self.variant.attend(call.q, call.k, call.v, call.mask, call.scale))
+def _stack() -> Stack:
+    """Who answers on this thread, the innermost last; none while one computes its answer."""
+    stack: Stack | None = getattr(_LOCAL, "stack", None)
+    if stack is None:
+        return _PATCH.of_gradients() if isinstance(threading.current_thread(), threading._DummyThread) else ()
+    return stack
+
+
+@contextmanager
+def _answering(stack: Stack) -> Iterator[None]:
+    before = getattr(_LOCAL, "stack", None)
+    _LOCAL.stack = stack
+    try:
+        yield
+    finally:
+        if before is None:
+            del _LOCAL.stack
+        else:
+            _LOCAL.stack = before
+
+
+def _ask(arguments: Arguments, stack: Stack) -> Tensor:
+    with _answering(()):
+        if not stack:
+            return arguments.call(_PATCH.beneath)
+        top = stack[-1]
+        top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
+        try:
+            return top.answer(arguments, lambda again: _ask(again, stack[:-1]))
+        except NumdevError:
+            top.seen.calls -= 1
+            raise
+
+
+def _uncompiled(arguments: Arguments, stack: Stack) -> Tensor:
+    """`_ask`, which torch.compile takes into no graph: a compiler fuses operations, and loses the roundings between them."""
+    if "torch._dynamo" not in sys.modules:  # nobody compiles, and importing it takes seconds
+        return _ask(arguments, stack)
+    if type(arguments.query).__module__.startswith("torch._subclasses"):  # a tracer: the caller is in its graph
+        raise Unsupported("model", f"{_COMPILED}, and it traces nn.MultiheadAttention as one; run that module uncompiled")
+    if _PATCH.eagerly is None:
+        _PATCH.eagerly = torch.compiler.disable(_ask, reason=_COMPILED)
+    return _PATCH.eagerly(arguments, stack)
+
+
+class _Mode(TorchFunctionMode):
+    """Sees each function of torch that a thread calls, by whatever name."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _GRADIENTS and _stack() == self._stack:
+            with _PATCH.gradients(self._stack):
+                return func(*args, **kwargs)
+        if not _concerns(func):
+            return func(*args, **kwargs)
+        if hasattr(_LOCAL, "stack"):
+            return self._called(func, args, kwargs)
+        with _answering(self._stack):  # a thread of torch's own, to which the mode came
+            return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        stack = _stack()
+        if stack and stack[-1] is self._stack[-1]:
+            if func is _SDPA:
+                return _uncompiled(Arguments(*args, **kwargs), stack)
+            if name := _unanswered(func, args, kwargs):
+                for each in stack:
+                    each.seen.elsewhere[name] = each.seen.elsewhere.get(name, 0) + 1
+        return func(*args, **kwargs)
+
+
+def _concerns(func: Any) -> bool:
+    """Whether it computes attention. Every function of torch that a thread calls comes here."""
+    if isinstance(func, (OperatorBase, OpOverloadPacket)):
+        return "attention" in str(func) or "attn" in str(func) or _is_softmax(func)
+    return func in _CONCERNING
+
+
+def _is_softmax(func: Any) -> bool:
+    return func in _SOFTMAX or str(func).split(".")[:2] in _ATEN_SOFTMAX
+
+
+def _unanswered(func: Any, args: Any, kwargs: Any) -> str:
+    """The name of a function that computes attention itself; empty for one that does not."""
+    if func is functional.multi_head_attention_forward:
+        return "nn.MultiheadAttention with need_weights=True" if kwargs.get("need_weights", True) else ""
+    if func in _FUSED:
+        return f"torch.{func.__name__}"
+    if _is_softmax(func):
+        return f"matrix products in {_layer()}" if _is_of_scores(*args, **kwargs) else ""
+    return str(func)
+
+
+def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> bool:
+    """Whether a softmax with these arguments is that of scores `[..., heads, queries, keys]`, or `[batch, tokens, tokens]`."""
+    x = named.get("input", named.get("self", x))
+    if not isinstance(x, Tensor) or x.ndim < 3 or dim not in (-1, x.ndim - 1):
+        return False
+    return x.shape[-1] > 1 and (x.ndim > 3 or x.shape[-1] == x.shape[-2])
+
+
+def callers(kind: type) -> Iterator[Any]:
+    """The objects of a class whose methods are on the stack of this thread, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames and isinstance(caller := frame.f_locals.get("self"), kind):
+            yield caller
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _layer() -> str:
+    """The innermost module whose method calls, by its name in the outermost one that runs on this thread."""
+    modules = list(callers(nn.Module))
+    if not modules:
+        return "a function outside of any module"
+    names = {module: name for name, module in modules[-1].named_modules()}
+    return next((names[module] for module in modules if names.get(module)), type(modules[0]).__name__)
+
+
+class _Patch:
+    """The replaced name in `torch.nn.functional`, and the fused path switched off, while any interception is active."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._fused = True
+        self.beneath: Callable[..., Tensor] = _SDPA
+        self.eagerly: Callable[[Arguments, Stack], Tensor] | None = None  # `_ask`; takes a while to make
+        self._computing: list[Stack] = []
+
+    @contextmanager
+    def gradients(self, stack: Stack) -> Iterator[None]:
+        """The time in which a thread waits for gradients, and its answers are those of torch's own threads."""
+        with self._lock:
+            self._computing.append(stack)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._computing.remove(stack)
+
+    def of_gradients(self) -> Stack:
+        """Who answers on a thread of torch's own.
+
+        Raises:
+            Unsupported: where several threads wait for gradients under different answers, of which one called this.
+        """
+        with self._lock:
+            stacks = set(self._computing)
+        if len(stacks) > 1:
+            why = "threads compute gradients of checkpointed layers under different attentions at once"
+            raise Unsupported("model", f"{why}; take turns")
+        return next(iter(stacks), ())
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self.beneath = functional.scaled_dot_product_attention
+                self._fused = torch.backends.mha.get_fastpath_enabled()
+                functional.scaled_dot_product_attention = _replacement  # type: ignore[assignment]
+                torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                if self._count == 0:
+                    current: Any = functional.scaled_dot_product_attention
+                    if current is _replacement:  # else someone else replaced it meanwhile, and calls ours, which stays good
+                        functional.scaled_dot_product_attention = self.beneath
+                    torch.backends.mha.set_fastpath_enabled(self._fused)
+
+
+_PATCH = _Patch()
+
+
+def _replacement(*args: Any, **kwargs: Any) -> Tensor:
+    """Stands for `torch.nn.functional.scaled_dot_product_attention` while any interception is active."""
+    stack = _stack()
+    return _uncompiled(Arguments(*args, **kwargs), stack) if stack else _PATCH.beneath(*args, **kwargs)

@@ -21,18 +21,7 @@ _MASK = "attn_mask"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, under torch's own names.
-
-    Attributes:
-        query: `[..., heads, queries, dim]`.
-        key: `[..., kv_heads, keys, dim]`.
-        value: `[..., kv_heads, keys, values]`.
-        attn_mask: boolean, true where a key is seen; or added to the scores.
-        dropout_p: share of P that is dropped.
-        is_causal: key `j` is seen by query `i` only if `j <= i`: aligned top left.
-        scale: of the scores; `1/sqrt(dim)` where it is None.
-        enable_gqa: whether heads share KV heads.
-    """
+    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, under torch's own names and with its defaults."""
 
     query: Tensor
     key: Tensor
@@ -55,11 +44,8 @@ class Arguments:
         if not torch.is_autocast_enabled(device):
             return self
         dtype = torch.get_autocast_dtype(device)
-
-        def one(x: Tensor) -> Tensor:
-            return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
-
-        return replace(self, query=one(self.query), key=one(self.key), value=one(self.value))
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (self.query, self.key, self.value))
+        return replace(self, query=q, key=k, value=v)
 
     def check(self) -> None:
         """Raise BadInput or Unsupported, naming the argument, for what no implementation here takes."""
@@ -81,12 +67,9 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Call:
-    """A call as implementations of attention take it.
+    """A call as implementations of attention take it: q, k and v are `[batch, heads, tokens, dim]`.
 
     Attributes:
-        q: `[batch, heads, queries, dim]`.
-        k: `[batch, kv_heads, keys, dim]`.
-        v: `[batch, kv_heads, keys, values]`.
         mask: which keys a query sees.
         scale: of the scores; `1/sqrt(dim)` where it is None.
         leading: the dimensions of the model's own output before queries and values.
@@ -137,10 +120,7 @@ def _four(x: Tensor) -> Tensor:
 
 @dataclass
 class MaskReader:
-    """Reads mask tensors, and keeps the last one that it read: a model gives the same to all of its layers.
-
-    A mask on a CPU is known by its content, since NumPy changes shared memory without a trace; one on a device, for whose content
-    the host would wait, by its memory and torch's count of changes.
+    """Reads mask tensors, and keeps the last one of a device: a model gives the same to all of its layers.
 
     Attributes:
         waits: whether a mask on a device is read, for which the host waits; False refuses it.
@@ -156,41 +136,28 @@ class MaskReader:
             BadInput: for a tensor that does not fit the scores.
             Unsupported: for one that is added to the scores, that no `Mask` states, or that the host must not wait for.
         """
-        aligned = _aligned(tensor, shape)
-        if aligned is not None:
-            return aligned
+        bias = sys.modules.get("torch.nn.attention.bias")
+        if bias is not None and isinstance(tensor, bias.CausalBias):  # states a mask without holding one
+            if tensor.variant is bias.CausalVariant.UPPER_LEFT and shape[-2] != shape[-1]:
+                raise Unsupported(_MASK, "it is aligned top left, which no Mask states for other than as many queries as keys")
+            return Mask(causal=True)
         if tensor.requires_grad:
             raise Unsupported(_MASK, "it is learned, and no implementation here adds to the scores or has a gradient by them")
-        content = tensor.device.type == "cpu"
-        known = (tensor.shape, tensor.dtype, shape) if content else _identity(tensor, shape)
-        if self._last is not None and known and self._last[1] == known and (not content or torch.equal(self._last[0], tensor)):
+        if tensor.device.type == "cpu":
+            return _read(tensor, shape)
+        # Equal for two views of the same values, while one of them is held; torch counts no changes of inference tensors.
+        place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, shape
+        known = () if tensor.is_inference() else (*place, tensor._version)
+        if known and self._last is not None and self._last[1] == known:
             return self._last[2]
-        if not content and not self.waits:
+        if not self.waits:
             why = f"it lies on {tensor.device.type}, and the host would have to wait to read it"
             raise Unsupported(_MASK, f"{why}; give read_masks=True, or a model without a mask tensor (is_causal=True)")
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             raise Unsupported(_MASK, "it cannot be read while a CUDA graph is captured; give a model without a mask tensor")
         mask = _read(tensor, shape)
-        held = tensor.clone() if content else tensor  # holds a device's tensor: its memory is no other's while it is known
-        self._last = (held, known, mask) if known else None
+        self._last = (tensor, known, mask)  # holds the tensor: its memory is no other's while it is known
         return mask
-
-
-def _aligned(tensor: Tensor, shape: tuple[int, ...]) -> Mask | None:
-    """The mask that torch's own `causal_upper_left` and `causal_lower_right` state without holding one."""
-    bias = sys.modules.get("torch.nn.attention.bias")
-    if bias is None or not isinstance(tensor, bias.CausalBias):
-        return None
-    if tensor.variant is bias.CausalVariant.UPPER_LEFT and shape[-2] != shape[-1]:
-        raise Unsupported(_MASK, "it is aligned top left, which no Mask states for other than as many queries as keys")
-    return Mask(causal=True)
-
-
-def _identity(tensor: Tensor, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """Equal for two views of the same values, while one of them is held; empty where torch does not count changes."""
-    if tensor.is_inference():
-        return ()
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor._version, shape
 
 
 def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:

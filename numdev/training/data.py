@@ -39,10 +39,8 @@ def words_of(caption: str) -> list[str]:
 class Vocabulary:
     """Words in order; the token of a word is its place, behind NULL and UNKNOWN.
 
-    Attributes:
-        words: each once.
-        length: tokens of a caption. A shorter one is padded with NULL, whose embedding is learned like that of a word: a model
-            attends to all tokens, so that no call of attention needs a mask.
+    A caption of fewer than `length` tokens is padded with NULL, whose embedding is learned like that of a word: a model attends
+    to all tokens, so that no call of attention needs a mask.
     """
 
     words: tuple[str, ...]
@@ -115,14 +113,11 @@ class Folder:
 
     The folder follows the convention `imagefolder`: images, and `metadata.jsonl` with `file_name` and `text`. Each image is shown
     once in every pass, in an order of its own by seed. Images are decoded once and kept in memory, 8 bits for each colour of a
-    pixel. There is no measure of what a made picture shows, so samples have no score.
-
-    Attributes:
-        digest: SHA-256 of the metadata and of all images, so that results of other pictures in the same folder are told apart.
+    pixel. There is no measure of what a made picture shows, so samples have no score. `digest` is the SHA-256 of the metadata and
+    of all images: it distinguishes results of other pictures in the same folder.
 
     Raises:
-        BadInput: there is no such folder, no image or no metadata in it, an image without a caption or too long a one, an entry
-            without an image, or an image that cannot be decoded.
+        BadInput: for anything in the folder that cannot be used, by its name.
     """
 
     path: str = setting("", "folder of images with metadata.jsonl, whose lines have file_name and text")
@@ -205,34 +200,28 @@ def _entries(folder: Path) -> list[tuple[str, str]]:
     if not folder.is_dir():
         raise refused("name a folder of images with metadata.jsonl")
     images = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.suffix.lower() in _IMAGES}
-    if not images:
-        raise refused(f"it holds no image ({', '.join(_IMAGES)})")
-    if not (folder / _METADATA).is_file():
-        raise refused(f'it has no {_METADATA}; write a line {{"file_name": ..., "text": ...}} for each image')
-    try:
-        lines = (folder / _METADATA).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise refused(f"{_METADATA} is not UTF-8") from error
-    captions: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            name, text = entry["file_name"], entry["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise refused(f"line {number} of {_METADATA} is no JSON object with file_name and text") from error
-        if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
-            raise refused(f"line {number} of {_METADATA} has no caption; text must be words")
-        if (name := Path(name).as_posix()) in captions:
-            raise refused(f"line {number} of {_METADATA} names {name} again; keep one line for each image")
-        captions[name] = text
-    if missing := sorted(set(captions) - images):
-        raise refused(f"{_METADATA} names {missing[0]}, and there is no such image")
-    if bare := sorted(images - set(captions)):
-        raise refused(f"{bare[0]} has no caption ({len(bare)} of {len(images)}); add it to {_METADATA}")
     if len(images) < 2:
-        raise refused("it holds one image; use at least 2, since one is held out of training")
+        raise refused(f"it holds {len(images)} images ({', '.join(_IMAGES)}); use at least 2, since one is held out of training")
+    captions: dict[str, str] = {}
+    number = 0
+    try:
+        for line in (folder / _METADATA).read_text(encoding="utf-8").splitlines():
+            number += 1
+            if line.strip():
+                entry = json.loads(line)
+                name, caption = Path(entry["file_name"]).as_posix(), entry["text"].strip() and entry["text"]
+                if not caption or name in captions:
+                    raise ValueError
+                captions[name] = caption
+    except OSError as error:
+        hint = 'write a line {"file_name": ..., "text": ...} for each image'
+        raise refused(f"{_METADATA} cannot be read ({error.strerror}); {hint}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        hint = 'is not {"file_name": ..., "text": ...} with an image that no line before names, and a text that is not empty'
+        raise refused(f"line {number} of {_METADATA} {hint}") from None
+    if strays := sorted(images ^ set(captions)):
+        lacks = f"is not named in {_METADATA}" if strays[0] in images else f"is named in {_METADATA}, and there is no such image"
+        raise refused(f"{strays[0]} {lacks} ({len(strays)} of {len(images)}); each image needs one line")
     return sorted(captions.items())
 
 
@@ -249,10 +238,7 @@ def _decoded(path: Path, picture: int) -> UInt8[Tensor, "3 height width"]:
 
 @dataclass(frozen=True)
 class Text:
-    """A text, whose last tenth is held out of training; a byte is a token.
-
-    Attributes:
-        digest: SHA-256 of the file.
+    """A text, whose last tenth is held out of training; a byte is a token. `digest` is the SHA-256 of the file.
 
     Raises:
         BadInput: there is no such file, or nothing in it.
@@ -273,22 +259,16 @@ class Text:
 
     def drawn(self, step: int, seed: int, count: int, length: int) -> Int[Tensor, "count length"]:
         """Windows of the text at places that are a function of (seed, step, row)."""
-        tokens, held_out = self._parts()
-        starts = stream(Purpose.ORDER, seed, step).integers(0, len(tokens) - len(held_out) - length + 1, count)
-        return _windows(tokens, starts, length)
+        size = len(_tokens(self.path, self.digest))
+        return self._windows(stream(Purpose.ORDER, seed, step).integers(0, size - size // 10 - length + 1, count), length)
 
     def held_out(self, count: int, length: int) -> Int[Tensor, "count length"]:
         """Windows at equal distances in the part that is held out."""
-        held_out = self._parts()[1]
-        return _windows(held_out, np.linspace(0, len(held_out) - length, count).astype(np.int64), length)
+        size = len(_tokens(self.path, self.digest))
+        return self._windows(size - size // 10 + np.linspace(0, size // 10 - length, count).astype(np.int64), length)
 
-    def _parts(self) -> tuple[UInt8[Tensor, " bytes"], UInt8[Tensor, " tenth"]]:
-        tokens = _tokens(self.path, self.digest)
-        return tokens, tokens[-(len(tokens) // 10) :]
-
-
-def _windows(tokens: Tensor, starts: np.ndarray, length: int) -> Tensor:
-    return tokens[torch.from_numpy(starts)[:, None] + torch.arange(length)].long()
+    def _windows(self, starts: np.ndarray, length: int) -> Tensor:
+        return _tokens(self.path, self.digest)[torch.from_numpy(starts)[:, None] + torch.arange(length)].long()
 
 
 @lru_cache(maxsize=4)

@@ -5,102 +5,55 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from numdev.attention.base import Differentiable
 from numdev.errors import BadInput, Unsupported
-from numdev.training.attend import attend
-from numdev.training.interception import CallCounts
+from numdev.results.record import Within
+from numdev.training.attend import CallCounts, attend
 from numdev.training.run import Run, deterministic
-from numdev.training.run_files import (
-    Checkpoint,
-    Position,
-    Snapshots,
-    Trained,
-    read_snapshot,
-    rounded,
-    steps_of,
-    without_moments,
-)
+from numdev.training.run_files import Trained, rounded, without_moments
 from numdev.training.rung import Restart
 from numdev.training.state import State, checksum
-from numdev.training.step import History, Step, World, step_of
+from numdev.training.step import Step
 from numdev.training.task import Batch
 from numdev.training.watch import Watch, Watched
 
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
+_CHECKPOINT_SECONDS = 20.0  # from one checkpoint to the next, at least
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is.
-
-    Attributes:
-        step: how many are done.
-        steps: of the task.
-        loss: of the last one.
-        rate: steps per second.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    rate: float
-
-
-Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How a run is executed, which changes no bit of it.
-
-    Attributes:
-        graphs: whether a step is captured as a CUDA graph where it can be.
-        checkpoint_seconds: between two checkpoints, at least.
-    """
-
-    graphs: bool = True
-    checkpoint_seconds: float = 20.0
-
-
-def train(
-    run: Run, folder: Path, device: torch.device, report: Report | None = None, execution: Execution | None = None
-) -> Trained:
+def train(run: Run, folder: Path, device: torch.device, report: Within | None = None) -> Trained:
     """Train a run in a folder of its own, or go on with it there, or return what is finished.
 
-    A run that was killed at any moment goes on from its last checkpoint to the same final weights, bit for bit. Interrupted by
-    Ctrl-C it writes a checkpoint first, unless the weights are just being changed.
+    A run that was killed at any moment goes on from its last checkpoint to the same final weights, bit for bit.
 
     Args:
         run: what is trained.
         folder: holds its checkpoints and snapshots and nothing else; all ranks see it.
         device: where. Several ranks on CUDA take the devices from 0 on.
-        report: is called with the progress, each time that the losses are read.
-        execution: how; as `Execution()` unless given.
+        report: is called each time that the losses are read, with the steps that are done, of how many, loss and speed.
 
     Raises:
-        BadInput: for a folder that holds another run, for a disk without room, and for ranks that there is no device for.
+        BadInput: for a folder that holds another run, and for ranks that there is no device for.
         Unsupported: for a model or an attention that cannot be trained as arguments.
         StoreError: if a file cannot be written; what was written stays.
     """
-    execution, key = execution or Execution(), run.key(device)
+    key = run.key(device)
     folder.mkdir(parents=True, exist_ok=True)
     finished = Trained.find(folder, key)
     if finished is not None:
         return finished
     if run.rung.ranks > 1:
-        from numdev.training import ranks  # late: importing torch.distributed takes a second
+        from numdev.training import ranks  # late: it imports this module
 
-        return ranks.train(run, folder, device, report, execution)
+        return ranks.train(run, folder, device, report)
     with deterministic():
-        return Training(run, folder, device, report, execution, World(), key).finish()
+        return Training(run, device, report, Trained(folder, key, run.task.steps)).finish()
 
 
 class Training:
@@ -110,187 +63,162 @@ class Training:
     finite, or gradients that are not although the loss is not scaled, end the run at the first such step, whenever it is read.
     """
 
-    def __init__(
-        self, run: Run, folder: Path, device: torch.device, report: Report | None, execution: Execution, world: World, key: str
-    ) -> None:
-        self._run, self._folder, self._device, self._report = run, folder, device, report
-        self._execution, self._world, self._key = execution, world, key
-        self._snapshots = Snapshots(folder, steps_of(run.task.steps))
-        self._notes: list[str] = []
-        self._step: Step | None = None
-        self._stopped = ""
+    def __init__(self, run: Run, device: torch.device, report: Within | None, trained: Trained) -> None:
+        self._run, self._device, self._report, self._trained = run, device, report, trained
+        self._shared = run.rung.ranks > 1
+        self._rank = dist.get_rank() if self._shared else 0
+        self._leads = self._rank == 0  # writes files and reports progress
 
     def finish(self) -> Trained:
         """Do all steps that are left; see `train`."""
+        start = self._trained
         try:
             return self._attempt()
         except (RuntimeError, Unsupported) as error:
             if not any(words in str(error) for words in _REFUSALS):
                 raise
-            reason = str(error).splitlines()[0]
-        self._notes.append(f"no deterministic algorithm, so the same run again may have other bits: {reason}")
+            why = f"no deterministic algorithm, so the same run again may have other bits: {str(error).splitlines()[0]}"
+        self._trained = start
+        self._note(why)
         torch.use_deterministic_algorithms(True, warn_only=True)  # `deterministic`, around this, restores it
-        self._step = None
         return self._attempt()
+
+    def _note(self, text: str) -> None:
+        self._trained = replace(self._trained, notes=(*self._trained.notes, text))
 
     def _attempt(self) -> Trained:
         self._begin()
-        batches = self._run.batches(self._position.done)
-        try:
-            with attend(self._attention()) as seen:
-                while self._position.done < self._run.task.steps and not self._stopped:
-                    self._restart_at_half()
-                    self._advance(self._run.share(next(batches), self._world.rank), seen)
-        except KeyboardInterrupt:
-            if self._world.leads and self._state.whole:
-                self._keep()
-            raise
+        attention, watch = self._run.rung.attention, self._watch
+        with attend(attention if watch is None else Watched(attention, watch)) as seen:
+            for batch in self._run.batches(self._trained.done):
+                if self._trained.done == self._run.half and not self._trained.restarted:
+                    self._restart()
+                self._advance(self._run.share(batch, self._rank), seen)
+                if self._trained.stopped:
+                    break
         return self._end()
-
-    def _keep(self) -> None:
-        """Write what Ctrl-C would lose: a checkpoint of the step that was done last, with the snapshot that it was to leave."""
-        done = self._position.done
-        if done > self._read_at:
-            self._read()
-        if self._stopped:
-            return  # the run that goes on from an earlier checkpoint comes to this step again
-        if done in self._snapshots.steps and not self._snapshots.complete(done):
-            self._snapshots.write(done, self._state)
-        self._write_checkpoint()
-
-    def _attention(self) -> Differentiable | Watched:
-        attention, watch = self._run.rung.attention, self._history.watch
-        return attention if watch is None else Watched(attention, watch)
 
     def _begin(self) -> None:
         """The state of the last checkpoint, or the initial one."""
+        self._step: Step | None = None
         self._state = State(self._run, self._device)
-        watch = Watch(self._device) if self._run.rung.watch else None
-        self._history = History(self._run.task.steps, self._device, watch)
-        self._position = Position()
-        checkpoint, notes = Checkpoint.latest(self._folder, self._key)
-        self._notes += notes
-        if checkpoint is not None and not self._snapshots.complete(checkpoint.position.done):
-            self._notes.append("snapshots before the last checkpoint are missing; the run starts from the first step")
-        elif checkpoint is not None:
-            self._state.restore(checkpoint.state)
-            self._history.restore(checkpoint.history)
-            self._position = checkpoint.position
-        if self._world.leads:
-            for torn in self._folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+        self._watch = Watch(self._device) if self._run.rung.watch else None
+        start = self._trained
+        self._trained, saved = start.at_checkpoint()
+        if saved is not None and self._trained.has_all_snapshots:
+            self._state.restore(saved)
+        elif saved is not None:
+            self._trained = replace(start, notes=self._trained.notes)
+            self._note("snapshots before the last checkpoint are missing; the run starts from the first step")
+        if self._leads:
+            for torn in self._trained.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
                 torn.unlink(missing_ok=True)
-            self._snapshots.check_room(self._state, self._position.done)
-            if self._position.done == 0:
-                self._snapshots.write(0, self._state)
+            if self._trained.done == 0:
+                self._trained.write_snapshot(self._state)
         self._stretches: list[float] = []
-        self._start_clock()
         self._saved_at = time.perf_counter()
+        self._start_clock()
 
-    def _restart_at_half(self) -> None:
+    def _restart(self) -> None:
         """Restart after half of the steps as the rung asks for: the state through a checkpoint on disk, into a new model."""
-        if self._position.done != self._run.half or self._position.restarted:
-            return
-        if self._world.leads:
+        if self._leads:
             self._write_checkpoint()
-        self._world.wait()
-        checkpoint, _ = Checkpoint.latest(self._folder, self._key)
-        assert checkpoint is not None
-        self._world.wait()  # all have read it before it is replaced
+        self._wait()
+        _, saved = self._trained.at_checkpoint()
+        assert saved is not None
+        self._wait()  # all have read it before it is replaced
         losing = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}.get(self._run.rung.restart)
         self._step, self._state = None, State(self._run, self._device)
-        self._state.restore(checkpoint.state if losing is None else losing(checkpoint.state))
-        self._position = replace(self._position, restarted=True)
-        if self._world.leads:
+        self._state.restore(saved if losing is None else losing(saved))
+        self._trained = replace(self._trained, restarted=True)
+        if self._leads:
             self._write_checkpoint()
         self._start_clock()
 
     def _advance(self, batch: Batch, seen: CallCounts) -> None:
         """One step, and what is due after it."""
         if self._step is None:
-            where = self._state, self._device, self._world, seen
-            self._step, why = step_of(self._run, *where, batch, self._history.watch, self._execution.graphs)
-            self._notes += [why] if why else []
-        self._step(self._position.done, batch, self._history)
+            self._step = Step(self._run, self._state, self._device, seen, self._watch)
+            if self._device.type == "cuda" and (why := self._step.capture(batch)):
+                self._note(why)
+        self._step(self._trained.done, batch)
         if not seen.calls:
             hint = "it never calls torch.nn.functional.scaled_dot_product_attention; give a model with attention to exchange"
             raise BadInput("task.model", type(self._state.model).__name__, hint)
-        done = self._position.done + 1
-        self._position = replace(self._position, done=done)
-        self._state.whole = True
-        last, snapshot = done == self._run.task.steps, done in self._snapshots.steps
-        if not (done % _READ_EVERY[self._device.type] == 0 or last or snapshot or done == self._run.half):
+        done, steps = self._trained.done + 1, self._trained.steps
+        self._trained = replace(self._trained, done=done)
+        if not (done % _READ_EVERY[self._device.type] == 0 or done in (steps, self._run.half, *self._trained.snapshot_steps)):
             return
-        loss = self._read()
-        if self._report is not None and self._world.leads:
-            rate = 1 / max(self._position.seconds_per_step, 1e-9)
-            self._report(Progress(self._position.done, self._run.task.steps, loss, rate))
-        if self._stopped:
+        self._read()
+        if not self._leads:
             return
-        if self._world.leads and snapshot:
-            self._snapshots.write(done, self._state)
-        if self._world.leads and not last and time.perf_counter() - self._saved_at >= self._execution.checkpoint_seconds:
+        if self._report is not None:
+            rate = 1 / max(self._trained.seconds_per_step, 1e-9)
+            loss = float(self._state.losses[done - 1])
+            self._report(self._trained.done, steps, f"loss {loss:.3f}, {rate:.3g} steps/s")
+        if self._trained.stopped:
+            return
+        self._trained.write_snapshot(self._state)
+        if done < steps and time.perf_counter() - self._saved_at >= _CHECKPOINT_SECONDS:
             self._write_checkpoint()
         self._start_clock()
 
     def _start_clock(self) -> None:
-        self._clock, self._read_at = time.perf_counter(), self._position.done
+        self._clock, self._read_at = time.perf_counter(), self._trained.done
 
-    def _read(self) -> float:
-        """Wait for the device, take the time, and look at the losses since the last read; returns the last one."""
-        done, first = self._position.done, self._read_at
-        losses, norms = (x[first:done].cpu() for x in (self._history.losses, self._history.norms))
+    def _read(self) -> None:
+        """Wait for the device, take the time, and look at the losses since the last read."""
+        first, done = self._read_at, self._trained.done
+        losses, norms = self._state.losses[first:done].cpu(), self._state.norms[first:done].cpu()
         seconds = time.perf_counter() - self._clock
         self._stretches.append(seconds / (done - first))
         per_step = statistics.median(self._stretches[1:] or self._stretches)  # the first compiles and captures
-        self._position = replace(self._position, seconds=self._position.seconds + seconds, seconds_per_step=per_step)
-        self._look_for_nonfinite(losses, norms, first)
-        self._start_clock()
-        return float(losses[-1])
-
-    def _look_for_nonfinite(self, losses: Tensor, norms: Tensor, first: int) -> None:
+        self._trained = replace(self._trained, seconds=self._trained.seconds + seconds, seconds_per_step=per_step)
         good = losses.isfinite() if self._state.scale is not None else losses.isfinite() & norms.isfinite()
-        if bool(good.all()):
-            return
-        place = int(good.logical_not().nonzero()[0])
-        what = "gradients are" if math.isfinite(float(losses[place])) else "loss is"
-        self._position = replace(self._position, done=first + place)
-        self._stopped = f"the {what} not finite at step {first + place}"
+        if not bool(good.all()):
+            place = int(good.logical_not().nonzero()[0])
+            what = "gradients are" if math.isfinite(float(losses[place])) else "loss is"
+            stopped = f"the {what} not finite at step {first + place}"
+            self._trained = replace(self._trained, done=first + place, stopped=stopped)
+        self._start_clock()
 
     def _write_checkpoint(self) -> None:
-        history = self._history.tensors(self._position.done)
-        Checkpoint(self._key, self._position, self._state.tensors(), history).write(self._folder)
+        self._trained.write_checkpoint(self._state)
         self._saved_at = time.perf_counter()
+
+    def _wait(self) -> None:
+        """Return when all processes have come here."""
+        if self._shared:
+            dist.barrier()
 
     def _end(self) -> Trained:
         """The finished run, written by the process that leads and read by the others."""
-        if not self._stopped:
-            self._world.agree(self._state.checksum())
-        if self._world.leads:
-            self._trained().write()
-            Checkpoint.remove(self._folder)
-        self._world.wait()
-        trained = Trained.find(self._folder, self._key)
-        assert trained is not None
-        return trained
+        last = checksum(self._state.weights())
+        if self._shared and not self._trained.stopped:
+            checksums: list[str | None] = [None] * self._run.rung.ranks
+            dist.all_gather_object(checksums, last)
+            if len(set(checksums)) != 1:
+                raise RuntimeError(f"the {len(checksums)} ranks ended with different weights")
+        if self._leads:
+            self._finished(last).write()
+            self._trained.remove_checkpoints()
+        self._wait()
+        finished = Trained.find(self._trained.folder, self._trained.key)
+        assert finished is not None
+        return finished
 
-    def _trained(self) -> Trained:
-        done, history = self._position.done, self._history.tensors(self._position.done + bool(self._stopped))
-        paths = self._snapshots.paths(done)
-        return Trained(
-            folder=self._folder,
-            key=self._key,
-            steps=self._run.task.steps,
-            done=done,
-            losses=tuple(history["losses"].tolist()),
-            gradient_norms=tuple(history["norms"].tolist()),
-            watched=tuple(map(tuple, history["watched"].tolist())),
-            checksum=checksum(read_snapshot(paths[max(paths)])[0]) if self._stopped else self._state.checksum(),
-            seconds=self._position.seconds,
-            seconds_per_step=self._position.seconds_per_step,
-            parameters=sum(x.numel() for x in self._state.parameters.values()),
-            stopped=self._stopped,
-            captured=self._step is not None and self._step.captured,
-            calls=0 if self._step is None else self._step.calls,
-            missed=0 if self._step is None else self._step.missed,
-            notes=tuple(dict.fromkeys(self._notes)),
+    def _finished(self, last: str) -> Trained:
+        trained, state, step = self._trained, self._state, self._step
+        count = trained.done + bool(trained.stopped)
+        return replace(
+            trained,
+            losses=tuple(state.losses[:count].tolist()),
+            gradient_norms=tuple(state.norms[:count].tolist()),
+            watched=tuple(map(tuple, state.watched[:count].tolist())),
+            checksum=checksum(trained.weights(max(trained.snapshots))) if trained.stopped else last,
+            parameters=sum(x.numel() for x in state.parameters.values()),
+            captured=step is not None and step.captured,
+            calls=0 if step is None else step.calls,
+            missed=0 if step is None else step.missed,
+            notes=tuple(dict.fromkeys(trained.notes)),
         )

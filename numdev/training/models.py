@@ -26,15 +26,10 @@ class RootMeanSquare(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of tokens to themselves, or to `context`.
+    """Attention of tokens to themselves, or to something of the width `context`.
 
-    Args:
-        width: of the tokens; heads * head_dim.
-        heads: number of heads.
-        context: width of what is attended to; 0 where tokens attend to themselves.
-        qk_norm: normalise q and k of each head by their root mean square (Henry et al. 2020, arXiv 2010.04245; Dehghani et al.
-            2023, arXiv 2302.05442), which bounds the logits and with them the growth that makes losses spike.
-        causal: a token sees itself and what stands before it.
+    `qk_norm` normalises q and k of each head by their root mean square (Henry et al. 2020, arXiv 2010.04245; Dehghani et al.
+    2023, arXiv 2302.05442), which bounds the logits and with them the growth that makes losses spike.
     """
 
     def __init__(self, width: int, heads: int, *, context: int = 0, qk_norm: bool = True, causal: bool = False) -> None:
@@ -62,13 +57,7 @@ def _mlp(width: int) -> nn.Sequential:
 class LanguageModel(nn.Module):
     """Pre-norm blocks of causal self-attention and an MLP, with learned positions (Radford et al. 2019).
 
-    Args:
-        vocabulary: number of different tokens.
-        length: most tokens of a sequence.
-        width: of a token.
-        depth: number of blocks.
-        heads: of attention.
-        qk_norm: see `Attention`.
+    `vocabulary` is the number of different tokens, `length` the most of a sequence, `depth` the number of blocks.
     """
 
     def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True) -> None:
@@ -122,15 +111,7 @@ class DiffusionTransformer(nn.Module):
     There is no host synchronisation and no shape that depends on data, so a CUDA graph can capture a step. Under autocast and
     with weights of a narrower dtype the picture is returned in FP32.
 
-    Args:
-        picture: height and width, in pixels.
-        patch: height and width of the squares that become tokens.
-        width: of the tokens.
-        depth: number of blocks.
-        heads: of attention; width / heads is head_dim.
-        vocabulary: number of different tokens of captions.
-        length: tokens of a caption.
-        qk_norm: see `Attention`.
+    `picture` is a height in pixels, `patch` that of what becomes a token, and `length` the number of tokens of a caption.
     """
 
     def __init__(
@@ -233,15 +214,6 @@ def _zero(linear: nn.Linear) -> nn.Linear:
 Prediction = Callable[[Tensor, Tensor], Tensor]
 """f(x, t): the pictures [batch, ...] that noisy ones [batch, ...] at times [batch] become."""
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
-"""v(x, t): a velocity [batch, ...] at points [batch, ...] and times [batch]."""
-
-
-def between(noise: Float[Tensor, "batch ..."], picture: Float[Tensor, "batch ..."], time: Float[Tensor, " batch"]) -> Tensor:
-    """The point x_t = (1 - t) noise + t picture of the straight way from noise (t = 0) to the picture (t = 1)."""
-    t = time.reshape(-1, *[1] * (noise.dim() - 1))
-    return torch.lerp(noise, picture, t.expand_as(noise))
-
 
 def flow_loss(
     picture_of: Prediction,
@@ -251,44 +223,25 @@ def flow_loss(
 ) -> Float32[Tensor, ""]:
     """Mean of (1 - t)^2 || (X_1 - X_0) - v(X_t, t) ||^2, which is that of || X_1 - f(X_t, t) ||^2; FP32.
 
-    Rectified flow minimises E || (X_1 - X_0) - v(X_t, t) ||^2 with X_t = (1 - t) X_0 + t X_1 (Liu, Gong and Liu 2022,
-    arXiv 2209.03003, equation 1; Lipman et al. 2022, arXiv 2210.02747, equation 23 with sigma_min = 0). Here the model predicts
-    the picture, f = X_t + (1 - t) v, which lies in far fewer dimensions than the velocity (Li and He 2025, arXiv 2511.13720),
-    and the weight (1 - t)^2 keeps the last details, where noise is nearly gone, from outweighing the rest. The minimum is the
-    same at every weight: the mean of X_1 over all that pass X_t at t. Mean over the batch and the pixels.
+    Rectified flow minimises E || (X_1 - X_0) - v(X_t, t) ||^2 with X_t = (1 - t) X_0 + t X_1 from noise X_0 to a picture X_1
+    (Liu, Gong and Liu 2022, arXiv 2209.03003, equation 1; Lipman et al. 2022, arXiv 2210.02747, equation 23 with sigma_min = 0).
+    Here the model predicts the picture, f = X_t + (1 - t) v, which lies in far fewer dimensions than the velocity (Li and He
+    2025, arXiv 2511.13720), and the weight (1 - t)^2 keeps the last details, where noise is nearly gone, from outweighing the
+    rest. The minimum is the same at every weight: the mean of X_1 over all that pass X_t at t. Mean over batch and pixels.
     """
-    predicted = picture_of(between(noise, picture, time), time)
+    t = time.reshape(-1, *[1] * (noise.dim() - 1))
+    predicted = picture_of(torch.lerp(noise, picture, t.expand_as(noise)), time)
     return (predicted.float() - picture).square().mean()
 
 
-def velocity_of(picture_of: Prediction) -> Velocity:
-    """v(x, t) = (f(x, t) - x) / (1 - t) for t < 1: straight to the picture that is predicted."""
-
-    def velocity(x: Tensor, time: Tensor) -> Tensor:
-        return (picture_of(x, time) - x) / (1 - time).reshape(-1, *[1] * (x.dim() - 1))
-
-    return velocity
-
-
-def euler(velocity: Velocity, noise: Float[Tensor, "batch ..."], steps: int) -> Float[Tensor, "batch ..."]:
-    """Follows dx/dt = v(x, t) from noise at t = 0 to t = 1 in equal steps x <- x + v(x, t) / steps.
+def flowed(picture_of: Prediction, noise: Float[Tensor, "batch ..."], steps: int) -> Float[Tensor, "batch ..."]:
+    """The picture at t = 1 to which dx/dt = v(x, t) = (f(x, t) - x) / (1 - t) leads from noise, by Euler's method in equal steps.
 
     Exact, but for rounding, where the flow is straight: v is then the same along the way.
     """
     x = noise
     for step in range(steps):
-        x = x + velocity(x, x.new_full((len(x),), step / steps)) / steps
+        time = x.new_full((len(x),), step / steps)
+        velocity = (picture_of(x, time) - x) / (1 - time).reshape(-1, *[1] * (x.dim() - 1))
+        x = x + velocity / steps
     return x
-
-
-def guided(conditional: Prediction, free: Prediction, weight: float) -> Prediction:
-    """Classifier-free guidance: f = f_free + weight (f_conditional - f_free) (Ho and Salimans 2022, arXiv 2207.12598).
-
-    It is the same for f as for v, which is linear in f.
-    """
-
-    def prediction(x: Tensor, time: Tensor) -> Tensor:
-        without = free(x, time)
-        return without + weight * (conditional(x, time) - without)
-
-    return prediction

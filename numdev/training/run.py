@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,28 +94,19 @@ def deterministic() -> Iterator[None]:
 
     An operation that has no deterministic algorithm raises RuntimeError.
     """
-    name = "CUBLAS_WORKSPACE_CONFIG"
+    name, cudnn = "CUBLAS_WORKSPACE_CONFIG", torch.backends.cudnn
     fill: Any = torch.utils.deterministic  # whose one setting its type does not state
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
-        fill.fill_uninitialized_memory,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-        os.environ.get(name),
-    )
-    os.environ.setdefault(name, _FIXED[name])
-    torch.use_deterministic_algorithms(True)
-    torch.set_float32_matmul_precision(_FIXED["float32_matmul"])
-    fill.fill_uninitialized_memory = False  # it would write every new tensor once more
-    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, False
-    try:
+    with ExitStack() as before:
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        before.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
+        before.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision(_FIXED["float32_matmul"])
+        # Filling memory would write every new tensor once more.
+        for module, one in ((fill, "fill_uninitialized_memory"), (cudnn, "allow_tf32"), (cudnn, "benchmark")):
+            before.callback(setattr, module, one, getattr(module, one))
+            setattr(module, one, False)
+        if name not in os.environ:
+            os.environ[name] = _FIXED[name]
+            before.callback(os.environ.pop, name)
         yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.set_float32_matmul_precision(before[2])
-        fill.fill_uninitialized_memory = before[3]
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[4], before[5]
-        if before[6] is None:
-            del os.environ[name]

@@ -1,6 +1,6 @@
 """The files of a run: snapshots of its weights, checkpoints that a killed run goes on from, and what a finished one leaves.
 
-A file of tensors says what it holds: step and SHA-256 stand in its name, so that a damaged one is told at once.
+A file of tensors says what it holds: step and SHA-256 stand in its name, so that a damaged one is detected.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
 _DIGITS = 32  # of the 64 hexadecimal digits of SHA-256, which a name has room for
 _SUFFIX = ".safetensors"
-_SPARE = 64 << 20  # bytes beside snapshots and checkpoints
 _CHECKPOINTS = 2  # that are kept
-_HISTORY = "history/"
+_POSITION = ("key", "done", "restarted", "seconds", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 
 
 class Damaged(NumdevError):
@@ -65,11 +63,7 @@ class Sealed:
         return [Sealed(path, int(match[1])) for path, match in named if match]
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its tensors and its facts.
-
-        Raises:
-            Damaged: if it is not there, or not what was written.
-        """
+        """Its tensors and its facts; raises Damaged if it is not there, or not what was written."""
         try:
             data = self.path.read_bytes()
         except OSError as error:
@@ -85,122 +79,150 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
-def steps_of(steps: int) -> tuple[int, ...]:
-    """After which steps there are snapshots: 0, 1, 2, 4, ..., and the last."""
-    return (0, *(1 << n for n in range(steps.bit_length()) if 1 << n < steps), steps)
-
-
 @dataclass(frozen=True)
-class Snapshots:
-    """The weights of a run after its `steps_of`, in FP32: those of step s are after s steps.
+class Trained:
+    """A run as far as it is trained: unfinished, finished, or ended since its loss or gradients were not finite.
 
-    Buffers of the model stand beside its parameters, and the fact `buffers` names them.
+    Attributes:
+        folder: of its files.
+        key: of the run.
+        steps: of the task.
+        done: steps that are done, after which the weights are known to be finite; `steps` unless it stopped.
+        restarted: whether the restart after half of the steps is done.
+        seconds: spent on steps, in all processes that worked on it one after the other.
+        seconds_per_step: the median over stretches of steps of the last process.
+        losses: of each step that was done, the one that stopped it last.
+        gradient_norms: likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped.
+        watched: `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched.
+        checksum: SHA-256 over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped.
+        parameters: how many weights are trained.
+        stopped: why it ended before the last step; empty where it did not.
+        captured: whether the last process replayed a CUDA graph.
+        calls: of attention that one step makes and that the rung's attention computed.
+        missed: of attention that one step makes and that another computed.
+        notes: what a reader should know: damaged checkpoints, why no graph was captured.
+        untrained_loss: of the initial weights on the held-out batch, in FP32 with plain attention; None until it is judged.
+        held_out_loss: likewise, of the last weights.
+        score: of their samples; see `numdev.training.task.Samples`.
+        captions: of the samples.
+        text: what a language model wrote for each.
+        pictures: whether `samples.png` stands beside it.
     """
 
     folder: Path
-    steps: tuple[int, ...]
-
-    def write(self, step: int, state: State) -> None:
-        """Raises StoreError where the file cannot be written."""
-        held = {name: _wide(x) for name, x in (state.weights() | state.buffers()).items()}
-        Sealed.write(self.folder, WEIGHTS, step, held, {"buffers": sorted(state.buffers())})
-
-    def paths(self, before: int) -> dict[int, Path]:
-        """The files, by step, up to a step."""
-        steps = [step for step in self.steps if step <= before]
-        return {file.step: file.path for file in Sealed.all(self.folder, WEIGHTS) if file.step in steps}
-
-    def complete(self, before: int) -> bool:
-        """Whether every snapshot up to a step is there."""
-        return len(self.paths(before)) == sum(step <= before for step in self.steps)
-
-    def check_room(self, state: State, done: int) -> None:
-        """Raise BadInput unless the disk has room for the snapshots after `done` and for three checkpoints."""
-        snapshot = 4 * sum(x.numel() for x in (state.weights() | state.buffers()).values())
-        checkpoint = sum(x.nbytes for x in state.tensors().values())
-        needed = sum(step >= done for step in self.steps) * snapshot + 3 * checkpoint + _SPARE
-        free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            hint = f"{needed / 1e6:,.0f} MB are needed for snapshots and checkpoints and {free / 1e6:,.0f} MB are free; make room"
-            raise BadInput("folder", str(self.folder), hint)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.detach().to(torch.float32) if x.is_floating_point() else x.detach()
-
-
-def read_snapshot(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters of a snapshot, and the buffers.
-
-    Raises:
-        Damaged: if the file is not what was written.
-    """
-    try:
-        tensors, facts = Sealed(path, 0).read()
-    except Damaged as error:
-        raise Damaged(f"{error}; delete it, and the same command trains the run again") from None
-    buffers = {name: tensors.pop(name) for name in facts["buffers"]}
-    return tensors, buffers
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run is.
-
-    Attributes:
-        done: steps that have been done.
-        restarted: whether the restart after half of the steps has been done.
-        seconds: spent on steps.
-        seconds_per_step: the median over the stretches of the last process.
-    """
-
+    key: str
+    steps: int
     done: int = 0
     restarted: bool = False
     seconds: float = 0.0
     seconds_per_step: float = 0.0
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A position, with the tensors of `State` and the loss and gradient norm of each step that was done."""
-
-    key: str
-    position: Position
-    state: dict[str, Tensor] = field(repr=False)
-    history: dict[str, Tensor] = field(repr=False)
-
-    def write(self, folder: Path) -> None:
-        """Write it, and remove all but the last two; raises StoreError if it cannot be written."""
-        tensors = self.state | {_HISTORY + name: x for name, x in self.history.items()}
-        Sealed.write(folder, CHECKPOINT, self.position.done, tensors, {"key": self.key} | asdict(self.position))
-        for old in Sealed.all(folder, CHECKPOINT)[:-_CHECKPOINTS]:
-            old.path.unlink(missing_ok=True)
+    losses: tuple[float, ...] = ()
+    gradient_norms: tuple[float, ...] = ()
+    watched: tuple[tuple[float, ...], ...] = ()
+    checksum: str = ""
+    parameters: int = 0
+    stopped: str = ""
+    captured: bool = False
+    calls: int = 0
+    missed: int = 0
+    notes: tuple[str, ...] = ()
+    untrained_loss: float | None = None
+    held_out_loss: float | None = None
+    score: float | None = None
+    captions: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    pictures: bool = False
 
     @staticmethod
-    def latest(folder: Path, key: str) -> tuple[Checkpoint | None, tuple[str, ...]]:
-        """The last whole checkpoint of a folder, or None, and a sentence on each damaged one that was passed over.
+    def find(folder: Path, key: str) -> Trained | None:
+        """The finished run of a folder that has all of its snapshots, or None; raises BadInput if the run is another."""
+        try:
+            facts: dict[str, Any] = json.loads((folder / FINISHED).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        if facts["key"] != key:
+            raise _another(folder, "a run")
+        facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+        facts["watched"] = tuple(map(tuple, facts["watched"]))
+        trained = Trained(folder, **facts)
+        return trained if trained.has_all_snapshots else None
+
+    def write(self) -> None:
+        """Write `trained.json`, which says that the run is finished; raises StoreError."""
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
+        write_atomically(self.folder / FINISHED, json.dumps(facts, indent=1).encode())
+
+    @property
+    def snapshot_steps(self) -> tuple[int, ...]:
+        """After which steps there are snapshots: 0, 1, 2, 4, ..., and the last."""
+        return (0, *(1 << n for n in range(self.steps.bit_length()) if 1 << n < self.steps), self.steps)
+
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """The file of the weights after each step that has one, up to those that are done."""
+        files = {file.step: file.path for file in Sealed.all(self.folder, WEIGHTS)}
+        return {step: files[step] for step in self.snapshot_steps if step <= self.done and step in files}
+
+    @property
+    def has_all_snapshots(self) -> bool:
+        return len(self.snapshots) == sum(step <= self.done for step in self.snapshot_steps)
+
+    def write_snapshot(self, state: State) -> None:
+        """Write weights and buffers after the steps that are done, in FP32, if there is to be a snapshot; raises StoreError."""
+        if self.done in self.snapshot_steps:
+            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | state.buffers()).items()}
+            Sealed.write(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
+
+    def weights(self, step: int) -> dict[str, Tensor]:
+        """The FP32 parameters after a step that has a snapshot.
 
         Raises:
-            BadInput: if it is of another configuration, of other sources or of another environment.
+            BadInput: where it has none.
+            Damaged: where its file is not what was written.
         """
-        notes: list[str] = []
-        for file in reversed(Sealed.all(folder, CHECKPOINT)):
+        tensors, buffers = self._snapshot(step)
+        return {name: x for name, x in tensors.items() if name not in buffers}
+
+    def tensors(self, step: int) -> dict[str, Tensor]:
+        """Parameters and buffers, for `numdev.training.state.model_of`; raises as `weights` does."""
+        return self._snapshot(step)[0]
+
+    def _snapshot(self, step: int) -> tuple[dict[str, Tensor], list[str]]:
+        paths = self.snapshots
+        if step not in paths:
+            raise BadInput("step", step, f"{self.folder} has snapshots of steps {', '.join(map(str, paths)) or 'none'}")
+        try:
+            tensors, facts = Sealed(paths[step], step).read()
+        except Damaged as error:
+            raise Damaged(f"{error}; delete it, and the same command trains the run again") from None
+        return tensors, facts["buffers"]
+
+    def write_checkpoint(self, state: State) -> None:
+        """Write a checkpoint of the steps that are done, and remove all but the last two; raises StoreError."""
+        Sealed.write(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
+        for old in Sealed.all(self.folder, CHECKPOINT)[:-_CHECKPOINTS]:
+            old.path.unlink(missing_ok=True)
+
+    def at_checkpoint(self) -> tuple[Trained, dict[str, Tensor] | None]:
+        """Itself at its last whole checkpoint, with the tensors; each damaged one that was passed over is noted.
+
+        Raises:
+            BadInput: if the checkpoint is of another configuration, of other sources or of another environment.
+        """
+        notes = list(self.notes)
+        for file in reversed(Sealed.all(self.folder, CHECKPOINT)):
             try:
                 tensors, facts = file.read()
             except Damaged as error:
                 notes.append(f"{error}; the run goes on from the one before it")
                 continue
-            if facts.pop("key") != key:
-                raise _another(folder, "a checkpoint")
-            history = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HISTORY)}
-            history = {name.removeprefix(_HISTORY): x for name, x in history.items()}
-            return Checkpoint(key, Position(**facts), tensors, history), tuple(notes)
-        return None, tuple(notes)
+            if facts["key"] != self.key:
+                raise _another(self.folder, "a checkpoint")
+            return replace(self, **facts, notes=tuple(notes)), tensors
+        return replace(self, notes=tuple(notes)), None
 
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Remove the checkpoints of a finished run."""
-        for file in Sealed.all(folder, CHECKPOINT):
+    def remove_checkpoints(self) -> None:
+        for file in Sealed.all(self.folder, CHECKPOINT):
             file.path.unlink(missing_ok=True)
 
 
@@ -219,92 +241,3 @@ def without_moments(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state whose optimizer starts anew."""
     lost = ("mean/", "square/", "updates/")
     return {name: torch.zeros_like(x) if name.startswith(lost) else x for name, x in state.items()}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished run, or one whose loss or gradients stopped being finite.
-
-    Attributes:
-        folder: of its snapshots.
-        key: of the run.
-        steps: of the task.
-        done: steps after which the weights are known to be finite; `steps` unless it stopped.
-        losses: of each step that was done, the one that stopped it last.
-        gradient_norms: likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped.
-        watched: `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched.
-        checksum: SHA-256 over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped.
-        seconds: spent on steps, in all processes that worked on it one after the other.
-        seconds_per_step: the median over stretches of steps.
-        parameters: how many weights are trained.
-        stopped: why it ended before the last step; empty where it did not.
-        captured: whether the last process replayed a CUDA graph.
-        calls: of attention that one step makes and that the rung's attention computed.
-        missed: of attention that one step makes and that another computed.
-        notes: what a reader should know: damaged checkpoints, why no graph was captured.
-    """
-
-    folder: Path
-    key: str
-    steps: int
-    done: int
-    losses: tuple[float, ...]
-    gradient_norms: tuple[float, ...]
-    watched: tuple[tuple[float, ...], ...]
-    checksum: str
-    seconds: float
-    seconds_per_step: float
-    parameters: int
-    stopped: str
-    captured: bool
-    calls: int
-    missed: int
-    notes: tuple[str, ...]
-
-    @property
-    def snapshots(self) -> dict[int, Path]:
-        """The file of the weights after each step that has one."""
-        return Snapshots(self.folder, steps_of(self.steps)).paths(self.done)
-
-    def weights(self, step: int) -> dict[str, Tensor]:
-        """The FP32 parameters after a step that has a snapshot.
-
-        Raises:
-            BadInput: where it has none.
-            Damaged: where its file is not what was written.
-        """
-        return self._snapshot(step)[0]
-
-    def tensors(self, step: int) -> dict[str, Tensor]:
-        """Parameters and buffers, for `numdev.training.state.model_of`; raises as `weights` does."""
-        parameters, buffers = self._snapshot(step)
-        return parameters | buffers
-
-    def _snapshot(self, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        paths = self.snapshots
-        if step not in paths:
-            raise BadInput("step", step, f"{self.folder} has snapshots of steps {', '.join(map(str, paths)) or 'none'}")
-        return read_snapshot(paths[step])
-
-    def write(self) -> None:
-        """Write `trained.json`, which says that the run is finished; raises StoreError."""
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
-        write_atomically(self.folder / FINISHED, json.dumps(facts, indent=1).encode())
-
-    @staticmethod
-    def find(folder: Path, key: str) -> Trained | None:
-        """The finished run of a folder that has all of its snapshots, or None.
-
-        Raises:
-            BadInput: if the run is another.
-        """
-        try:
-            facts: Mapping[str, Any] = json.loads((folder / FINISHED).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        if facts["key"] != key:
-            raise _another(folder, "a run")
-        lists = {f.name: tuple(facts[f.name]) for f in fields(Trained) if str(f.type).startswith("tuple")}
-        lists["watched"] = tuple(tuple(row) for row in facts["watched"])
-        trained = Trained(folder=folder, **(dict(facts) | lists))
-        return trained if Snapshots(folder, steps_of(trained.steps)).complete(trained.done) else None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
-import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.measurement.runner import Context
 from numdev.results.files import write_atomically
 from numdev.results.record import Within
-from numdev.training.loop import Progress, train
+from numdev.training.loop import train
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import FINISHED, Trained
 from numdev.training.rung import Rung
@@ -30,41 +28,9 @@ from numdev.training.state import model_of
 from numdev.training.task import Task
 
 SAMPLES = "samples.png"
-_LOCK, _JUDGED = ".lock", "judged.json"
 _MOST, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one
 _GAP = 2  # white pixels between two, before they are enlarged
 _STEPS = 3  # of which the time of a run is estimated
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Losses and samples of the weights of a run, computed in FP32 with plain attention: what differs lies in the weights.
-
-    Attributes:
-        checksum: of the weights that were judged.
-        untrained_loss: of the initial weights on the held-out batch.
-        held_out_loss: of the last weights.
-        score: see `numdev.training.task.Samples`.
-        captions: of the samples.
-        text: what a language model wrote for each.
-        pictures: whether `samples.png` stands beside it.
-    """
-
-    checksum: str
-    untrained_loss: float
-    held_out_loss: float
-    score: float
-    captions: tuple[str, ...]
-    text: tuple[str, ...]
-    pictures: bool
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that was trained, and how good its weights are."""
-
-    trained: Trained
-    judged: Judged
 
 
 @dataclass(frozen=True)
@@ -81,32 +47,37 @@ class Runs:
     device: torch.device
     within: Within | None = None
 
-    def finished(self, run: Run, title: str) -> Finished:
-        """The run, trained to its end unless it is there; another process that trains the same is waited for.
+    def finished(self, run: Run, title: str) -> Trained:
+        """The run, trained to its end and judged unless it is there; another process that trains the same is waited for.
 
         `title` names it where its progress is shown.
 
         Raises:
-            BadInput: for a run that cannot be trained, and where there is no room for it.
-            Unsupported: for a model or an attention that cannot be trained as asked.
+            BadInput: for a run that cannot be trained.
+            Unsupported: for a model or an attention that cannot be trained as configured.
             StoreError: where a file cannot be written.
         """
 
-        def tell(step: int, text: str) -> None:
+        def report(step: int, steps: int, text: str) -> None:
             if self.within is not None:
-                self.within(step, run.task.steps, f"{title}: {text}")
-
-        def report(at: Progress) -> None:
-            tell(at.step, f"loss {at.loss:.3f}, {at.rate:.3g} steps/s")
+                self.within(step, steps, f"{title}: {text}")
 
         own = self.folder / run.key(self.device)
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput("results", str(self.folder), f"no run can be kept there ({error.strerror})") from None
-        with locked(own / _LOCK, lambda: tell(0, "waits for another process, which trains it")):
+        lock = FileLock(own / ".lock", mode=0o666)  # the operating system releases it when a process is killed
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            report(0, run.task.steps, "waits for another process, which trains it")
+            lock.acquire()
+        try:
             trained = train(run, own, self.device, report)
-            return Finished(trained, judged(run, trained, self.device))
+            return trained if trained.held_out_loss is not None else judged(run, trained, self.device)
+        finally:
+            lock.release()
 
 
 @contextmanager
@@ -119,34 +90,12 @@ def runs(context: Context) -> Iterator[Runs]:
         yield Runs(Path(folder), context.device, context.within)
 
 
-@contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Within it no other process holds the lock of this file; the operating system releases it when a process ends or is killed.
-
-    `waiting` is called once where another process holds it. The file stays: who removed it would let a third process lock another
-    file of the same name.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def judged(run: Run, trained: Trained, device: torch.device) -> Judged:
-    """Judges the weights of a run; the judgement is kept beside them.
+def judged(run: Run, trained: Trained, device: torch.device) -> Trained:
+    """The run with losses and samples of its weights, in FP32 with plain attention: what differs lies in the weights.
 
     Raises:
-        StoreError: if it cannot be written.
+        StoreError: if they cannot be written.
     """
-    kept = _kept(trained)
-    if kept is not None:
-        return kept
     with deterministic(), torch.no_grad():
         untrained, last = (model_of(run, device, trained.tensors(step)) for step in (0, max(trained.snapshots)))
         batch = {name: x.to(device) for name, x in run.task.held_out().items()}
@@ -154,21 +103,17 @@ def judged(run: Run, trained: Trained, device: torch.device) -> Judged:
         samples = run.task.samples(last, run.replicate)
     if samples.pictures is not None:
         write_atomically(trained.folder / SAMPLES, contact_sheet(samples.pictures))
-    drawn = samples.pictures is not None
-    judgement = Judged(trained.checksum, before, after, samples.score, samples.captions, samples.text, drawn)
-    write_atomically(trained.folder / _JUDGED, json.dumps(asdict(judgement), indent=1).encode())
+    judgement = replace(
+        trained,
+        untrained_loss=before,
+        held_out_loss=after,
+        score=samples.score,
+        captions=samples.captions,
+        text=samples.text,
+        pictures=samples.pictures is not None,
+    )
+    judgement.write()
     return judgement
-
-
-def _kept(trained: Trained) -> Judged | None:
-    """An earlier judgement of the same weights."""
-    try:
-        facts: Mapping[str, Any] = json.loads((trained.folder / _JUDGED).read_bytes())
-        judgement = Judged(**{**facts, "captions": tuple(facts["captions"]), "text": tuple(facts["text"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    lacks = judgement.pictures and not (trained.folder / SAMPLES).is_file()
-    return None if lacks or judgement.checksum != trained.checksum else judgement
 
 
 def contact_sheet(pictures: Float[Tensor, "count 3 height width"]) -> bytes:
@@ -219,18 +164,11 @@ class Trainings:
         if key in self._counted or (self.folder / key / FINISHED).is_file():
             return 0.0
         self._counted.add(key)
-        return task.steps * self._of_step(task, rung)
-
-    def _of_step(self, task: Task, rung: Rung) -> float:
-        """Seconds of one step; rungs that differ in seeds, in one last place or in restarts alone take the same time."""
-        alike = Rung(rung.attention, rung.numerics)
+        alike = Rung(rung.attention, rung.numerics)  # seeds, a last place and restarts take no time
         few: Any = replace(task, steps=min(task.steps, _STEPS), warmup=1)  # type: ignore[call-arg]  # a field of every task
         if (few, alike) not in self._seconds:
             self.calibrated += 1
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    seconds = train(Run(few, alike), Path(folder), self.device).seconds_per_step
-                except (BadInput, Unsupported):
-                    seconds = 0.0
-            self._seconds[few, alike] = seconds
-        return self._seconds[few, alike]
+            self._seconds[few, alike] = 0.0
+            with tempfile.TemporaryDirectory() as folder, suppress(BadInput, Unsupported):
+                self._seconds[few, alike] = train(Run(few, alike), Path(folder), self.device).seconds_per_step
+        return task.steps * self._seconds[few, alike]

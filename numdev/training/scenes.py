@@ -1,4 +1,4 @@
-"""Captioned pictures without a download: one or two plain shapes, named by a caption in a small grammar.
+"""Captioned pictures without a download: one or two plain shapes, named by a caption in a small grammar; and who reads them.
 
     scene  = thing | thing relation thing
     thing  = "a" size colour shape
@@ -6,6 +6,7 @@
 
 The 36 scenes of one thing and 5184 of two are numbered. One in eight is held out of training by a hash of what the picture shows,
 so "a small red circle left of a large blue square" is held out together with "a large blue square right of a small red circle".
+A classifier that was trained on the renderer says whether a picture shows what its caption says.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
+from importlib.resources import files
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int
-from torch import Tensor
+from jaxtyping import Float, Float32, Int
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.nn import functional
 
 from numdev.errors import BadInput
 from numdev.settings import setting
@@ -66,12 +70,6 @@ class Relation(Enum):
     def words(self) -> str:
         return self.name.lower().replace("_", " ")
 
-    @property
-    def converse(self) -> Relation:
-        """The relation of the second thing to the first."""
-        right, down = self.value
-        return Relation((-right, -down))
-
 
 @dataclass(frozen=True)
 class Thing:
@@ -105,11 +103,17 @@ class Scene:
         return f"{self.first.words} {self.relation.words} {self.second.words}"
 
     @property
+    def converse(self) -> Scene:
+        """The other wording of a scene of two things."""
+        assert self.relation is not None
+        assert self.second is not None
+        right, down = self.relation.value
+        return Scene(self.second, Relation((-right, -down)), self.first)
+
+    @property
     def canonical(self) -> Scene:
         """Equal for both wordings of what is shown: the thing first that stands left or above."""
-        if self.relation is None or self.second is None or self.relation in (Relation.LEFT_OF, Relation.ABOVE):
-            return self
-        return Scene(self.second, self.relation.converse, self.first)
+        return self.converse if self.relation in (Relation.RIGHT_OF, Relation.BELOW) else self
 
     @cached_property
     def is_held_out(self) -> bool:
@@ -121,9 +125,10 @@ THINGS = tuple(Thing(*choice) for choice in itertools.product(Size, Colour, Shap
 
 
 @lru_cache(maxsize=1)
-def scenes() -> tuple[Scene, ...]:
-    """Every scene of the grammar: those of one thing first."""
-    return (*map(Scene, THINGS), *(Scene(*pair) for pair in itertools.product(THINGS, Relation, THINGS)))
+def scenes() -> dict[str, Scene]:
+    """Every scene of the grammar by its caption: those of one thing first."""
+    every = (*map(Scene, THINGS), *(Scene(*pair) for pair in itertools.product(THINGS, Relation, THINGS)))
+    return {scene.caption: scene for scene in every}
 
 
 @lru_cache(maxsize=1)
@@ -132,12 +137,6 @@ def vocabulary() -> Vocabulary:
     things = [member.name.lower() for kind in (Size, Colour, Shape) for member in kind]
     relations = dict.fromkeys(word for relation in Relation for word in words_of(relation.words))
     return Vocabulary(("a", *things, *relations), 16)
-
-
-@lru_cache(maxsize=1)
-def tokens() -> Int[Tensor, "scenes length"]:
-    """Tokens of every scene's caption, by number."""
-    return vocabulary().encode(scene.caption for scene in scenes())
 
 
 @dataclass(frozen=True)
@@ -159,54 +158,70 @@ class Scenes:
         return vocabulary()
 
     def ready(self, picture: int) -> None:
-        tokens()
+        _table()
 
     def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
-        return draw(seed, step, count, picture, spread=self.spread).captioned()
+        return draw(seed, step, count, picture, spread=self.spread)
 
     def held_out(self, count: int, picture: int) -> Captioned:
-        return draw(0, 0, count, picture, spread=self.spread, held_out=True).captioned()
+        return draw(0, 0, count, picture, spread=self.spread, held_out=True)
 
-    def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
-        from numdev.training.score import shares  # late: it loads a classifier, which nothing but samples needs
-
-        return shares(pictures, captions)["score"]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Scenes by number, and their pictures."""
-
-    numbers: Int[np.ndarray, " count"]
-    pictures: Float32[Tensor, "count 3 height width"]
-
-    @property
-    def scenes(self) -> tuple[Scene, ...]:
-        return tuple(scenes()[number] for number in self.numbers)
-
-    def captioned(self) -> Captioned:
-        return Captioned(self.pictures, tokens()[torch.from_numpy(self.numbers)], tuple(scene.caption for scene in self.scenes))
+    def score(self, pictures: Float[Tensor, "count 3 height width"], captions: tuple[str, ...]) -> float:
+        """Share of pictures with all shapes and colours that the caption names, and no others, wherever they stand."""
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            scaled = functional.interpolate(pictures.float(), (_PICTURE, _PICTURE), mode="bilinear", antialias=True)
+            seen = torch.stack([choices.argmax(dim=1) for choices in _classifier()(scaled)], dim=1)
+        seen[:, 4:] = torch.where(seen[:, :1] > 0, seen[:, 4:], -1)
+        right, seen = torch.tensor([labels(scenes()[caption]) for caption in captions]), seen[:, [1, 2, 4, 5]]
+        return ((seen == right[:, [1, 2, 4, 5]]).all(dim=1) | (seen == right[:, [4, 5, 1, 2]]).all(dim=1)).double().mean().item()
 
 
-def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0, held_out: bool = False) -> Drawn:
+def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0, held_out: bool = False) -> Captioned:
     """`count` scenes and their pictures [count, 3, picture, picture] in [-1, 1]; a quarter shows one thing.
 
     The scene, the places and the exact sizes are functions of (seed, step, row) and of which part of the grammar is drawn from;
     `spread` from 0 to 1 says how much of the range of places and sizes is used, around its middle.
     """
-    random = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32)
-    alone, pairs = _parts()[held_out]
+    random, table = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32), _table()
+    alone, pairs = (np.flatnonzero(table.pairs == two) for two in (False, True))
+    alone, pairs = (numbers[table.held_out[numbers] == held_out] for numbers in (alone, pairs))
     one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
     numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
-    return Drawn(numbers, picture_of(numbers, 0.5 + spread * (random[:, 2:] - 0.5), picture))
+    pictures = picture_of(numbers, 0.5 + spread * (random[:, 2:] - 0.5), picture)
+    return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Facts of scenes and things, as arrays by number."""
+
+    captions: tuple[str, ...]
+    tokens: Int[Tensor, "scenes length"]
+    held_out: np.ndarray
+    pairs: np.ndarray
+    things: np.ndarray
+    away: np.ndarray
+    shapes: np.ndarray
+    colours: np.ndarray
+    radii: np.ndarray
 
 
 @lru_cache(maxsize=1)
-def _parts() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Numbers of the scenes of one thing and of two: those of training, and those held out of it."""
-    out = np.array([scene.is_held_out for scene in scenes()])
-    two = np.array([scene.second is not None for scene in scenes()])
-    return [(np.flatnonzero(~two & (out == part)), np.flatnonzero(two & (out == part))) for part in (False, True)]
+def _table() -> _Table:
+    place, every = {thing: number for number, thing in enumerate(THINGS)}, list(scenes().values())
+    things = np.array([[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in every])
+    away = np.array([scene.relation.value if scene.relation else (0, 0) for scene in every])
+    return _Table(
+        captions=tuple(scenes()),
+        tokens=vocabulary().encode(scenes()),
+        held_out=np.array([scene.is_held_out for scene in every]),
+        pairs=things[:, 1] >= 0,
+        things=things,
+        away=np.stack([away, -away], axis=1).astype(np.float32),
+        shapes=np.array([tuple(Shape).index(thing.shape) for thing in THINGS]),
+        colours=np.array([thing.colour.value for thing in THINGS], dtype=np.float32),
+        radii=np.array([thing.size.value for thing in THINGS], dtype=np.float32),
+    )
 
 
 def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
@@ -231,32 +246,6 @@ def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: 
     return pictures.unflatten(2, (picture, picture))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Facts that rendering needs of scenes and things, as arrays by number."""
-
-    things: np.ndarray
-    away: np.ndarray
-    shapes: np.ndarray
-    colours: np.ndarray
-    radii: np.ndarray
-
-
-@lru_cache(maxsize=1)
-def _table() -> _Table:
-    place = {thing: number for number, thing in enumerate(THINGS)}
-    pairs = [[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in scenes()]
-    away = np.array([scene.relation.value if scene.relation else (0, 0) for scene in scenes()])
-    shapes = tuple(Shape)
-    return _Table(
-        things=np.array(pairs),
-        away=np.stack([away, -away], axis=1).astype(np.float32),
-        shapes=np.array([shapes.index(thing.shape) for thing in THINGS]),
-        colours=np.array([thing.colour.value for thing in THINGS], dtype=np.float32),
-        radii=np.array([thing.size.value for thing in THINGS], dtype=np.float32),
-    )
-
-
 _HALF_SIDE = 0.88  # of a square, in radii
 _INRADIUS = 0.6  # of an equilateral triangle, in radii; its bounding box is 1.8 high and stands around the centre
 _HALF = np.float32(0.5)
@@ -275,16 +264,13 @@ def render(
     and 1. That is exact for a straight outline along the pixels, and for others up to the angle at which the outline crosses a
     pixel. Shapes are places in `Shape`; centres are (right, down).
     """
-    count, things = shapes.shape
-    shares = np.zeros((count * things, picture, picture), dtype=np.float32)
-    shapes, centres, radii = shapes.reshape(-1), centres.reshape(-1, 2), radii.reshape(-1)
+    shares = np.zeros((*shapes.shape, picture, picture), dtype=np.float32)
     pixels = np.arange(picture, dtype=np.float32) + _HALF
     for place, shape in enumerate(Shape):
-        rows = np.flatnonzero((shapes == place) & ~np.isnan(radii))
-        right = pixels - centres[rows, 0, None]
-        down = pixels - centres[rows, 1, None]
-        shares[rows] = _covered(shape, right[:, None, :], down[:, :, None], radii[rows, None, None])
-    return shares.reshape(count, things, picture, picture)
+        rows = np.nonzero((shapes == place) & ~np.isnan(radii))
+        right, down = (pixels - centres[rows][:, axis, None] for axis in (0, 1))
+        shares[rows] = _covered(shape, right[:, None, :], down[:, :, None], radii[rows][:, None, None])
+    return shares
 
 
 def _covered(shape: Shape, right: np.ndarray, down: np.ndarray, radius: np.ndarray) -> np.ndarray:
@@ -304,3 +290,42 @@ def _covered(shape: Shape, right: np.ndarray, down: np.ndarray, radius: np.ndarr
     edge = inradius + _HALF
     sides = (edge + below / 2) - right * _SLOPE
     return np.maximum(np.minimum(sides, np.minimum(edge - below, 1)), 0)
+
+
+CLASSIFIER = "scenes_classifier.safetensors"
+_PICTURE = 32  # pixels of what the classifier reads
+_HEADS = (3, len(Shape), len(Colour), len(Size), len(Shape), len(Colour), len(Size))
+"""Choices that the classifier makes: one thing or two beside or above each other; then shape, colour and size of the thing that
+stands left or above, and of the other."""
+
+
+class Classifier(nn.Module):
+    """Four convolutions and two linear layers; pictures of 32 x 32 in, logits of each head's choices out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for into, out, size, stride in ((3, 24, 5, 2), (24, 32, 3, 1), (32, 48, 3, 2), (48, 48, 3, 2)):
+            layers += [nn.Conv2d(into, out, size, stride, size // 2), nn.ReLU()]
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.choices = nn.Sequential(nn.Linear(48 * 4 * 4, 96), nn.ReLU(), nn.Linear(96, sum(_HEADS)))
+
+    def forward(self, pictures: Float[Tensor, "count 3 32 32"]) -> tuple[Tensor, ...]:
+        return self.choices(self.features(pictures)).split(_HEADS, dim=1)
+
+
+@lru_cache(maxsize=1)
+def _classifier() -> Classifier:
+    """The one that ships, as `experiments/train_classifier.py` trained it; weights in FP16 in the file, FP32 here."""
+    model = Classifier()
+    weights = load((files("numdev") / "data" / CLASSIFIER).read_bytes())
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    return model.requires_grad_(False).eval()
+
+
+def labels(scene: Scene) -> list[int]:
+    """The right choice of each head; -1 for a thing that is not there."""
+    shown = scene.canonical
+    kind = 0 if shown.relation is None else 1 if shown.relation is Relation.LEFT_OF else 2
+    things = [[list(type(part)).index(part) for part in (thing.shape, thing.colour, thing.size)] for thing in shown.things]
+    return [kind, *things[0], *(things[1] if shown.second else [-1, -1, -1])]

@@ -5,7 +5,7 @@ Golden et al. 2024, section V: "each time attention is called, compute both".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from numdev.measurement.deviation.metrics import compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.results.files import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import ForwardAlone, Variant, trainable
-from numdev.training.call import Arguments, Call, MaskReader
-from numdev.training.interception import Onward, Recorder
+from numdev.training.attend import ForwardAlone, Onward, Recorder, Variant, trainable
+from numdev.training.call import Arguments, Call
 
 Heads = Mapping[str, list[Sample]]
 Inputs = tuple[Tensor, ...]
@@ -32,14 +31,12 @@ _GRADIENTS = ("dq", "dk", "dv")
 _MODEL = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 
 
-def shadow(
-    variants: Mapping[str, Variant], reference: Variant, *, model: nn.Module | None = None, read_masks: bool = False
-) -> Shadow:
+class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     """A context in which a model runs on `reference` while every variant is computed beside it on the same q, k and v.
 
     In the backward pass the same dO is given to every variant. Each result is compared, head by head, with golden (exact in FP64,
     of the q, k, v and dO that the model has: total error), with golden of the inputs as the subject rounds them (arithmetic
-    error), and with the reference: `Shadow.rows`. A variant of the forward pass alone is compared forward alone.
+    error), and with the reference. A variant of the forward pass alone is compared forward alone.
 
         >>> with nd.shadow({"tiled": variant}, reference) as log:
         ...     for batch in batches:
@@ -55,39 +52,25 @@ def shadow(
         model: names the `layer` of each call; without it that column is empty.
         read_masks: see `attend`.
 
-    Raises:
-        BadInput: without variants, and for a variant named `reference`.
-    """
-    return Shadow(variants, reference, model, read_masks)
-
-
-class Shadow(Recorder):
-    """The log of `shadow`. Entering it again begins the next step.
-
     Attributes:
         rows: one for each step, call, output, head, subject and reference, with every metric of `Deviation`.
         seen: see `attend`.
         subjects: what is computed, by name; the reference first.
+
+    Raises:
+        BadInput: without variants, and for a variant named `reference`.
     """
 
     def __init__(
-        self, variants: Mapping[str, Variant], reference: Variant, model: nn.Module | None = None, read_masks: bool = False
+        self, variants: Mapping[str, Variant], reference: Variant, *, model: nn.Module | None = None, read_masks: bool = False
     ) -> None:
-        """See `shadow`."""
         if not variants:
             raise BadInput("variants", {}, "name at least one, such as {'tiled': TiledBackward(...)}")
         if REFERENCE in variants:
             raise BadInput("variants", REFERENCE, "it is the name of the reference itself; give another")
-        super().__init__(model)
+        super().__init__(model, read_masks)
         self.rows: list[dict[str, Any]] = []
-        self.subjects: dict[str, Any] = {
-            name: trainable(each) for name, each in ({REFERENCE: reference} | dict(variants)).items()
-        }
-        self._reader = MaskReader(read_masks)
-
-    def __enter__(self) -> Shadow:
-        self._enter()
-        return self
+        self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         super().__exit__(kind, *error)
@@ -108,11 +91,10 @@ class Shadow(Recorder):
         write_atomically(Path(path), pack("shadow", self.rows))
 
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
-        """See `numdev.training.interception.Answer`."""
+        """See `numdev.training.attend.Interception`."""
         call = Call.of(arguments, self._reader)
-        place = {"step": self._steps.number, "call": self._steps.call(), "layer": self._running.name}
-        records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-        beside = _Beside(self, call, place, records)
+        number, layer = self._call()
+        beside = _Beside(self, call, {"step": self._step, "call": number, "layer": layer})
         result: Tensor = _Shadowed.apply(call.q, call.k, call.v, beside)  # type: ignore[no-untyped-call]
         return call.shaped(result)
 
@@ -120,16 +102,21 @@ class Shadow(Recorder):
 class _Beside:
     """One call: the reference's result for the model, and the variants' beside it."""
 
-    def __init__(self, log: Shadow, call: Call, place: dict[str, Any], records: bool) -> None:
-        self._log, self._call, self._place, self._records = log, call, place, records
+    def __init__(self, log: shadow, call: Call, place: dict[str, Any]) -> None:
+        self._log, self._how, self._place = log, (call.mask, call.scale), place
+        self._records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
         self._leaves: dict[str, Inputs] = {}
         self._outs: dict[str, Tensor] = {}
 
     def forward(self, inputs: Inputs) -> Tensor:
         """O of the reference, in the dtype of the model."""
         wide = tuple(x.detach().double() for x in inputs)  # gives a variant's result its own format, and not the model's
-        for name in self._log.subjects:
-            self._run(name, inputs if name == REFERENCE else wide)
+        for name, subject in self._log.subjects.items():
+            records = self._records and (name == REFERENCE or not isinstance(subject, ForwardAlone))
+            leaves = tuple(x.detach().requires_grad_(records) for x in (inputs if name == REFERENCE else wide))
+            with torch.set_grad_enabled(records):
+                self._outs[name] = subject.attend(*leaves, *self._how)
+            self._leaves[name] = leaves
         self._record("forward", {name: {"out": out.detach()} for name, out in self._outs.items()}, wide)
         return self._outs[REFERENCE].detach()
 
@@ -144,22 +131,13 @@ class _Beside:
         self._record("backward", results, wide)
         return tuple(results[REFERENCE].values())
 
-    def _run(self, name: str, inputs: Inputs) -> None:
-        subject, call = self._log.subjects[name], self._call
-        records = self._records and (name == REFERENCE or not isinstance(subject, ForwardAlone))
-        q, k, v = leaves = tuple(x.detach().requires_grad_(records) for x in inputs)
-        with torch.set_grad_enabled(records):
-            self._outs[name] = subject.attend(q, k, v, call.mask, call.scale)
-        self._leaves[name] = leaves
-
     def _record(self, direction: str, results: dict[str, dict[str, Tensor]], wide: Inputs) -> None:
-        """Every comparison of the results, of inputs in FP64."""
-        golden, place = self._golden(wide), self._place | {"pass": direction}
-        values = {name: _heads(outputs) for name, outputs in results.items()}
+        """A row for each subject, reference, output and head; `wide` are the inputs in FP64."""
+        golden, values = self._golden(wide), {name: _heads(outputs) for name, outputs in results.items()}
         for name, outputs in values.items():
             subject = self._log.subjects[name]
-            rounds = subject.primal if len(wide) == 3 else subject
-            formats = {output: rounds.formats[output] for output in outputs}
+            rounds = subject.primal if direction == "forward" else subject
+            formats: dict[str, Format] = {output: rounds.formats[output] for output in outputs}
             if name == REFERENCE:  # its results are in the model's dtype: the coarser of the two formats
                 model = _MODEL[self._leaves[name][0].dtype]
                 formats = {output: max(fmt, model, key=lambda one: one.u) for output, fmt in formats.items()}
@@ -168,31 +146,23 @@ class _Beside:
             against = {"golden": golden, "golden_same_inputs": golden if same else self._golden(rounded)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
-            self._log.rows.extend(place | row for row in _rows(name, outputs, formats, against))
+            for reference, expected in against.items():
+                for output, samples in outputs.items():
+                    for head, (sample, other) in enumerate(zip(samples, expected[output], strict=True)):
+                        place = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
+                        self._log.rows.append(self._place | place | compare(sample, other, formats[output]).metrics())
 
     def _golden(self, inputs: Inputs) -> Heads:
         """Exact O of q, k and v; with dO as well, the exact gradients."""
-        how = self._call.mask, self._call.scale
         if len(inputs) == 3:
-            q, k, v = inputs
-            return _heads({"out": Exact()(q, k, v, *how).out})
-        q, k, v, do = inputs
-        gradients = ExactBackward()(q, k, v, do, *how)
+            return _heads({"out": Exact()(*inputs, *self._how).out})
+        gradients = ExactBackward()(*inputs, *self._how)
         return _heads({name: getattr(gradients, name) for name in _GRADIENTS})
 
 
 def _heads(results: Mapping[str, Tensor]) -> Heads:
     """The values of each head of each result, `[batch, heads, tokens, dim]`, over all batch entries."""
     return {name: [Sample(x[:, head]) for head in range(x.shape[1])] for name, x in results.items()}
-
-
-def _rows(name: str, results: Heads, formats: Mapping[str, Format], against: Mapping[str, Heads]) -> Iterator[dict[str, Any]]:
-    """A row for each reference, output and head of a subject; formats are those in whose ulp and u it is measured."""
-    for reference, expected in against.items():
-        for output, samples in results.items():
-            for head, (sample, other) in enumerate(zip(samples, expected[output], strict=True)):
-                place = {"output": output, "head": head, "subject": name, "reference": reference}
-                yield place | compare(sample, other, formats[output]).metrics()
 
 
 class _Shadowed(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Everything that a step of training reads and changes: the model as training finds it, the optimizer, the scale of the loss."""
+"""Everything that a step of training reads and changes: model, optimizer, scale of the loss, and the history of the run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from numdev.errors import BadInput, Unsupported
 from numdev.training.run import Run
 from numdev.training.rung import Numerics
+from numdev.training.watch import FIGURES
 
-_BETAS = 0.9, 0.99
-_EPSILON = 1e-8
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq", "updates": "step"}  # our names, and those of torch's AdamW
 _FIRST_SCALE = 2.0**16
 _CLEAN_STEPS = 2000  # after which the scale is doubled, as torch.amp.GradScaler does
@@ -42,10 +41,7 @@ def moved(parameters: dict[str, Tensor]) -> tuple[str, int]:
     """Name and flat index of the weight that `Rung.ulp` moves: the first that is not 0 of the largest matrix.
 
     The largest is the parameter of at least two dimensions with the most elements, the first of equals, of those that hold
-    anything but 0: a last place of 0 would be a subnormal number.
-
-    Raises:
-        BadInput: where there is none.
+    anything but 0: a last place of 0 would be a subnormal number. Raises BadInput where there is none.
     """
     matrices = {name: x for name, x in parameters.items() if x.dim() >= 2 and bool(x.count_nonzero())}
     if not matrices:
@@ -59,8 +55,7 @@ def _move(model: nn.Module, ulp: int) -> None:
     parameters = {name: x.detach() for name, x in model.named_parameters()}
     name, index = moved(parameters)
     bits = parameters[name].view(-1).view(torch.int32)
-    magnitude = int(bits[index]) & _MAGNITUDE
-    if not 0 <= magnitude + ulp < _INFINITY:
+    if not 0 <= (int(bits[index]) & _MAGNITUDE) + ulp < _INFINITY:
         weight = float(parameters[name].view(-1)[index])
         hint = f"the weight {weight:g} would pass 0 or the largest number of FP32; give fewer"
         raise BadInput("rung.ulp", ulp, hint)
@@ -75,52 +70,45 @@ class LossScale:
 
     Attributes:
         scale: the factor, 0-dim FP32.
-        clean: steps since the scale last changed, 0-dim FP32.
+        clean: steps since the scale last changed, 0-dim int32.
         overflow: 1 where the gradients of this step are not finite, else 0; AdamW reads it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), _FIRST_SCALE, device=device)
-        self.clean = torch.zeros((), device=device)
+        self.clean = torch.zeros((), dtype=torch.int32, device=device)
         self.overflow = torch.zeros((), device=device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Those that a checkpoint keeps."""
-        return {"scale": self.scale, "clean": self.clean}
-
-    def unscale(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients by the scale, in place."""
-        torch._foreach_mul_(gradients, self.scale.reciprocal())
 
     def update(self, norm: Float[Tensor, ""]) -> None:
         """Take note of the norm of the unscaled gradients, before the optimizer's step."""
         self.overflow.copy_(norm.isfinite().logical_not())
-        failed, clean = self.overflow > 0, self.clean + 1
-        grown = clean >= _CLEAN_STEPS
-        up = torch.where(grown, 2 * self.scale, self.scale)
-        self.scale.copy_(torch.where(failed, self.scale / 2, up))
-        self.clean.copy_(torch.where(failed | grown, torch.zeros_like(clean), clean))
+        torch._amp_update_scale_(self.scale, self.clean, self.overflow, 2.0, 0.5, _CLEAN_STEPS)
 
 
 class State:
-    """Model, optimizer and scale of the loss.
+    """Model, optimizer, scale of the loss, and losses and norms of the steps that were done, all on the device.
 
     AdamW (Loshchilov & Hutter 2019) with the decay on matrices alone; its moments exist from the start, so that a checkpoint
     always holds the same tensors. The learning rate is a tensor on the device: a CUDA graph reads what it holds at each replay.
 
     Attributes:
         model: see `initial`.
+        parameters: those that are trained, by name.
         optimizer: fused AdamW, one launch for all weights.
         scale: of the loss, or None where it is not scaled.
         rate: the learning rate of the next step, 0-dim.
-        whole: whether no step is half done.
+        losses: of each step.
+        norms: of the gradients of each step before clipping; not finite under a scaled loss: the optimizer skipped the step.
+        watched: the figures of each step of a rung that is watched.
     """
 
     def __init__(self, run: Run, device: torch.device) -> None:
-        self.whole = True
         self.model = initial(run, device)
         self.rate = torch.zeros((), device=device)
         self.scale = LossScale(device) if run.rung.numerics is Numerics.FP16 else None
+        self.losses, self.norms = (torch.zeros(run.task.steps, device=device) for _ in range(2))
+        rows = run.task.steps if run.rung.watch else 0
+        self.watched = torch.zeros(rows, len(FIGURES), dtype=torch.float64, device=device)
         self.parameters = {name: x for name, x in self.model.named_parameters() if x.requires_grad}
         groups = [
             {"params": [x for x in self.parameters.values() if x.dim() >= 2], "weight_decay": run.task.weight_decay},
@@ -129,8 +117,8 @@ class State:
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self.rate,
-            betas=_BETAS,
-            eps=_EPSILON,
+            betas=(0.9, 0.99),
+            eps=1e-8,
             fused=True,
             capturable=device.type == "cuda",
         )
@@ -157,27 +145,18 @@ class State:
         return {name: x.grad.detach() for name, x in self.parameters.items() if x.grad is not None}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, by name, as it is and not copied."""
-        tensors = {f"weight/{name}": x for name, x in self.weights().items()}
-        tensors |= {f"buffer/{name}": x for name, x in self.buffers().items()} | self.moments()
-        return tensors if self.scale is None else tensors | {f"loss/{name}": x for name, x in self.scale.tensors().items()}
+        """Everything that the next step depends on and all that was noted, by name, as it is and not copied."""
+        tensors = {f"weight/{name}": x for name, x in self.weights().items()} | self.moments()
+        tensors |= {f"buffer/{name}": x for name, x in self.buffers().items()}
+        if self.scale is not None:
+            tensors |= {"loss/scale": self.scale.scale, "loss/clean": self.scale.clean}
+        return tensors | {"history/losses": self.losses, "history/norms": self.norms, "history/watched": self.watched}
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Take over the values of `tensors()`, in place, so that a captured graph reads them too.
-
-        Raises:
-            BadInput: where names, shapes or dtypes are not those of this model.
-        """
-        own = self.tensors()
-        if {name: (x.shape, x.dtype) for name, x in own.items()} != {name: (x.shape, x.dtype) for name, x in saved.items()}:
-            raise BadInput("checkpoint", "tensors of another model", "give the folder of this run, or an empty one")
-        for name, x in own.items():
+        """Take over the values of `tensors()`, in place, so that a captured graph reads them too."""
+        for name, x in self.tensors().items():
             x.copy_(saved[name])
-        self.whole = True
-
-    def checksum(self) -> str:
-        return checksum(self.weights())
 
 
 def checksum(weights: Mapping[str, Tensor]) -> str:
@@ -189,16 +168,7 @@ def checksum(weights: Mapping[str, Tensor]) -> str:
 
 
 def model_of(run: Run, device: torch.device, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The model of a run with the weights of a snapshot, in eval mode; buffers are as they were made.
-
-    Raises:
-        BadInput: where the names or shapes are not those of the model.
-    """
+    """The model of a run with the parameters and buffers of a snapshot, in eval mode."""
     model = run.task.model(run.init_seed).to(device).eval()
-    own = dict(model.named_parameters()) | dict(model.named_buffers())
-    if any(name not in own or own[name].shape != x.shape for name, x in weights.items()):
-        raise BadInput("snapshot", "weights of another model", "give the task that the run was of")
-    with torch.no_grad():
-        for name, x in weights.items():
-            own[name].copy_(x)
+    model.load_state_dict(weights, strict=False)  # a weight that is used twice has one of its names
     return model

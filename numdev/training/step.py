@@ -5,88 +5,54 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from numdev.errors import Unsupported
-from numdev.training.interception import CallCounts
+from numdev.training.attend import CallCounts
 from numdev.training.run import Run
 from numdev.training.rung import Numerics
 from numdev.training.state import State
 from numdev.training.task import Batch
-from numdev.training.watch import FIGURES, Watch
+from numdev.training.watch import Watch
 
 _WARM_UPS = 3  # steps before a capture: allocator, cuBLAS and Triton have done then what they do once
 
 
-class World:
-    """The processes that share a batch, seen from one of them: one alone. `numdev.training.ranks.Ranks` is one of several."""
-
-    rank = 0
-    size = 1
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes files and reports progress."""
-        return self.rank == 0
-
-    def average(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
-        """Replace gradients by their mean over the processes; returns the mean of the loss."""
-        return loss
-
-    def wait(self) -> None:
-        """Return when all processes have come here."""
-
-    def agree(self, checksum: str) -> None:
-        """Raise RuntimeError unless all processes have this checksum."""
-
-
-class History:
-    """The loss of each step, and the norm of its gradients before clipping, on the device: nothing waits to read one.
-
-    A norm that is not finite under a scaled loss is a step that the optimizer skipped. With a watch, its figures too.
-    """
-
-    def __init__(self, steps: int, device: torch.device, watch: Watch | None = None) -> None:
-        self.losses = torch.zeros(steps, device=device)
-        self.norms = torch.zeros(steps, device=device)
-        self.watch = watch
-        self.watched = torch.zeros(steps if watch else 0, len(FIGURES), dtype=torch.float64, device=device)
-
-    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        self.losses[step].copy_(loss)
-        self.norms[step].copy_(norm)
-        if self.watch is not None:
-            self.watched[step].copy_(self.watch.row)
-
-    def tensors(self, done: int) -> dict[str, Tensor]:
-        return {"losses": self.losses[:done], "norms": self.norms[:done], "watched": self.watched[:done]}
-
-    def restore(self, saved: dict[str, Tensor]) -> None:
-        for name, x in self.tensors(len(saved["losses"])).items():
-            x.copy_(saved[name])
-
-
 class Step:
-    """Steps of a run, one operation after the other.
+    """Steps of a run, one operation after the other until `capture` is called.
 
     Attributes:
+        captured: whether steps are replays of a CUDA graph.
         calls, missed: of attention in the last step, as `CallCounts` counts them.
     """
 
-    captured = False
-
-    def __init__(
-        self, run: Run, state: State, device: torch.device, world: World, seen: CallCounts, watch: Watch | None = None
-    ) -> None:
-        self._run, self._state, self._device, self._world, self._seen, self._watch = run, state, device, world, seen, watch
+    def __init__(self, run: Run, state: State, device: torch.device, seen: CallCounts, watch: Watch | None = None) -> None:
+        self._run, self._state, self._device, self._seen, self._watch = run, state, device, seen, watch
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: Batch = {}
+        self._outputs: tuple[Tensor, Tensor]
         self.calls = self.missed = 0
 
-    def __call__(self, step: int, batch: Batch, history: History) -> None:
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, step: int, batch: Batch) -> None:
         """Do step `step` and note its loss and norm."""
-        self._state.rate.fill_(self._run.task.rate_at(step))
-        history.note(step, *self.update({name: x.to(self._device) for name, x in batch.items()}))
+        state = self._state
+        state.rate.fill_(self._run.task.rate_at(step))
+        if self._graph is None:
+            self._outputs = self.update({name: x.to(self._device) for name, x in batch.items()})
+        else:
+            for name, x in batch.items():
+                self._inputs[name].copy_(x)
+            self._graph.replay()
+        state.losses[step], state.norms[step] = self._outputs
+        if self._watch is not None:
+            state.watched[step] = self._watch.row
 
     def update(self, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Loss and norm of the gradients of a step, without any wait for the device.
@@ -106,14 +72,14 @@ class Step:
         if self._watch is not None:
             self._watch.end()
         with torch.no_grad():
-            gradients = list(state.gradients().values())
+            gradients, loss = list(state.gradients().values()), loss.detach()
             if scale is not None:
-                scale.unscale(gradients)
-            loss = self._world.average(gradients, loss.detach())
+                torch._foreach_mul_(gradients, scale.scale.reciprocal())
+            if self._run.rung.ranks > 1:
+                loss = _average(gradients, loss)
             norm = get_total_norm([x.float() for x in gradients])
             if task.clip > 0:
                 clip_grads_with_norm_(state.parameters.values(), task.clip, norm)
-            state.whole = False
             if scale is not None:
                 scale.update(norm)
             state.optimizer.step()
@@ -126,59 +92,44 @@ class Step:
             return nullcontext()
         return torch.autocast(self._device.type, torch.float16 if numerics is Numerics.FP16 else torch.bfloat16)
 
+    def capture(self, batch: Batch) -> str:
+        """Have steps replay one CUDA graph, whose inputs are copied into the same memory; or return why it cannot be.
 
-class GraphStep(Step):
-    """Steps as replays of one CUDA graph, whose inputs are copied into the same memory each time.
-
-    A step of the text-to-image model of 10 million parameters on an H200 takes 16.4 ms so, and 79 ms without: it is bound by
-    launches (`python -m benchmarks.training`). `batch` has the shapes of all batches; its values leave nothing behind.
-    """
-
-    captured = True
-
-    def __init__(
-        self, run: Run, state: State, device: torch.device, seen: CallCounts, batch: Batch, watch: Watch | None = None
-    ) -> None:
-        super().__init__(run, state, device, World(), seen, watch)
-        self._inputs = {name: x.to(device) for name, x in batch.items()}
+        A step of the text-to-image model of 10 million parameters on an H200 takes 16.4 ms so, and 79 ms without: it is bound by
+        launches (`python -m benchmarks.training`). `batch` has the shapes of all batches; its values leave nothing behind.
+        """
+        if self._run.rung.ranks > 1:
+            return "a step of several ranks is not captured"
+        state, device = self._state, self._device
         before = {name: x.clone() for name, x in state.tensors().items()}
-        side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                self.update(self._inputs)
-        main.wait_stream(side)
-        state.restore(before)
-        for x in state.parameters.values():
-            x.grad = None  # the graph's own memory holds them from now on
-        torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._loss, self._norm = self.update(self._inputs)
+        self._inputs = {name: x.to(device) for name, x in batch.items()}
+        try:
+            side, main, graph = torch.cuda.Stream(device), torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    self.update(self._inputs)
+            main.wait_stream(side)
+            state.restore(before)
+            for x in state.parameters.values():
+                x.grad = None  # the graph's own memory holds them from now on
+            torch.cuda.synchronize(device)
+            with torch.cuda.graph(graph):
+                self._outputs = self.update(self._inputs)
+        except (RuntimeError, Unsupported) as error:
+            torch.cuda.synchronize()
+            state.restore(before)
+            return f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
+        self._graph = graph
+        return ""
 
-    def __call__(self, step: int, batch: Batch, history: History) -> None:
-        self._state.rate.fill_(self._run.task.rate_at(step))
-        for name, x in batch.items():
-            self._inputs[name].copy_(x)
-        self._state.whole = False
-        self._graph.replay()
-        history.note(step, self._loss, self._norm)
 
-
-def step_of(
-    run: Run, state: State, device: torch.device, world: World, seen: CallCounts, batch: Batch, watch: Watch | None, graphs: bool
-) -> tuple[Step, str]:
-    """A step, captured as a CUDA graph where `graphs` is true and it can be; and why it is not where a GPU has none."""
-    eager = Step(run, state, device, world, seen, watch)
-    if not graphs or device.type != "cuda":
-        return eager, ""
-    if world.size > 1:
-        return eager, "a step of several ranks is not captured"
-    before = {name: x.clone() for name, x in state.tensors().items()}
-    try:
-        return GraphStep(run, state, device, seen, batch, watch), ""
-    except (RuntimeError, Unsupported) as error:
-        why = f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
-    torch.cuda.synchronize(device)
-    state.restore(before)
-    return eager, why
+def _average(gradients: list[Tensor], loss: Tensor) -> Tensor:
+    """The mean of the loss over the processes, and of the gradients in place: by one all-reduce in FP32, with the same bits."""
+    parts = [*gradients, loss]
+    flat = torch.cat([x.reshape(-1).float() for x in parts])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for x, mean in zip(gradients, flat.split([x.numel() for x in parts]), strict=False):
+        x.copy_(mean.view_as(x))
+    return flat[-1]

@@ -26,13 +26,9 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a trained model on held-out captions or beginnings.
+    """The work of a trained model on held-out captions or beginnings: pictures [captions, 3, height, width] in [-1, 1], or text.
 
-    Attributes:
-        score: share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
-        captions: what was asked for.
-        pictures: [captions, 3, height, width] in [-1, 1], or None.
-        text: what a language model wrote for each caption; empty where it makes pictures.
+    `score` is the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
     """
 
     score: float
@@ -105,16 +101,11 @@ class Task(ABC):
         return 1 if seeds is None else seeds
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step; see `rate_at`."""
-        return rate_at(step, self.steps, self.learning_rate, self.warmup)
-
-
-def rate_at(step: int, steps: int, largest: float, warmup: int) -> float:
-    """The learning rate of a step: linear over the first `warmup` steps, then half a cosine down to a tenth at the last."""
-    if step < warmup:
-        return largest * (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return largest * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+        """The learning rate of a step: linear over the first `warmup` steps, then half a cosine down to a tenth at the last."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -128,7 +119,7 @@ def seeded(make: Callable[[], _Model], seed: int) -> _Model:
 
 
 class Purpose(Enum):
-    """The use of a stream, so that two purposes never read the same numbers."""
+    """The use of a stream of random numbers: two purposes never read the same."""
 
     SCENES = 1
     NOISE = 2
@@ -141,11 +132,7 @@ class Purpose(Enum):
 
 
 def stream(purpose: Purpose, seed: int, step: int) -> np.random.Generator:
-    """The generator of one purpose, seed and step; both are at least 0.
-
-    Rows are drawn one behind the other: the first rows of a larger batch are the smaller batch, where one array is drawn for each
-    row at a time.
-    """
+    """The generator of one purpose, seed and step; both are at least 0."""
     return np.random.Generator(np.random.SFC64([purpose.value, seed, step]))
 
 

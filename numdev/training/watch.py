@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.attention.base import Attention, Differentiable, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.base import Differentiable, Gradients, Implementation, group_heads, softmax_scale
 from numdev.attention.differentiable import BackwardPass, differentiable, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -31,6 +31,8 @@ FIGURES = {
 }
 """Unit and meaning of each figure of a step, in the order of `Watch.row`."""
 
+_SUMS = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta", "dq_error", "dq")
+
 
 class Watch:
     """The figures of one step, on the device: nothing waits for it, and a CUDA graph can hold it.
@@ -43,9 +45,8 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.row: Float[Tensor, " figures"] = torch.full((len(FIGURES),), torch.nan, dtype=torch.float64, device=device)
-        names = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta", "dq_error", "dq")
-        sums = torch.zeros(len(names), dtype=torch.float64, device=device)
-        self._sums, self._of = sums, dict(zip(names, sums.unbind(), strict=True))
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self._of = dict(zip(_SUMS, self._sums.unbind(), strict=True))
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -55,16 +56,16 @@ class Watch:
         """Turn sums into figures."""
         of = self._of
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
-        figures = of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()
-        self.row.copy_(torch.stack(figures))
+        self.row.copy_(torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt())))
 
     def largest(self, name: str, x: Tensor) -> None:
         """Note the largest |x|."""
         self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
 
-    def add(self, name: str, total: Tensor | float) -> None:
-        """Add to a sum."""
-        self._of[name].add_(total)
+    def add(self, **totals: Tensor | float) -> None:
+        """Add to sums."""
+        for name, total in totals.items():
+            self._of[name].add_(total)
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,6 @@ class Watched:
     """An implementation that is watched: its bits are returned, and `watch` learns of each call in which gradients are recorded.
 
     The gradients have the same bits too, unless q, k and v are one tensor, whose three gradients may be added in another order.
-
-    Attributes:
-        attention: what computes.
-        watch: what keeps the figures.
     """
 
     attention: Differentiable
@@ -93,8 +90,9 @@ class Watched:
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):
-            exact.scores(q, k, _policy(self.attention.primal))
-            exact.compare(out)
+            primal = self.attention.primal  # one without a policy is taken for a kernel, which holds S in FP32
+            policy: Precision = primal.precision if isinstance(primal, Implementation) else Precision.kernel(primal.format)
+            exact.compare(q, k, out, policy)
         if out.requires_grad:
             out.register_hook(exact.take)
         if q.requires_grad:
@@ -120,8 +118,8 @@ class _Exact:
         self._out = self._p @ self._v
         self._dq = self._delta = torch.empty(0)
 
-    def scores(self, q: Tensor, k: Tensor, policy: Precision) -> None:
-        """Note the scores as a policy rounds them."""
+    def compare(self, q: Tensor, k: Tensor, out: Tensor, policy: Precision) -> None:
+        """Note the scores as a policy rounds them, and how far O deviates."""
         steps = Steps.of(policy, q.shape[-2])
         steps.at(0, 0, 0)
         q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
@@ -130,14 +128,9 @@ class _Exact:
         s = self._without(s, float("-inf"))
         most = s.amax(-1, keepdim=True)
         tied = ((s == most) & (most > float("-inf"))).sum(-1) > 1
-        self._watch.add("tied", tied.sum())
-        self._watch.add("rows", float(tied.numel()))
-
-    def compare(self, out: Tensor) -> None:
-        """Note how far O deviates."""
         error = self._grouped(out.detach().double()).sub(self._out)
         self._watch.largest("deviation", error)
-        self._both("error", error, "out", self._out)
+        self._watch.add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=self._out.square().sum())
 
     @torch.no_grad()
     def take(self, do: Tensor) -> None:
@@ -151,20 +144,15 @@ class _Exact:
     @torch.no_grad()
     def compare_delta(self, gradients: Gradients) -> None:
         """Note the bias of delta."""
-        if gradients.delta is None:
-            return
-        error = self._grouped(gradients.delta.double()[..., None]).sub(self._delta)
-        self._watch.add("biased", error.sum())
-        self._watch.add("delta", self._delta.abs().sum())
+        if gradients.delta is not None:
+            error = self._grouped(gradients.delta.double()[..., None]).sub(self._delta)
+            self._watch.add(biased=error.sum(), delta=self._delta.abs().sum())
 
     @torch.no_grad()
     def compare_dq(self, dq: Tensor) -> None:
         """Note how far dQ deviates."""
-        self._both("dq_error", self._grouped(dq.double()).sub(self._dq), "dq", self._dq)
-
-    def _both(self, error: str, difference: Tensor, exact: str, value: Tensor) -> None:
-        self._watch.add(error, difference.square().sum())
-        self._watch.add(exact, value.square().sum())
+        error = self._grouped(dq.double()).sub(self._dq)
+        self._watch.add(dq_error=error.square().sum(), dq=self._dq.square().sum())
 
     def _grouped(self, x: Tensor) -> Tensor:
         return group_heads(x, self._kv_heads)
@@ -172,9 +160,3 @@ class _Exact:
     def _without(self, x: Tensor, value: float) -> Tensor:
         """Entries that no row sees replaced."""
         return x if self._hidden is None else x.masked_fill(self._hidden, value)
-
-
-def _policy(primal: Attention) -> Precision:
-    """How an implementation rounds its scores: by its policy; others are taken for kernels, which hold them in FP32."""
-    policy: Precision = primal.precision if isinstance(primal, Implementation) else Precision.kernel(primal.format)
-    return policy

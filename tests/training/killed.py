@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from numdev.training import loop
 from numdev.training.run_files import Sealed
 from numdev.training.rung import Numerics
 from tests.training.toy import toy, trained
@@ -22,16 +23,17 @@ KILLS = 3
 def main(folder: Path) -> None:
     """Forks, so that torch is imported once, with all that the first run of a process waits for."""
     torch.set_num_threads(1)
+    loop._CHECKPOINT_SECONDS = 0.0
     with tempfile.TemporaryDirectory() as first:
-        trained(toy(1, numerics=Numerics.FP16), Path(first))
+        trained(toy(1, Numerics.FP16), Path(first))
     draw = random.Random(0)
     for _ in range(KILLS):
-        before = {found.path for found in Sealed.all(folder, "checkpoint")}
+        before = {file.path for file in Sealed.all(folder, "checkpoint")}
         child = os.fork()
         if not child:
-            trained(toy(40, numerics=Numerics.FP16), folder, checkpoint_seconds=0.0)
+            trained(toy(40, Numerics.FP16), folder)
             os._exit(0)
-        while {found.path for found in Sealed.all(folder, "checkpoint")} <= before:
+        while {file.path for file in Sealed.all(folder, "checkpoint")} <= before:
             if os.waitpid(child, os.WNOHANG)[0]:
                 return
             time.sleep(0.002)
@@ -39,7 +41,7 @@ def main(folder: Path) -> None:
         os.kill(child, signal.SIGKILL)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
             return
-        print(max(found.step for found in Sealed.all(folder, "checkpoint")))
+        print(max(file.step for file in Sealed.all(folder, "checkpoint")))
 
 
 if __name__ == "__main__":

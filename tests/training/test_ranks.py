@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 import torch
 
 from numdev.errors import BadInput
-from numdev.training import ranks
-from numdev.training.loop import Execution, Progress, train
-from numdev.training.run import Run
-from numdev.training.rung import Rung
-from tests.training.toy import CPU, VANILLA, Toy, toy, trained
+from numdev.training.loop import train
+from tests.training.toy import CPU, Toy, toy, trained
 
 
 def test_two_processes_train_what_one_does_but_for_the_order_of_sums(tmp_path: Path) -> None:
-    heard: list[Progress] = []
+    heard: list[int] = []
     one = trained(toy(6), tmp_path / "one")
-    two = train(toy(6, ranks=2), tmp_path / "two", CPU, heard.append, Execution(checkpoint_seconds=0.0))
+    two = train(toy(6, ranks=2), tmp_path / "two", CPU, lambda step, *_: heard.append(step))
     assert two.key != one.key
-    assert [at.step for at in heard] == [1, 2, 3, 4, 5, 6]
+    assert heard == [1, 2, 3, 4, 5, 6]
     # A mean of two means in FP32 for one mean: some u of relative error, 6e-8 each, over the few hundred additions of a loss
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
-    assert list(two.snapshots) == list(one.snapshots)
-    assert two.done == 6
-
-
-def test_what_a_process_raises_is_raised_here_after_its_progress() -> None:
-    said: SimpleQueue[bytes] = SimpleQueue()
-    heard: list[Progress] = []
-    for word in (Progress(1, 2, 0.5, 3.0), BadInput("rung.ranks", 2, "give 1")):
-        said.put(pickle.dumps(word))
-    with pytest.raises(BadInput, match="give 1"):
-        ranks._hear(said, heard.append)
-    assert [at.step for at in heard] == [1]
+    assert (two.done, list(two.snapshots), two.folder) == (6, list(one.snapshots), tmp_path / "two")
+    with pytest.raises(OSError, match="no such picture"):
+        trained(toy(task=Toy(torn=2), ranks=2), tmp_path / "torn")
+    assert not torch.distributed.is_initialized()
 
 
 def test_torchrun_with_another_number_of_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,18 +31,6 @@ def test_torchrun_with_another_number_of_processes_is_refused(tmp_path: Path, mo
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(BadInput, match=r"rung\.ranks: 2 .*torchrun started 4"):
         trained(toy(ranks=2), tmp_path)
-
-
-def test_torchrun_with_one_process_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank of one: the path of torchrun, with the collectives of gloo, in this process."""
-    if sys.platform == "linux":
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "joined").mkdir()
-    found = ranks.train(toy(6), tmp_path / "joined", CPU, None, Execution())
-    assert found.losses == trained(toy(6), tmp_path / "alone").losses
-    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.gpu
@@ -73,4 +47,4 @@ def test_two_gpus_train_what_one_does_but_for_the_order_of_sums(tmp_path: Path) 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"rung\.ranks"):
-        train(Run(Toy(batch=64), Rung(VANILLA, ranks=64)), tmp_path, torch.device("cuda"))
+        train(toy(task=Toy(batch=64), ranks=64), tmp_path, torch.device("cuda"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch.nn import functional
 
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.loop import Execution, train
+from numdev.training.loop import train
 from numdev.training.run import Run
 from numdev.training.run_files import Trained
 from numdev.training.rung import Numerics, Rung
@@ -22,11 +20,6 @@ from numdev.training.task import Batch, Samples, Task
 
 CPU = torch.device("cpu")
 VANILLA = VanillaBackward(FP32)
-
-
-def vanilla(numerics: Numerics) -> VanillaBackward:
-    """Plain attention in the format of a run."""
-    return VanillaBackward(Format.parse(numerics.format))
 
 
 class Model(nn.Module):
@@ -43,18 +36,13 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x + self.shift).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v) if self.attends else v
-        found: Tensor = self.out(self.drop(seen.transpose(1, 2).flatten(-2)))
-        return found
+        out: Tensor = self.out(self.drop(seen.transpose(1, 2).flatten(-2)))
+        return out
 
 
 @dataclass(frozen=True)
 class Toy(Task):
-    """A task of random numbers.
-
-    Attributes:
-        poison: the step whose batch holds Inf.
-        torn: the step whose batch cannot be read.
-    """
+    """A task of random numbers; the batch of step `poison` holds Inf, and that of step `torn` cannot be read."""
 
     steps: int = 12
     batch: int = 8
@@ -81,30 +69,20 @@ class Toy(Task):
         return {"x": x / 0 if step == self.poison else x}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        found: Tensor = (model(batch["x"]).float() - batch["x"].flip(1)).square().mean()
-        return found
+        loss: Tensor = (model(batch["x"]).float() - batch["x"].flip(1)).square().mean()
+        return loss
 
     def held_out(self) -> Batch:
         return self.batch_of(10**6, 0)
 
     def samples(self, model: nn.Module, seed: int) -> Samples:
-        return Samples(0.0, (), None, ())
+        return Samples(0.0, ())
 
 
-def toy(steps: int = 12, numerics: Numerics = Numerics.FP32, **rung: Any) -> Run:
-    return Run(Toy(steps), Rung(vanilla(numerics), numerics, **rung))
+def toy(steps: int = 12, numerics: Numerics = Numerics.FP32, task: Toy | None = None, **rung: Any) -> Run:
+    """A run of plain attention in the format of its numerics."""
+    return Run(task or Toy(steps), Rung(VanillaBackward(Format.parse(numerics.format)), numerics, **rung))
 
 
-def trained(run: Run, folder: Path, **execution: Any) -> Trained:
-    return train(run, folder, CPU, None, Execution(**execution))
-
-
-@contextmanager
-def interrupted_at(step: int) -> Iterator[Any]:
-    """A function that hears of progress and presses Ctrl-C after a step."""
-
-    def report(at: Any) -> None:
-        if at.step == step:
-            raise KeyboardInterrupt
-
-    yield report
+def trained(run: Run, folder: Path) -> Trained:
+    return train(run, folder, CPU)

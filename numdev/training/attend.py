@@ -184,7 +184,7 @@ class Recorder(Interception):
         self._entered[-1].enter_context(self.active())
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._entered.pop().close()
 
     def step(self, number: int | None = None) -> None:

@@ -154,9 +154,11 @@ class _Beside:
 
     def _golden(self, inputs: Inputs) -> Heads:
         """Exact O of q, k and v; with dO as well, the exact gradients."""
+        mask, scale = self._how
         if len(inputs) == 3:
-            return _heads({"out": Exact()(*inputs, *self._how).out})
-        gradients = ExactBackward()(*inputs, *self._how)
+            return _heads({"out": Exact()(*inputs, mask, scale).out})
+        q, k, v, do = inputs
+        gradients = ExactBackward()(q, k, v, do, mask, scale)
         return _heads({name: getattr(gradients, name) for name in _GRADIENTS})
 
 

@@ -12,7 +12,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.training.call import MaskReader
 
 SHAPE = (2, 3, 5, 7)
-STATED = [
+MASKS = [
     Mask(),
     Mask(causal=True),
     Mask(key_lengths=(7, 4)),
@@ -29,10 +29,10 @@ def dense(mask: Mask, shape: tuple[int, ...] = SHAPE) -> Tensor:
     return torch.ones(1, 1, queries, keys, dtype=torch.bool) if seen is None else seen
 
 
-@pytest.mark.parametrize("mask", STATED, ids=str)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("expanded", [False, True])
-def test_what_a_mask_states_is_read(mask: Mask, additive: bool, expanded: bool) -> None:
+def test_a_tensor_is_read_as_the_mask_that_it_states(mask: Mask, additive: bool, expanded: bool) -> None:
     tensor = dense(mask)
     if expanded:
         tensor = tensor.expand(SHAPE).contiguous()
@@ -56,47 +56,21 @@ def test_the_lowest_number_stands_for_minus_infinity() -> None:
         MaskReader().read(tensor.clone().fill_(lowest), SHAPE)
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5, 7), (2, 2, 3, 5, 7), (5, 7)])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 2, 3, 5, 7), (5, 7)])
 def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
-    if len(shape) < 2:
-        with pytest.raises(BadInput, match="^attn_mask"):
-            MaskReader().read(torch.ones(shape, dtype=torch.bool), SHAPE)
-        return
     causal = dense(Mask(causal=True))[0, 0]
     assert MaskReader().read(causal.expand(shape), shape) == Mask(causal=True)
     assert MaskReader().read(causal, shape) == Mask(causal=True)
-
-
-def test_padding_without_heads() -> None:
-    """q is [batch, tokens, dim]: the scores have one head each."""
-    padded = torch.arange(7) < torch.tensor([[7], [3]])
+    padded = torch.arange(7) < torch.tensor([[7], [3]])  # of q [batch, tokens, dim]: the scores have one head each
     assert MaskReader().read(padded[:, None, :], (2, 5, 7)) == Mask(key_lengths=(7, 3))
 
 
-def test_it_is_read_once_for_all_layers_and_again_when_it_changes() -> None:
-    """Views of one tensor are the same mask until it is written to."""
+def test_a_mask_is_read_again_when_it_changes() -> None:
+    """Also through memory that NumPy shares, whose changes torch does not count."""
     reader, tensor = MaskReader(), dense(Mask(key_lengths=(7, 4))).expand(2, 1, 5, 7).clone()
-    first = reader.read(tensor.view(2, 1, 5, 7), SHAPE)
-    assert reader.read(tensor.view(2, 1, 5, 7), SHAPE) is first
-    tensor[1, ..., 3] = False
-    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 3))
-    with torch.inference_mode():
-        other = dense(Mask(causal=True)).clone()
-        assert reader.read(other, SHAPE) == Mask(causal=True)
-        other.fill_(True)
-        assert reader.read(other, SHAPE) == Mask()
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_a_mask_that_numpy_changes_is_read_again(additive: bool) -> None:
-    """Torch does not count what is written into memory that it shares."""
-    reader, tensor = MaskReader(), dense(Mask(key_lengths=(7, 3))).clone()
-    tensor = torch.zeros(tensor.shape).masked_fill_(~tensor, float("-inf")) if additive else tensor
-    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 3))
-    tensor.numpy()[1, ..., 2] = tensor.numpy()[1, ..., 3]
-    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 2))
-    tensor.data[..., :2] = tensor.data[..., :1]
-    assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, 2))
+    for last in (4, 3):
+        assert reader.read(tensor, SHAPE) == Mask(key_lengths=(7, last))
+        tensor.numpy()[1, ..., last - 1] = False
 
 
 def test_biases_of_torch() -> None:
@@ -106,18 +80,16 @@ def test_biases_of_torch() -> None:
         MaskReader().read(causal_upper_left(5, 7), SHAPE)
 
 
-def test_what_no_mask_states_is_refused() -> None:
-    before = torch.arange(7) >= torch.tensor([[0], [3]])
-    with pytest.raises(Unsupported, match="^attn_mask: no Mask states it.*pad behind"):
-        MaskReader().read(before[:, None, None, :], SHAPE)
-    heads = torch.ones(SHAPE, dtype=torch.bool)
+def test_a_tensor_that_no_mask_states_is_refused() -> None:
+    before, heads = torch.arange(7) >= torch.tensor([[0], [3]]), torch.ones(SHAPE, dtype=torch.bool)
     heads[0, 1, 0, 0] = False
-    with pytest.raises(Unsupported, match="differs between heads"):
-        MaskReader().read(heads, SHAPE)
-    with pytest.raises(BadInput, match=r"^attn_mask: \(5, 6\)"):
-        MaskReader().read(torch.ones(5, 6, dtype=torch.bool), SHAPE)
-
-
-def test_the_host_waits_for_no_device_unless_told() -> None:
-    with pytest.raises(Unsupported, match=r"^attn_mask: it lies on meta.*read_masks=True"):
-        MaskReader().read(torch.ones(5, 7, dtype=torch.bool, device="meta"), SHAPE)
+    for tensor, words in (
+        (before[:, None, None, :], "no Mask states it.*pad behind"),
+        (heads, "it differs between heads"),
+        (torch.ones(5, 7, dtype=torch.bool, device="meta"), "it lies on meta.*read_masks=True"),
+    ):
+        with pytest.raises(Unsupported, match=f"^attn_mask: {words}"):
+            MaskReader().read(tensor, SHAPE)
+    for shape in ((5, 6), (7,)):
+        with pytest.raises(BadInput, match=r"^attn_mask: \("):
+            MaskReader().read(torch.ones(shape, dtype=torch.bool), SHAPE)

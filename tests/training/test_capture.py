@@ -140,13 +140,13 @@ def test_calls_by_number_and_steps_by_entering_again(model: nn.Module, x: Tensor
 
 
 def test_the_model_computes_what_it_computes_without(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
-    want = step(model, x)
+    expected = step(model, x)
     with nd.capture(model, tmp_path):
-        assert torch.equal(step(model, x), want)
+        assert torch.equal(step(model, x), expected)
     with nd.attend(EAGER) as seen:
-        want = step(model, x)
+        expected = step(model, x)
         with nd.capture(model, tmp_path):
-            assert torch.equal(step(model, x), want)
+            assert torch.equal(step(model, x), expected)
     assert seen.calls == 4
 
 

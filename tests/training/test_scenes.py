@@ -1,8 +1,9 @@
-"""Captions against their pictures, the renderer, and what is held out."""
+"""Captions against their pictures, the renderer, what is held out, and the classifier that ships."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,12 +22,17 @@ from numdev.training.scenes import (
     picture_of,
     render,
     scenes,
-    tokens,
     vocabulary,
 )
 
 RED = Thing(Size.SMALL, Colour.RED, Shape.CIRCLE)
 BLUE = Thing(Size.LARGE, Colour.BLUE, Shape.SQUARE)
+SHAPES = list(Shape)
+
+
+def pictures(scene: Scene, count: int) -> torch.Tensor:
+    number = list(scenes()).index(scene.caption)
+    return picture_of(np.full(count, number), np.random.default_rng(0).random((count, 6), dtype=np.float32), 32)
 
 
 def middle(picture: torch.Tensor, colour: Colour) -> tuple[float, float]:
@@ -38,28 +44,25 @@ def middle(picture: torch.Tensor, colour: Colour) -> tuple[float, float]:
 
 
 def test_every_scene_has_its_own_caption_of_known_words() -> None:
-    assert len({scene.caption for scene in scenes()}) == len(scenes()) == 36 + 36 * 4 * 36
-    assert UNKNOWN not in tokens()
-    assert tokens().max() == vocabulary().size - 1
+    assert len(scenes()) == 36 + 36 * 4 * 36
+    tokens = vocabulary().encode(scenes())
+    assert UNKNOWN not in tokens
+    assert tokens.max() == vocabulary().size - 1
 
 
 @pytest.mark.parametrize("relation", list(Relation))
 def test_things_stand_as_the_relation_says(relation: Relation) -> None:
-    number = [scene.caption for scene in scenes()].index(Scene(RED, relation, BLUE).caption)
-    jitter = np.random.default_rng(0).random((64, 6), dtype=np.float32)
-    for picture in picture_of(np.full(64, number), jitter, 32):
+    for picture in pictures(Scene(RED, relation, BLUE), 64):
         red, blue = middle(picture, Colour.RED), middle(picture, Colour.BLUE)
         right, down = relation.value
         along = right * (red[0] - blue[0]) + down * (red[1] - blue[1])
-        across = abs(down * (red[0] - blue[0]) + right * (red[1] - blue[1]))
-        assert along > 2 * across
-        assert along > 13
+        assert along > max(13, 2 * abs(down * (red[0] - blue[0]) + right * (red[1] - blue[1])))
 
 
 def test_things_never_touch() -> None:
     drawn = draw(1, 0, 512, 32)
-    for scene, picture in zip(drawn.scenes, drawn.pictures, strict=True):
-        pair = [torch.tensor(thing.colour.value)[:, None, None] for thing in scene.things]
+    for caption, picture in zip(drawn.captions, drawn.pictures, strict=True):
+        pair = [torch.tensor(thing.colour.value)[:, None, None] for thing in scenes()[caption].things]
         share = picture.abs().amax(dim=0)
         assert share.max() == 1
         # Where two colours mix, a pixel is a multiple of neither.
@@ -74,33 +77,16 @@ def test_the_same_bits_in_any_order_of_calls_and_for_a_smaller_batch() -> None:
     assert not torch.equal(first[0], draw(8, 0, 16, 32).pictures)
 
 
-def test_what_is_held_out_is_never_trained_on_in_either_wording() -> None:
-    scene = next(scene for scene in scenes() if scene.second and scene.is_held_out)
-    assert scene.relation
-    assert scene.second
-    assert Scene(scene.second, scene.relation.converse, scene.first).is_held_out
-    assert not any(scene.is_held_out for step in range(8) for scene in draw(0, step, 64, 32).scenes)
-    assert all(scene.is_held_out for scene in draw(0, 0, 64, 32, held_out=True).scenes)
-    assert 0.1 < np.mean([scene.is_held_out for scene in scenes()]) < 0.15
+def test_a_scene_that_is_held_out_is_never_trained_on_in_either_wording() -> None:
+    assert all(scene.is_held_out == scene.converse.is_held_out for scene in scenes().values() if scene.second)
+    assert not any(scenes()[caption].is_held_out for step in range(8) for caption in draw(0, step, 64, 32).captions)
+    assert all(scenes()[caption].is_held_out for caption in draw(0, 0, 64, 32, held_out=True).captions)
+    assert 0.1 < np.mean([scene.is_held_out for scene in scenes().values()]) < 0.15
 
 
 def test_other_sizes_of_picture_show_the_same_scene() -> None:
     small, large = draw(0, 0, 8, 32), draw(0, 0, 8, 64)
-    reduced = torch.nn.functional.avg_pool2d(large.pictures, 2)
-    assert (reduced - small.pictures).abs().mean() < 0.02
-    assert Scenes().held_out(4, 48).pictures.shape == (4, 3, 48, 48)
-
-
-SHAPES = list(Shape)
-
-
-def single(values: object) -> np.ndarray:
-    return np.array(values, dtype=np.float32)
-
-
-def one(shape: Shape, right: float, down: float, radius: float, picture: int = 32) -> np.ndarray:
-    places = np.array([[SHAPES.index(shape)]])
-    return render(places, single([[[right, down]]]), single([[radius]]), picture)[0, 0]
+    assert (torch.nn.functional.avg_pool2d(large.pictures, 2) - small.pictures).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -115,7 +101,30 @@ def test_each_pixel_is_the_share_of_points_that_lie_inside(shape: Shape) -> None
     else:  # top at 0.9 radii above the middle, base 0.9 below it; sides fall by sqrt(3)
         inside = (y <= 0.9 * radius) & (y >= -0.9 * radius + math.sqrt(3) * abs(x))
     share = inside.reshape(32, fine, 32, fine).mean(axis=(1, 3))
-    wrong = abs(one(shape, right, down, radius) - share)
+    centres, radii = np.array([[[right, down]]], np.float32), np.array([[radius]], np.float32)
+    wrong = abs(render(np.array([[SHAPES.index(shape)]]), centres, radii, 32)[0, 0] - share)
     # Along a slanted side: 1/8 at most, for one at 45 degrees. A corner of 60 degrees covers as little as 0.3 of its pixel.
     assert wrong.max() < 0.45
     assert np.quantile(wrong, 0.99) < 0.13
+
+
+@pytest.mark.parametrize(
+    ("caption", "score"),
+    [
+        (Scene(RED, Relation.LEFT_OF, BLUE), 1),
+        (Scene(RED, Relation.ABOVE, BLUE), 1),
+        (Scene(replace(RED, size=Size.LARGE), Relation.RIGHT_OF, BLUE), 1),
+        (Scene(replace(RED, shape=Shape.TRIANGLE), Relation.LEFT_OF, BLUE), 0),
+        (Scene(replace(RED, colour=Colour.BLUE), Relation.LEFT_OF, replace(BLUE, colour=Colour.RED)), 0),
+        (Scene(RED), 0),
+    ],
+    ids=lambda each: each.caption if isinstance(each, Scene) else "",
+)
+def test_the_score_is_of_all_shapes_and_colours_wherever_they_stand(caption: Scene, score: float) -> None:
+    assert Scenes().score(pictures(Scene(RED, Relation.LEFT_OF, BLUE), 16), (caption.caption,) * 16) == score
+
+
+def test_rendered_held_out_scenes_are_read_right_and_noise_is_not() -> None:
+    held_out = Scenes().held_out(256, 32)
+    assert Scenes().score(held_out.pictures, held_out.captions) == 1
+    assert Scenes().score(torch.randn(256, 3, 32, 32), held_out.captions) < 0.1

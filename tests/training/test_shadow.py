@@ -29,22 +29,22 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).pow(3).sum()  # the sum of a normalised output would have gradient 0
 
 
-def only(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
-    (found,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+def only(rows: list[dict[str, Any]], **expected: object) -> dict[str, Any]:
+    (found,) = [row for row in rows if all(row[name] == value for name, value in expected.items())]
     return found
 
 
 def test_the_model_runs_on_the_reference(model: nn.Module, x: Tensor) -> None:
     """Bit for bit, forward and backward."""
     with nd.attend(EAGER):
-        want = loss(model, x)
-        want.backward()
+        expected = loss(model, x)
+        expected.backward()
     slopes = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     with nd.shadow({"tiled": TILED}, EAGER) as log:
         got = loss(model, x)
         got.backward()
-    assert torch.equal(got, want)
+    assert torch.equal(got, expected)
     assert all(torch.equal(p.grad, slope) for p, slope in zip(model.parameters(), slopes, strict=True))  # type: ignore[arg-type]
     assert (log.seen.calls, log.seen.missed) == (2, 0)
 
@@ -77,24 +77,24 @@ def test_each_figure_is_of_the_results_it_says() -> None:
     with nd.shadow({"tiled": TILED}, EAGER) as log:
         out = torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, scale=0.7)
         out.backward(do)  # type: ignore[no-untyped-call]
-    asked: Any = (nd.Mask(causal=True), 0.7)
+    how: Any = (nd.Mask(causal=True), 0.7)
     wide = [x.double() for x in (q, k, v)]
     rounded = KERNEL.round_inputs(*wide)  # type: ignore[call-arg]
-    tiled = KERNEL(*rounded, *asked).out
-    eager = nd.Naive(nd.Precision.eager(FP32))(q, k, v, *asked).out
+    tiled = KERNEL(*rounded, *how).out
+    eager = nd.Naive(nd.Precision.eager(FP32))(q, k, v, *how).out
     for reference, expected in (
-        ("golden", nd.Exact()(q, k, v, *asked).out),
-        ("golden_same_inputs", nd.Exact()(*rounded, *asked).out),
+        ("golden", nd.Exact()(q, k, v, *how).out),
+        ("golden_same_inputs", nd.Exact()(*rounded, *how).out),
         ("reference", eager),
     ):
         row = only(log.rows, output="out", subject="tiled", reference=reference, head=1)
         assert {name: row[name] for name in METRICS} == Deviation.between(tiled[:, 1], expected[:, 1], BF16).metrics()
     a, b, c, d = TILED.round_inputs(q.double(), k.double(), v.double(), do.double())
-    gradients, want = TILED(a, b, c, d, *asked), EAGER(q, k, v, do, *asked)
-    exact = ExactBackward()(q, k, v, do, *asked)
+    gradients, other = TILED(a, b, c, d, *how), EAGER(q, k, v, do, *how)
+    exact = ExactBackward()(q, k, v, do, *how)
     for output in ("dq", "dk", "dv"):
         place: dict[str, Any] = {"output": output, "subject": "tiled", "head": 2}
-        for reference, side in (("reference", want), ("golden", exact)):
+        for reference, side in (("reference", other), ("golden", exact)):
             found = Deviation.between(getattr(gradients, output)[:, 2], getattr(side, output)[:, 2], BF16).metrics()
             row = only(log.rows, reference=reference, **place)
             assert {name: row[name] for name in METRICS} == found

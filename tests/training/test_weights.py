@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
@@ -26,21 +25,10 @@ from numdev.results.record import Record, Status
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
 from numdev.training.runs import Runs, contact_sheet
-from numdev.training.weights import (
-    LOSS,
-    METRICS,
-    MODEL,
-    RUN,
-    WEIGHTS,
-    WeightDeviation,
-    Weights,
-    WeightsOverTraining,
-    deviations,
-    shown,
-)
-from tests.training.toy import VANILLA, Toy
+from numdev.training.weights import LOSS, METRICS, MODEL, RUN, WEIGHTS, WeightsOverTraining, deviations, shown, weight_deviation
+from tests.training.toy import CPU, VANILLA, Toy
 
-CPU = torch.device("cpu")
+REFERENCE = Rung(VANILLA, Numerics.FP32)
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -50,74 +38,50 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 @given(st.integers(0, 1000), st.integers(1, 300))
 def test_each_metric_is_that_of_numpy_and_scipy(seed: int, count: int) -> None:
     tensors = w, w0, i, i0 = [drawn(seed + n, count) for n in range(4)]
-    found = WeightDeviation.between(*tensors)
     x, y, a, b = (t.double().numpy() for t in (w, w0, i, i0))
-    assert found.max_difference == np.abs(x - y).max()
     # FP64 sums of n terms in another order: n u of the sum of their sizes, and those are of order 1
-    assert found.wasserstein == pytest.approx(wasserstein_distance(x, y), rel=1e-12, abs=1e-12)
-    assert found.relative_frobenius == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
-    assert found.cosine == pytest.approx(1 - cosine(x, y), abs=1e-12)
-    assert found.change_cosine == pytest.approx(1 - cosine(x - a, y - b), abs=1e-12)
-
-
-@given(st.integers(0, 1000), st.integers(2, 300))
-def test_the_same_weights_deviate_by_exactly_0(seed: int, count: int) -> None:
-    w, i = drawn(seed, count), drawn(seed + 1, count)
-    assert WeightDeviation.between(w, w, i, i) == WeightDeviation(0.0, 0.0, 0.0, 1.0, 1.0)
-
-
-@given(st.integers(0, 1000), st.integers(2, 300))
-def test_a_permutation_is_seen_by_all_but_wasserstein(seed: int, count: int) -> None:
-    w = drawn(seed, count)
-    found = WeightDeviation.between(w.roll(1), w, torch.zeros_like(w), torch.zeros_like(w))
-    assert found.wasserstein == 0
-    assert found.max_difference > 0
-    assert found.relative_frobenius > 0
-    assert found.cosine < 1
-
-
-def test_weights_that_are_not_finite_have_no_metrics() -> None:
-    w = drawn(0, 10)
-    found = WeightDeviation.between(w / 0, w, w, w).metrics()
-    assert set(found) == set(METRICS)
-    assert all(map(math.isnan, found.values()))
+    assert weight_deviation(*tensors) == pytest.approx(
+        {
+            "max_difference": np.abs(x - y).max(),
+            "wasserstein": wasserstein_distance(x, y),
+            "relative_frobenius": np.linalg.norm(x - y) / np.linalg.norm(y),
+            "cosine": 1 - cosine(x, y),
+            "change_cosine": 1 - cosine(x - a, y - b),
+        },
+        rel=1e-12,
+        abs=1e-12,
+    )
+    assert list(weight_deviation(w, w, i, i).values()) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    permuted = weight_deviation(w.roll(1), w, i, i)
+    assert permuted["wasserstein"] == 0
+    assert count == 1 or (permuted["max_difference"] > 0 and permuted["cosine"] < 1)
+    assert all(map(math.isnan, weight_deviation(w / 0, w, i, i).values()))
 
 
 def test_every_tensor_and_all_together() -> None:
     now, start = ({"a": drawn(n, 3, 4), "b": drawn(n + 1, 5)} for n in (0, 2))
     other = {"a": now["a"] + 0.25, "b": now["b"].clone()}
-    found = deviations(Weights(other, start), Weights(now, start), CPU)
-    assert list(found) == [MODEL, "a", "b"]
-    assert found["b"].max_difference == 0 < found["a"].max_difference == found[MODEL].max_difference
-    turned = [{name: part[name] for name in ("b", "a")} for part in (other, now, start)]
-    again = deviations(Weights(turned[0], turned[2]), Weights(turned[1], turned[2]), CPU)
-    assert list(again.items()) == list(found.items())  # a file of tensors has no order
-    both = [torch.cat([part["a"].flatten(), part["b"]]) for part in (other, now, start, start)]
-    assert found[MODEL] == WeightDeviation.between(*both)
-
-
-def test_weights_of_other_models_are_refused() -> None:
-    a, b = {"a": drawn(0, 3)}, {"a": drawn(0, 4)}
-    with pytest.raises(BadInput, match="runs of the same task"):
-        deviations(Weights(a, a), Weights(b, b), CPU)
+    metrics = deviations((other, now, start, start), CPU)
+    assert list(metrics) == [MODEL, "a", "b"]
+    assert metrics["b"]["max_difference"] == 0 < metrics["a"]["max_difference"] == metrics[MODEL]["max_difference"]
+    turned = tuple({name: part[name] for name in ("b", "a")} for part in (other, now, start, start))
+    assert list(deviations(turned, CPU).items()) == list(metrics.items())  # a file of tensors has no order
+    assert metrics[MODEL] == weight_deviation(
+        *(torch.cat([part["a"].flatten(), part["b"]]) for part in (other, now, start, start))
+    )
     with pytest.raises(BadInput, match="holds something"):
-        WeightDeviation.between(*[torch.zeros(0)] * 4)
+        weight_deviation(*[torch.zeros(0)] * 4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_they_are_those_of_the_cpu() -> None:
-    parts = [{"w": drawn(n, 10_000_000)} for n in range(4)]
-    args = Weights(parts[0], parts[2]), Weights(parts[1], parts[3])
-    cpu, gpu = deviations(*args, CPU), deviations(*args, torch.device("cuda"))
+    parts = tuple({"w": drawn(n, 10_000_000)} for n in range(4))
+    cpu, gpu = deviations(parts, CPU), deviations(parts, torch.device("cuda"))
     for name in cpu:
         # FP64 sums of 1e7 terms: 1e7 u of the sum of sizes at the very most
-        assert gpu[name].metrics() == pytest.approx(cpu[name].metrics(), rel=1e-9, abs=1e-9)
-        assert gpu[name].max_difference == cpu[name].max_difference
-
-
-REFERENCE = Rung(VANILLA, Numerics.FP32)
-CPU = torch.device("cpu")
+        assert gpu[name] == pytest.approx(cpu[name], rel=1e-9, abs=1e-9)
+        assert gpu[name]["max_difference"] == cpu[name]["max_difference"]
 
 
 def measured(folder: Path, rung: Rung, task: Any = None, seeds: int = 1, **where: Any) -> Record:
@@ -143,6 +107,14 @@ class TestTables:
         assert [row["step"] for row in of_model(record)] == [0, 1, 2, 4, 8, 12] * 2
         assert [row["step"] for row in record.table(LOSS)] == [*range(1, 13)] * 2
         assert {row["tensor"] for row in record.table(WEIGHTS)} == {MODEL, *dict(Toy().model(0).named_parameters())}
+        run, task = record.table(RUN)[0], Toy()
+        with torch.no_grad():
+            assert run["untrained_loss"] > max(run["held_out_loss"], run["baseline_held_out_loss"])
+        assert run["held_out_loss"] != run["baseline_held_out_loss"]
+        assert (run["calls"], run["missed"], run["stopped"], run["samples"]) == (1, 0, "", "")
+        same = measured(tmp_path, replace(REFERENCE, order=1)).table(RUN)[0]
+        with torch.no_grad():
+            assert same["untrained_loss"] == pytest.approx(float(task.loss(task.model(0), task.held_out())), rel=1e-6)
 
     def test_the_sham_differs_by_nothing_and_is_really_run(self, tmp_path: Path) -> None:
         record = measured(tmp_path, replace(REFERENCE, repeat=1))
@@ -159,16 +131,6 @@ class TestTables:
         weight = dict(Toy().model(0).named_parameters())[name].detach().reshape(-1)[0]
         assert moved == first[MODEL] == float((weight.nextafter(weight.sign() * math.inf) - weight).abs())
 
-    def test_held_out_losses_are_those_of_the_last_weights(self, tmp_path: Path) -> None:
-        record = measured(tmp_path, replace(REFERENCE, order=1))
-        (run,) = record.table(RUN)
-        task = Toy()
-        with torch.no_grad():
-            assert run["untrained_loss"] == pytest.approx(float(task.loss(task.model(0), task.held_out())), rel=1e-6)
-        assert run["held_out_loss"] != run["baseline_held_out_loss"]
-        assert run["held_out_loss"] < run["untrained_loss"]
-        assert (run["calls"], run["missed"], run["stopped"], run["samples"]) == (1, 0, "", "")
-
     @given(st.integers(0, 5000))
     def test_rows_of_losses_are_at_most_five_hundred(self, steps: int) -> None:
         rows = shown(steps)
@@ -176,8 +138,7 @@ class TestTables:
         assert rows == sorted(set(rows))
         assert len(rows) <= 500
         assert steps == 0 or (rows[0], rows[-1]) == (1, steps)
-        gaps = {after - before for before, after in pairwise(rows[50:])}
-        assert len(gaps) <= 1
+        assert len({after - before for before, after in pairwise(rows[50:])}) <= 1
 
 
 class TestRuns:
@@ -186,11 +147,10 @@ class TestRuns:
         before = {path: path.stat().st_mtime_ns for path in trained(tmp_path)}
         measured(tmp_path, replace(REFERENCE, ulp=2))
         measured(tmp_path, replace(REFERENCE, ulp=1))
-        assert len(before) == 2
-        assert len(trained(tmp_path)) == 3
+        assert (len(before), len(trained(tmp_path))) == (2, 3)
         assert before.items() <= {path: path.stat().st_mtime_ns for path in trained(tmp_path)}.items()
 
-    def test_progress_is_told_with_loss_and_rate(self, tmp_path: Path) -> None:
+    def test_progress_is_reported_with_loss_and_rate(self, tmp_path: Path) -> None:
         reports: list[tuple[int, int, str]] = []
         replicates: list[tuple[int, int]] = []
         where: Any = {"within": lambda *at: reports.append(at), "told": lambda *at: replicates.append(at)}
@@ -199,27 +159,23 @@ class TestRuns:
         names = list(dict.fromkeys(text.partition(":")[0] for _, _, text in reports))
         assert names == ["replicate 0", "reference of replicate 0", "replicate 1", "reference of replicate 1"]
         assert all(total == 12 and "loss" in text and "steps/s" in text for _, total, text in reports)
-        assert (12, 12) in {at[:2] for at in reports}
 
     def test_another_process_that_trains_the_same_is_waited_for(self, tmp_path: Path) -> None:
         run = Run(Toy(4), REFERENCE, 0)
         own = tmp_path / run.key(CPU)
         own.mkdir()
-        other = os.open(own / ".lock", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(other, fcntl.LOCK_EX)
-        waits = threading.Event()
-        said: list[str] = []
+        waits, texts = threading.Event(), list[str]()
 
         def within(step: int, total: int, text: str) -> None:
-            said.append(text)
+            texts.append(text)
             waits.set()
 
         job = threading.Thread(target=Runs(tmp_path, CPU, within).finished, args=(run, "replicate 0"))
-        job.start()
-        assert waits.wait(30)
-        assert said == ["replicate 0: waits for another process, which trains it"]
-        assert not (own / "trained.json").exists()
-        os.close(other)
+        with FileLock(own / ".lock"):
+            job.start()
+            assert waits.wait(30)
+            assert texts == ["replicate 0: waits for another process, which trains it"]
+            assert not (own / "trained.json").exists()
         job.join(60)
         assert (own / "trained.json").is_file()
 
@@ -228,8 +184,6 @@ class TestRuns:
         with pytest.raises(BadInput, match="results: .* no run can be kept there"):
             measured(tmp_path, REFERENCE)
 
-
-class TestWhatGoesWrong:
     def test_a_loss_that_is_not_finite_ends_the_tables_there(self, tmp_path: Path) -> None:
         record = measured(tmp_path, replace(REFERENCE, init=1), Toy(poison=5))
         assert record.status is Status.NONFINITE
@@ -237,10 +191,7 @@ class TestWhatGoesWrong:
         assert [row["step"] for row in of_model(record)] == [0, 1, 2, 4]
         (run,) = record.table(RUN)
         assert (run["steps_done"], "step 5" in run["stopped"]) == (5, True)
-        losses = [row["loss"] for row in record.table(LOSS)]
-        assert len(losses) == 6
-        assert all(map(math.isfinite, losses[:5]))
-        assert not math.isfinite(losses[5])
+        assert [math.isfinite(row["loss"]) for row in record.table(LOSS)] == [True] * 5 + [False]
 
     @pytest.mark.parametrize("parts", [(3, REFERENCE, REFERENCE), (Toy(), "x", REFERENCE), (Toy(), REFERENCE, None)])
     def test_only_rungs_of_tasks_are_measured(self, parts: tuple[Any, Any, Any]) -> None:
@@ -250,12 +201,15 @@ class TestWhatGoesWrong:
             kind.run(point, Context(CPU, 1, Kept(0)))
 
 
-class TestPictures:
-    def test_pictures_stand_in_rows(self, tmp_path: Path) -> None:
-        pictures = torch.linspace(-1, 1, 10).reshape(10, 1, 1, 1).expand(10, 3, 4, 4)
-        (tmp_path / "a.png").write_bytes(contact_sheet(pictures))
-        read = torch.from_numpy(imread(tmp_path / "a.png")[::3, ::3, 0])
-        assert read.shape == (4 + 2 + 4, 8 * 6 - 2)
-        shown = [float(read[6 * (place // 8), 6 * (place % 8)]) for place in range(10)]
-        assert shown == pytest.approx([place / 9 for place in range(10)], abs=1 / 255)
-        assert float(read[6, 12]) == 1.0, "what no picture covers is white"
+def test_metrics_are_explained() -> None:
+    assert set(METRICS) == set(weight_deviation(*[torch.ones(1)] * 4))
+
+
+def test_pictures_stand_in_rows(tmp_path: Path) -> None:
+    pictures = torch.linspace(-1, 1, 10).reshape(10, 1, 1, 1).expand(10, 3, 4, 4)
+    (tmp_path / "a.png").write_bytes(contact_sheet(pictures))
+    read = torch.from_numpy(imread(tmp_path / "a.png")[::3, ::3, 0])
+    assert read.shape == (4 + 2 + 4, 8 * 6 - 2)
+    values = [float(read[6 * (place // 8), 6 * (place % 8)]) for place in range(10)]
+    assert values == pytest.approx([place / 9 for place in range(10)], abs=1 / 255)
+    assert float(read[6, 12]) == 1.0, "what no picture covers is white"

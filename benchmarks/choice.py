@@ -1,4 +1,4 @@
-"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.path`.
+"""From how many scores on the instrumented kernel pays for its compiling: the threshold of `numdev.attention.instrumented`.
 
     python -m benchmarks.choice
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from numdev.attention.kernelrun import KernelRun
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
@@ -41,7 +41,7 @@ def seconds(run: Callable[[], object], calls: int = 1) -> float:
 
 def measure(name: str) -> None:
     policy, tiling, softmax, mask = Precision.parse(name), Tiling(64, 64), OnlineSoftmax(), Mask()
-    kernel, tensors = KernelRun(policy, tiling, softmax), Tiled(policy, tiling, softmax)
+    kernel, tensors = Instrumented(policy, tiling, softmax), Tiled(policy, tiling, softmax)
     compiling = 0.0
     for heads in HEADS:
         for n in LENGTHS:

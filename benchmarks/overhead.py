@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.timing import Result, bounded, median_seconds, seconds
 from numdev import Bench, Distribution, Exact, Precision, Problem, Shape, Store, Tiled, Tiling
-from numdev.attention.baseline import baseline_for
+from numdev.attention.emulation import baseline_for
 from numdev.results.study import Study, StudyPoint, run
 
 # An installed package has its bytecode. Where Python may write none, each process would compile numdev's modules anew.

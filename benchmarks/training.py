@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.base import Differentiable
+from numdev.attention.differentiable import Backward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
@@ -48,7 +48,7 @@ class Contender:
     """Steps of one model under one attention; None is the model's own call."""
 
     run: Run
-    attention: Differentiable | None
+    attention: Backward | None
     device: torch.device
     graphs: bool
     trained: bool
@@ -79,7 +79,7 @@ class Contender:
                 yield stack.enter_context(attend(self.attention))
 
 
-def attentions(device: torch.device) -> dict[str, Differentiable | None]:
+def attentions(device: torch.device) -> dict[str, Backward | None]:
     if device.type == "cuda":
         sdpa = {"flash": SdpaBackward(Backend.FLASH), "cudnn": SdpaBackward(Backend.CUDNN)}
         return {VANILLA: VanillaBackward(), OWN: None} | sdpa | {"triton": TritonBackward(Triton())}

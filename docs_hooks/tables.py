@@ -112,7 +112,7 @@ def _stated(value: object) -> str:
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline reads, a group's name with a star for all of its settings."""
     from numdev.cli.compose import Composer, composer, config_folder
-    from numdev.cli.honoured import honours_of
+    from numdev.cli.honoured import accepted_by
 
     def told(known: Composer, honoured: frozenset[str], family: str = "") -> str:
         groups = dict.fromkeys((*GROUPS, "forward_precision", "recompute"))
@@ -130,8 +130,8 @@ def honoured() -> Iterator[str]:
     for operation, group in (("attention", "attention"), ("attention_backward", "backward"), ("attention", "baseline")):
         known = composer((config_folder(),), operation=operation)
         for option in known.library.options(group):
-            honours = honours_of({**known.values(), **known.values(group, option)}, group)
-            yield f"| `{group}={option}` | {told(known, honours.settings, honours.family)} |"
+            accepted = accepted_by({**known.values(), **known.values(group, option)}, group)
+            yield f"| `{group}={option}` | {told(known, accepted.names, accepted.family)} |"
 
 
 def commands() -> Iterator[str]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from numdev.attention.base import Attention
-from numdev.attention.baseline import baseline_for
+from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
-from numdev.attention.honours import OnShape
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem
+from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.operation import Measurable
 from numdev.measurement.runner import CACHE_BYTES, Runner
@@ -43,9 +43,10 @@ def measure(
     Raises:
         BadInput: for a request that cannot be measured, or in part has no effect; every other failure is a status of the record.
     """
-    if isinstance(variant, OnShape):
-        for refusal in variant.ineffective(problem.shape):
-            raise refusal
+    if not isinstance(variant, Attention):
+        raise BadInput("variant", type(variant).__name__, "give an implementation of attention, a subclass of nd.Attention")
+    for refusal in variant.ineffective(problem.shape):
+        raise refusal
     return bench(device).measure(problem, variant, baseline or baseline_for(variant.format), problem.replicates(seeds))
 
 

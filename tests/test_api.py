@@ -12,7 +12,7 @@ import pytest
 import numdev as nd
 from numdev import api
 from numdev.arithmetic.formats import BF16, E4M3FN, FP32, FP64, TF32, Format
-from numdev.attention.baseline import baseline_for
+from numdev.attention.emulation import baseline_for
 
 OFFERED: list[str] = importlib.import_module("numdev").__all__
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "hydra", "numpy", "jaxtyping", "safetensors")

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.differentiable import WithGradients
+from numdev.attention.differentiable import Backward
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import gradients_emulation_of
 from numdev.attention.exact import RoundedBackward
@@ -118,7 +118,7 @@ def attribution() -> Study:
 
 def validate_backward() -> Study:
     """What has gradients without a GPU: PyTorch's flash kernel, and exact ones rounded once; and kernels that have none here."""
-    walked: dict[str, tuple[WithGradients, int | None]] = {
+    walked: dict[str, tuple[Backward, int | None]] = {
         "exact_rounded": (RoundedBackward(), 16),
         "sdpa_flash": (SdpaBackward(Backend.FLASH), None),
         "sdpa_cudnn": (SdpaBackward(Backend.CUDNN), 16),

@@ -11,9 +11,8 @@ from numdev.api import Bench
 from numdev.arithmetic.formats import FP16
 from numdev.arithmetic.quantise import Scale
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.baseline import baseline_for
 from numdev.attention.distributions import Distribution, Kind
-from numdev.attention.emulation import emulation_of
+from numdev.attention.emulation import baseline_for, emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision

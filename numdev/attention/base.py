@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,17 +13,29 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.cost import CostModel
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.problem import Shape
-from numdev.errors import BadInput, NotHonoured
+from numdev.attention.softmax import Exponential, OnlineSoftmax, OutputForDelta, Recompute
+from numdev.attention.tile_schedule import Turns
+from numdev.attention.tiling import KernelLaunch, Order, Tiling
+from numdev.errors import BadInput, NotHonoured, Unsupported
 
 Kind = TypeVar("Kind", bound="Implementation")
+AnyPrecision = TypeVar("AnyPrecision", Precision, BackwardPrecision)
+
+
+class _Launched:
+    launch: KernelLaunch
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that ran, as results show it."""
+        return str(self.launch)
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(_Launched):
     """One result of attention, and the events that the run counted.
 
     Attributes:
@@ -39,11 +51,6 @@ class Output:
     counters: dict[str, float] = field(default_factory=dict)
     launch: KernelLaunch = KernelLaunch()
 
-    @property
-    def kernel(self) -> str:
-        """The kernel that ran, as results show it."""
-        return str(self.launch)
-
     def tensors(self) -> dict[str, Tensor]:
         """The outputs by name, which is what a measurement compares."""
         return {"out": self.out} if self.lse is None else {"out": self.out, "lse": self.lse}
@@ -51,12 +58,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Saved:
-    """The tensors that a forward pass keeps for the backward pass.
-
-    Attributes:
-        out: O, from which delta may be computed.
-        lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key.
-    """
+    """O and LSE as a forward pass keeps them for the backward pass; LSE is -inf for rows that see no key."""
 
     out: Float[Tensor, "batch heads queries values"]
     lse: Float[Tensor, "batch heads queries"]
@@ -70,7 +72,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class Gradients(_Launched):
     """The gradients of `sum(dO * O)` with respect to q, k and v.
 
     Attributes:
@@ -88,83 +90,50 @@ class Gradients:
     counters: dict[str, float] = field(default_factory=dict)
     launch: KernelLaunch = KernelLaunch()
 
-    @property
-    def kernel(self) -> str:
-        """The kernel that ran, as results show it."""
-        return str(self.launch)
-
     def tensors(self) -> dict[str, Tensor]:
         """The outputs by name, the primary one first, which is what a measurement compares."""
         gradients = {"dq": self.dq, "dk": self.dk, "dv": self.dv}
         return gradients if self.delta is None else gradients | {"delta": self.delta}
 
 
-class _Declares(Protocol):
-    @property
-    def formats(self) -> dict[str, Format]:
-        """The format of each output by its name, the primary one first: an output's ulp and u are those of its own format."""
-        ...
+@dataclass(frozen=True)
+class KernelArithmetic(Generic[AnyPrecision]):
+    """How a kernel computes on one shape under one mask, as far as it is known: what its emulation is made of.
 
-    @property
-    def format(self) -> Format:
-        """Format of the primary output."""
-        ...
+    Forward, `br` changes no bit of a row. Backward, `br` and `query_order` decide the order in which dK and dV are added up, `bc`
+    and `order` that of dQ. None is what is not known.
 
-    @property
-    def input_key(self) -> Hashable:
-        """Equal for implementations whose `round_inputs` is the same function, so that golden is computed once."""
-        ...
+    Attributes:
+        precision: the format of each step.
+        softmax, recompute: the recurrence of a forward pass, and what a backward pass computes again.
+        tiling: all of the order but `query_order`, where nothing of it is left to choose.
+        br, bc: the tile.
+        order: of the tiles of keys. Additions by atomics have none: `Order.RANDOM` draws one.
+        query_order: of the tiles of queries; with `tiling` None where it is the same.
+        splits: ranges of keys.
+        turns: with `tiling`, an order of query tiles for each tile of keys.
+        why: the reason why something is not known.
+    """
 
-
-@runtime_checkable
-class Attention(_Declares, Protocol):
-    """An implementation of attention. It raises `Unsupported`, naming the field, for what it cannot do."""
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs as the implementation sees them: what golden receives for the arithmetic error."""
-        ...
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Attention on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
-        ...
-
-
-@runtime_checkable
-class Backward(_Declares, Protocol):
-    """A forward pass, then a backward pass. It raises `Unsupported`, naming the field, for a request that it cannot meet."""
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The inputs as the implementation sees them."""
-        ...
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """The gradients on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
-        ...
-
-
-@runtime_checkable
-class Differentiable(Backward, Protocol):
-    """An implementation of both passes that a model can be trained with."""
-
-    @property
-    def primal(self) -> Attention:
-        """The forward pass that computes O."""
-        ...
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `differentiable`."""
-        ...
-
-
-@runtime_checkable
-class KeepsOutput(Protocol):
-    """A forward pass that can return its output unrounded."""
-
-    def unrounded(self) -> Attention: ...
+    precision: AnyPrecision
+    softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)
+    recompute: Recompute = Recompute(exponential=Exponential.EXP2)
+    tiling: Tiling | None = None
+    br: int | None = None
+    bc: int | None = None
+    order: Order | None = None
+    query_order: Order | None = None
+    splits: int | None = None
+    turns: Turns | None = None
+    why: str = "it is not published"
 
 
 class Implementation:
-    """An implementation of either pass in numdev; what it does not declare itself follows from its precision policy."""
+    """An implementation of either pass: a frozen dataclass, whose fields are its settings.
+
+    What it does not declare itself follows from its precision policy. It raises `Unsupported`, naming the field, for what it
+    cannot do.
+    """
 
     unknown: ClassVar[str] = "it is not published"
     """Why its tiles are not known."""
@@ -177,7 +146,7 @@ class Implementation:
 
     @property
     def formats(self) -> dict[str, Format]:
-        """The format of each output by its name, the primary one first."""
+        """The format of each output by its name, the primary one first: an output's ulp and u are those of its own format."""
         raise NotImplementedError
 
     @property
@@ -187,7 +156,7 @@ class Implementation:
 
     @property
     def input_key(self) -> Hashable:
-        """Equal where the rounding of the inputs is."""
+        """Equal where `round_inputs` is the same function, so that golden is computed once."""
         return self.precision.inputs, self.precision.carrier
 
     @property
@@ -202,17 +171,23 @@ class Implementation:
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Settings that it honours, but does not read as it is, and the setting under which it would."""
+        """Settings that it accepts, but does not read as it is, and the setting under which it would."""
         return {}
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`."""
+        """A refusal of each setting whose value is accepted and can change no bit on this shape; None for an unknown one.
+
+        Of what the number of keys decides, splits alone are refused: a sum, a threshold or an order of one tile is what a sweep
+        over it begins with.
+        """
         return []
 
     def replicate(self: Kind, seed: int) -> Kind:
-        """The implementation of one replicate: stochastic rounding draws anew in each."""
-        precision = self.precision.replicate(seed)
-        return self if precision is self.precision else replace(self, precision=precision)  # type: ignore[type-var]
+        """The implementation of one replicate: stochastic rounding draws anew in each, in both passes."""
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        drawn = {name: part.replicate(seed) for name, part in parts.items() if isinstance(part, (Policy, Implementation))}
+        changed: dict[str, Any] = {name: part for name, part in drawn.items() if part is not parts[name]}
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     def cost_model(self, launch: KernelLaunch) -> CostModel | None:
         """The cost model of a call that was launched so; None where no model counts its traffic."""
@@ -223,8 +198,8 @@ class Implementation:
         return KernelArithmetic(self.precision, why=self.unknown)
 
 
-class ForwardPass(Implementation):
-    """The defaults of a forward pass."""
+class Attention(Implementation):
+    """A forward pass."""
 
     @property
     def formats(self) -> dict[str, Format]:
@@ -232,17 +207,35 @@ class ForwardPass(Implementation):
         return {"out": self.precision.output.to, "lse": self.precision.row_sum.accumulate.to}
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs in the policy's format, in the carrier."""
+        """The inputs as the implementation sees them: what golden receives for the arithmetic error."""
         rounded: tuple[Tensor, Tensor, Tensor] = self.precision.round_inputs(q, k, v)
         return rounded
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """See `Attention`."""
+        """Attention on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
         raise NotImplementedError
 
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
         return self(q, k, v, mask, scale)
+
+    def unrounded(self) -> Attention:
+        """Its copy that returns O as it is before the last cast.
+
+        Raises:
+            Unsupported: if it can only return the rounded one.
+        """
+        raise Unsupported("recompute.output", f"{type(self).__name__} can only return its output rounded; use rounded")
+
+    def leaving(self, reads: OutputForDelta) -> Attention:
+        """The forward pass, made to return the O that a backward pass reads; see `unrounded`."""
+        return self if reads is OutputForDelta.ROUNDED else self.unrounded()
+
+    def saved(self, output: Output) -> Saved:
+        """The O and the LSE of a result; raises Unsupported if it holds no LSE."""
+        if output.lse is None:
+            raise Unsupported("forward", f"{type(self).__name__} returns no LSE, from which P is recomputed")
+        return Saved(output.out, output.lse)
 
 
 def softmax_scale(q: Tensor, scale: float | None) -> float:
@@ -264,12 +257,14 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
     mask.check(q.shape[0], k.shape[-2])
 
 
-def check_backward_shapes(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask) -> None:
-    """Raise BadInput, naming the field, unless q, k, v, do and the mask fit together."""
+def check_backward_shapes(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, saved: Saved | None = None) -> None:
+    """Raise BadInput, naming the field, unless q, k, v, do, the mask and what was saved fit together."""
     check_shapes(q, k, v, mask)
     expected = (*q.shape[:-1], v.shape[-1])
     if do.shape != expected:
         raise BadInput("do", tuple(do.shape), f"it must have the shape of the output, {tuple(expected)}")
+    if saved is not None:
+        saved.check(q, v)
 
 
 def group_heads(q: Tensor, kv_heads: int) -> Float[Tensor, "batch kv_heads group queries dim"]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,24 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import (
-    Attention,
-    Backward,
-    ForwardPass,
-    Gradients,
-    Implementation,
-    KeepsOutput,
-    Output,
-    Saved,
-    check_backward_shapes,
-)
+from numdev.attention.base import Attention, Gradients, Implementation, Output, Saved, check_backward_shapes
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import OutputForDelta, Recompute
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 Report = Callable[[Gradients], None]
-Kind = TypeVar("Kind", bound="BackwardPass")
 
 
 @dataclass(frozen=True)
@@ -47,8 +36,8 @@ class Passes:
     both: Callable[[], Gradients]
 
 
-class WithGradients(Implementation):
-    """The defaults of an implementation of both passes; its format is that of the gradients."""
+class Backward(Implementation):
+    """An implementation of both passes, with which a model can be trained; its format is that of the gradients."""
 
     if TYPE_CHECKING:  # see `Implementation`
 
@@ -62,7 +51,7 @@ class WithGradients(Implementation):
         return dict.fromkeys(("dq", "dk", "dv"), self.precision.output.to) | {"delta": self.precision.delta.accumulate.to}
 
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The inputs in the policy's format, in the carrier."""
+        """The inputs as the implementation sees them."""
         rounded: tuple[Tensor, Tensor, Tensor, Tensor] = self.precision.round_inputs(q, k, v, do)
         return rounded
 
@@ -78,7 +67,7 @@ class WithGradients(Implementation):
         return self.primal
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """See `Backward`."""
+        """A forward pass, then the backward pass, on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
         raise NotImplementedError
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
@@ -86,11 +75,11 @@ class WithGradients(Implementation):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `Differentiable`."""
+        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `differentiable`."""
         raise NotImplementedError
 
 
-class BackwardPass(WithGradients):
+class BackwardPass(Backward):
     """An implementation whose backward pass takes what any forward pass saved; it is `backward` and the O that this reads."""
 
     recompute: Recompute = Recompute()
@@ -103,13 +92,7 @@ class BackwardPass(WithGradients):
     @property
     def forward_pass(self) -> Attention:
         """The forward pass that returns the O and the LSE that the backward pass reads."""
-        return leaving(self.primal, self.reads)
-
-    def replicate(self: Kind, seed: int) -> Kind:
-        """See `Implementation`; both passes draw anew."""
-        made, own = super().replicate(seed), self.forward
-        forward = own.replicate(seed) if isinstance(own, ForwardPass) else own
-        return made if forward is own else replace(made, forward=forward)  # type: ignore[type-var]
+        return self.primal.leaving(self.reads)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """The forward pass, then `backward` on what it saved. Takes rounded inputs; shapes as in `Gradients`."""
@@ -123,18 +106,17 @@ class BackwardPass(WithGradients):
         raise NotImplementedError
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """See `WithGradients`; the forward pass has its inputs rounded and stored beforehand."""
+        """See `Backward`; the forward pass has its inputs rounded and stored beforehand."""
         forward, inputs = self.forward_pass, (q, k, v, do)
         attend = bare_call(forward, (q, k, v), mask, scale)
-        saved = saved_of(attend(), forward)
+        saved = forward.saved(attend())
         return Passes(
             attend,
             lambda: self.backward(*inputs, saved, mask, scale),
-            lambda: self.backward(*inputs, saved_of(attend(), forward), mask, scale),
+            lambda: self.backward(*inputs, forward.saved(attend()), mask, scale),
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `Differentiable`."""
         return differentiable(q, k, v, self.primal, self, mask, scale)
 
 
@@ -144,39 +126,15 @@ def saved_by(forward: Attention, reads: OutputForDelta, inputs: tuple[Tensor, ..
     Raises:
         Unsupported: if it returns no LSE, or if O is to be unrounded and it can only return the rounded one.
     """
-    forward = leaving(forward, reads)
+    forward = forward.leaving(reads)
     q, k, v = inputs
-    return saved_of(forward(*forward.round_inputs(q, k, v), mask, scale), forward)
-
-
-def leaving(forward: Attention, reads: OutputForDelta) -> Attention:
-    """The forward pass, made to return the O that the backward pass reads.
-
-    Raises:
-        Unsupported: if this is the unrounded O, and it can only return the rounded one.
-    """
-    if reads is OutputForDelta.ROUNDED:
-        return forward
-    if not isinstance(forward, KeepsOutput):
-        raise Unsupported("recompute.output", f"{type(forward).__name__} can only return its output rounded; use rounded")
-    return forward.unrounded()
-
-
-def saved_of(output: Output, forward: Attention) -> Saved:
-    """The O and the LSE of a result of `forward`; raises Unsupported if it holds no LSE."""
-    if output.lse is None:
-        raise Unsupported("forward", f"{type(forward).__name__} returns no LSE, from which P is recomputed")
-    return Saved(output.out, output.lse)
+    return forward.saved(forward(*forward.round_inputs(q, k, v), mask, scale))
 
 
 def bare_call(forward: Attention, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Callable[[], Output]:
     """A forward pass with its inputs rounded by its own policy and stored in its own dtype beforehand."""
     q, k, v = inputs
-    q, k, v = forward.round_inputs(q, k, v)
-    if not isinstance(forward, ForwardPass):
-        return lambda: forward(q, k, v, mask, scale)
-    if (dtype := forward.storage) is not None:
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = (x if forward.storage is None else x.to(forward.storage) for x in forward.round_inputs(q, k, v))
     return lambda: forward.bare(q, k, v, mask, scale)
 
 
@@ -194,17 +152,7 @@ def differentiable(
 
     Each pass rounds the inputs by its own policy. O and the gradients are rounded once more to the dtype of q, k and v, which
     changes nothing if that dtype holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Autocast does
-    not affect either pass: each keeps its own formats.
-
-    Args:
-        q: `[batch, heads, queries, dim]`.
-        k: `[batch, kv_heads, keys, dim]`, of the dtype of q.
-        v: `[batch, kv_heads, keys, values]`, of the dtype of q.
-        forward: the forward pass, which saves O and LSE.
-        backward: the backward pass; its own `forward`, if it has one, is not used.
-        mask: which keys a query sees.
-        scale: of the scores; `1/sqrt(dim)` unless given.
-        report: receives the gradients, delta among them, before they are rounded to that dtype.
+    not affect either pass. `report` receives the gradients, delta among them, before they are rounded to that dtype.
 
     Raises:
         BadInput: for a dtype in which models do not compute, and for dtypes or shapes that do not fit together.
@@ -233,7 +181,7 @@ class _Attend(torch.autograd.Function):
             if backward.reads is OutputForDelta.UNROUNDED:
                 saved = saved_by(forward, backward.reads, (q, k, v), mask, scale)
             else:
-                saved = saved_of(output, forward)
+                saved = forward.saved(output)
             ctx.save_for_backward(q, k, v, saved.out, saved.lse)
             ctx.rest = pair, mask, scale
             return _as(output.out, q.dtype)
@@ -289,8 +237,8 @@ def _seen(subject: Attention | Backward, inputs: tuple[Tensor, ...]) -> tuple[Te
     If the pass rounds to the format that they already have, rounding is the identity, and a kernel takes them unchanged.
     """
     fmt = _FORMATS[inputs[0].dtype]
-    takes = isinstance(subject, Implementation) and subject.storage is not None
-    return inputs if takes and subject.input_key == (Cast(fmt), torch.float32) else subject.round_inputs(*inputs)
+    takes = subject.storage is not None and subject.input_key == (Cast(fmt), torch.float32)
+    return inputs if takes else subject.round_inputs(*inputs)
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

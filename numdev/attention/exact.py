@@ -11,8 +11,9 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP32, Format
 from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import (
-    ForwardPass,
+    Attention,
     Gradients,
     Output,
     Saved,
@@ -22,7 +23,6 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta, Recompute
@@ -36,7 +36,7 @@ _BACKWARD_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
 @dataclass(frozen=True)
-class Exact(ForwardPass):
+class Exact(Attention):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
     Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, where `A = scale max_ij sum_t |q_it| |k_jt|` bounds the
@@ -44,7 +44,7 @@ class Exact(ForwardPass):
     tests/cases.py). The tests compare it with 200-bit arithmetic.
     """
 
-    honours: ClassVar[Honours] = Honours()
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings()
     unknown: ClassVar[str] = "it has no tiles"
     precision = Precision.golden()
 
@@ -100,7 +100,7 @@ class ExactBackward(BackwardPass):
     keys, whose parts of dQ cancel in `dS K`.
     """
 
-    honours: ClassVar[Honours] = Honours()
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings()
     unknown: ClassVar[str] = "it has no tiles"
     precision = BackwardPrecision.golden()
     forward = Exact()
@@ -120,12 +120,11 @@ class ExactBackward(BackwardPass):
 
         The rounding of that O stays in `dP - delta`, also where P saturates. Any floating dtype in, FP64 out.
         """
-        saved.check(q, v)
         return self._streamed((q, k, v, do), saved, mask, scale)
 
     def _streamed(self, inputs: tuple[Tensor, ...], saved: Saved | None, mask: Mask, scale: float | None) -> Gradients:
         q, k, v, do = inputs
-        check_backward_shapes(q, k, v, do, mask)
+        check_backward_shapes(q, k, v, do, mask, saved)
         factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
         k, v = (mask.without_padding(x.double())[:, :, None] for x in (k, v))
         q, do = (group_heads(x.double(), kv_heads) for x in (q, do))
@@ -182,7 +181,7 @@ class RoundedBackward(BackwardPass):
         fmt: the format of inputs and gradients; delta is rounded to FP32.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "kernel", IN_TORCH)
     unknown: ClassVar[str] = "it has no tiles"
     recompute = Recompute(output=OutputForDelta.UNROUNDED)
 

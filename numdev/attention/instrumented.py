@@ -1,58 +1,51 @@
-"""Tiled attention under any precision policy, its casts compiled into our portable kernels: `Tiled` at the speed of a GPU."""
+"""Tiled attention under any precision policy, its casts compiled into our portable kernels: `Tiled` at the speed of a GPU.
+
+The kernel does the operations of `numdev.attention.recurrence` on the same tiles in the same order, and rounds the result of each
+by the policy's step. Before a step rounds, two things differ: the order in which FP32 adds up, which tensor operations leave to a
+library too, and the exponential. Where both are exact the bits are the same. Elsewhere a step that gets the same operands rounds
+two FP32 numbers that are at most `2^-14` of the added magnitudes apart (256 terms; `u + 2u` for each, as tensor cores truncate),
+or for an exponential `exp(x)` at most `4 + |x|` ulp.
+
+Through all steps both runs are within the bound of one running error analysis, and so at most twice that bound apart;
+`tests/attention/bounds.py` derives it. In a narrow format over many tiles it is larger than every |v|, and says nothing; that of
+each step always holds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32
+from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.accepts import TILING
-from numdev.attention.base import (
-    Attention,
-    ForwardPass,
-    Gradients,
-    Output,
-    Saved,
-    check_backward_shapes,
-    check_shapes,
-    softmax_scale,
-)
+from numdev.attention.base import Gradients, Output, Saved, check_backward_shapes, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import (
-    PRESET,
-    RECURRENCE,
-    STEPS,
-    TILED_BACKWARD,
-    TILES,
-    Honours,
-    backward_ineffective,
-    idle_recompute,
-    tiled_ineffective,
-)
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernelrun import KernelRun
-from numdev.attention.kernels.launch import choose_backward
-from numdev.attention.kernels.runtime import BackwardInputs, check_scale, device_of, require
+from numdev.attention.kernels.launch import Launch, choose_backward, with_stages
+from numdev.attention.kernels.runtime import BackwardInputs, check_scale, device_of, require, triton_version
 from numdev.attention.mask import Mask
-from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
-from numdev.attention.softmax import OnlineSoftmax, Recompute
-from numdev.attention.tiling import Tiling
-from numdev.errors import NotHonoured, Unsupported
+from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
+from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
+from numdev.attention.softmax import ScaleOn
+from numdev.attention.tiling import KernelLaunch
+from numdev.errors import BadInput, Unsupported
+
+INSTRUMENTED = "numdev instrumented"
+# Tensor operations take about a millisecond to launch for each tile of keys. With fewer tiles, ten replicates do not repay the
+# seconds in which a kernel is compiled for a policy (`benchmarks/choice.py`), unless a tile has so many scores that they decide.
+_FEWEST_TILES, _MOST_SCORES = 128, 1 << 31
 
 
 @dataclass(frozen=True)
-class Instrumented(ForwardPass):
+class Instrumented(OverTiles):
     """The recurrence of `Tiled` with its casts compiled into a Triton kernel.
 
-    It agrees with `Tiled` bit for bit where products and sums are exact by construction. Elsewhere the two differ as far as
-    the order of summation in FP32 and the hardware's exponential let them, before each step's rounding. That is within 2 ulp of
-    FP32, and `exp(x)`, which is `exp2(x log2 e)`, within |x| ulp more. On a GPU `Tiled` takes long runs by the same kernel.
+    It agrees with `Tiled` bit for bit where products and sums are exact by construction, elsewhere as this module's text says.
+    On a GPU `Tiled` takes long runs by it.
 
     Attributes:
         precision: the format of each step; those that FP32 registers hold, rounded to nearest even or toward zero.
@@ -60,38 +53,13 @@ class Instrumented(ForwardPass):
         softmax: the recurrence; `exp` or `exp2`, without shifting ties.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE)
-
-    precision: Precision
-    tiling: Tiling = Tiling()
-    softmax: OnlineSoftmax = OnlineSoftmax()
-
-    @property
-    def idle(self) -> dict[str, str]:
-        return self.precision.idle | self.tiling.idle
-
-    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`."""
-        return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
-
-    @property
-    def _run(self) -> KernelRun:
-        return KernelRun(self.precision, self.tiling, self.softmax)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ)
 
     @property
     def storage(self) -> torch.dtype:
-        """The dtype in which the inputs are stored, so that a call converts nothing."""
-        return self._run.storage
+        from numdev.attention.kernels import portable
 
-    def cost_model(self, launch: KernelLaunch) -> CostModel:
-        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        return KernelArithmetic(self.precision, self.softmax, tiling=self.tiling)
-
-    def unrounded(self) -> Instrumented:
-        """Its copy that leaves the output in the format of the accumulator."""
-        return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
+        return portable.storage(self.precision)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, FP32 out. Shapes as in `Output`.
@@ -102,15 +70,77 @@ class Instrumented(ForwardPass):
         """
         check_shapes(q, k, v, mask)
         require(q.device)
-        return self._run(q, k, v, mask, scale)
+        from numdev.attention.kernels import portable
+
+        factor, launch = self._factor(q, scale), self._launch(q)
+        settings = self.precision, self.tiling, self.softmax
+        request = portable.Request(*settings, exactly=True, warps=launch.warps, stages=launch.stages)
+        if self.softmax.scale_on is ScaleOn.QUERIES:
+            log_scale = self.softmax.log_scale
+            q, factor = self.precision.scale_queries(q.float(), factor * log_scale), 1.0 / log_scale
+        out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
+        used = KernelLaunch(INSTRUMENTED, launch.br, launch.bc, launch.warps, launch.stages, self.tiling.splits)
+        return Output(self.precision.output.apply_(out), lse, launch=used)
+
+    def refusal(self, q: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> str | None:
+        """Why the kernel does not take a run, in its own words; None where it does, unless a tile does not fit into the GPU."""
+        from numdev.attention.kernels import portable
+
+        try:
+            factor = self._factor(q, scale)
+            portable.check_dims(q, v)
+            request = portable.Request(self.precision, self.tiling, self.softmax, exactly=True)
+            portable.code(request, mask, q.shape[-1], factor * self.softmax.log_scale)
+        except (BadInput, Unsupported) as error:
+            return str(error)
+        return None
+
+    def _factor(self, q: Tensor, scale: float | None) -> float:
+        if self.precision.carrier is not torch.float32:
+            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
+        return check_scale(softmax_scale(q, scale))
+
+    def _launch(self, q: Tensor) -> Launch:
+        """Four warps hold a tile of 64 x 64 in registers, and eight a larger one; as many stages as fit, up to two."""
+        br, bc, stored = self.tiling.br, self.tiling.bc, FP32 if self.storage == torch.float32 else FP16
+        return with_stages(Launch(br, bc, 8 if br * bc > 64 * 64 else 4, 2), stored, q.shape[-1], device_of(q.device))
+
+
+def kernel_refusal(
+    kernel: Instrumented, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, count: bool | None
+) -> str | None:
+    """Why a run of `Tiled` goes without the kernel; None where the kernel takes it. `count` is as that of `Tiled`."""
+    if not is_on_gpu(q):
+        return "it is not on a GPU"
+    if chosen() is Path.TENSORS:
+        return "tensor operations were asked for"
+    if count is not None:
+        return "its events are to be counted, or it is an emulation, which goes by tensor operations without counters"
+    keys = k.shape[-2]
+    is_short = math.ceil(keys / kernel.tiling.bc) < _FEWEST_TILES and q[..., 0].numel() * keys < _MOST_SCORES
+    if chosen() is Path.FASTEST and is_short:
+        return "it is too short to pay for compiling a kernel"
+    if triton_version() == "none":
+        return "Triton is not installed"
+    if kernel.precision.is_random:
+        return "a step rounds stochastically"
+    if (refusal := kernel.refusal(q, v, mask, scale)) is not None:
+        return refusal
+    if differentiates(q, k, v):
+        return "torch is to differentiate it"
+    return "a key that is not seen may hold a value that is not finite" if multiplies_unseen(v, mask) else None
+
+
+def is_on_gpu(x: Tensor) -> bool:
+    """Whether kernels run where a tensor lies."""
+    return x.is_cuda
 
 
 @dataclass(frozen=True)
-class InstrumentedBackward(BackwardPass):
+class InstrumentedBackward(GradientsOverTiles):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
-    It agrees with `TiledBackward` bit for bit where products and sums are exact by construction. Elsewhere the order of summation
-    in FP32 and the hardware's exponential may differ, before each step's rounding.
+    It agrees with `TiledBackward` as `Instrumented` does with `Tiled`.
 
     Attributes:
         forward: the forward pass, which saves O and LSE.
@@ -119,29 +149,10 @@ class InstrumentedBackward(BackwardPass):
         recompute: `exp` or `exp2`; either form of delta.
     """
 
-    honours: ClassVar[Honours] = Honours(TILED_BACKWARD)
-
-    forward: Attention
-    precision: BackwardPrecision
-    tiling: Tiling = Tiling()
-    recompute: Recompute = Recompute()
-
-    def __post_init__(self) -> None:
-        if self.tiling.splits != 1:
-            raise Unsupported("tiling.splits", "gradients of ranges of keys cannot be combined; give 1")
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """Settings that have no effect, and the setting under which each would."""
-        return self.tiling.idle | idle_recompute(self.recompute)
-
-    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`."""
-        return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ_BACKWARD)
 
     @property
     def storage(self) -> torch.dtype:
-        """The dtype in which the inputs are stored, so that a call converts nothing."""
         from numdev.attention.kernels import portable
 
         return portable.storage(self.precision)
@@ -150,9 +161,6 @@ class InstrumentedBackward(BackwardPass):
         """The cost model of two kernels, one for dK and dV and one for dQ."""
         width = Width(float(self.storage.itemsize), 4.0)
         return CostModel(Algorithm.TILED, width, self.tiling.br, bc=self.tiling.bc, recomputes_twice=True)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=self.tiling)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
@@ -163,8 +171,7 @@ class InstrumentedBackward(BackwardPass):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask)
-        saved.check(q, v)
+        check_backward_shapes(q, k, v, do, mask, saved)
         require(q.device)
         if self.precision.carrier is not torch.float32:
             raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.products import whole_blocks
+from numdev.attention.accepted_settings import BACKWARD_STEPS, PRESET, STEPS, AcceptedSettings
 from numdev.attention.base import (
-    ForwardPass,
+    Attention,
     Gradients,
     Output,
     Saved,
@@ -23,19 +24,18 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass, Passes, bare_call
-from numdev.attention.honours import BACKWARD_STEPS, PRESET, STEPS, Honours
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
+from numdev.attention.tiling import KernelLaunch
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 
 
 @dataclass(frozen=True)
-class Naive(ForwardPass):
+class Naive(Attention):
     """`S = scale Q K^T; P = exp(S - rowmax S); O = (P / l) V`, each step in its format, over whole rows.
 
     Attributes:
@@ -45,7 +45,9 @@ class Naive(ForwardPass):
             END divides O after it, which is exactly tiled attention with a single tile.
     """
 
-    honours: ClassVar[Honours] = Honours((PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"})
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
+        (PRESET | STEPS | {"attention.normalise"}) - {"precision.rescale"}
+    )
     unknown: ClassVar[str] = "it has no tiles"
 
     precision: Precision
@@ -130,7 +132,7 @@ class NaiveBackward(BackwardPass):
         forward: the policy of the forward pass, which computes P.
     """
 
-    honours: ClassVar[Honours] = Honours(
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
         (BACKWARD_STEPS - {"precision.scores", "precision.exponential"}) | {f"forward_precision.{name}" for name in _STORED}
     )
     unknown: ClassVar[str] = "it has no tiles"
@@ -150,11 +152,6 @@ class NaiveBackward(BackwardPass):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of the operations that it emulates."""
         return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format), holds_scores=True)
-
-    def replicate(self, seed: int) -> NaiveBackward:
-        precision, forward = self.precision.replicate(seed), self.forward.replicate(seed)
-        same = precision is self.precision and forward is self.forward
-        return self if same else NaiveBackward(precision, forward)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """Takes rounded inputs and returns tensors in the carrier. Shapes as in `Gradients`; S and P are held in memory whole."""

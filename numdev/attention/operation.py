@@ -17,14 +17,14 @@ from numdev.attention import cost
 from numdev.attention.base import Implementation
 from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
-from numdev.attention.differentiable import WithGradients
+from numdev.attention.differentiable import Backward
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.launch import digest as launch_digest
 from numdev.attention.kernels.runtime import interpreting, triton_version
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, draw_do
+from numdev.attention.tiling import KernelLaunch
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload
 from numdev.results.record import Column
@@ -98,12 +98,12 @@ class BackwardWorkload(AttentionWorkload):
         {"forward": "the forward pass alone", "both": "the forward pass and then the backward pass"}
     )
 
-    def bound(self, problem: Problem, variant: WithGradients, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+    def bound(self, problem: Problem, variant: Backward, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         q, k, v, do = inputs
         return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale).backward
 
     def calls_beside(
-        self, problem: Problem, variant: WithGradients, inputs: tuple[Tensor, ...], device: torch.device
+        self, problem: Problem, variant: Backward, inputs: tuple[Tensor, ...], device: torch.device
     ) -> dict[str, Beside]:
         q, k, v, do = inputs
         passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)

@@ -9,14 +9,15 @@ tile together; only tiles are a loop.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
+from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.base import (
-    Attention,
-    ForwardPass,
     Gradients,
+    KernelArithmetic,
     Output,
     Saved,
     check_backward_shapes,
@@ -27,40 +28,27 @@ from numdev.attention.base import (
 from numdev.attention.compiled.rules import FUSED, backward_unsupported_reason, unsupported_reason
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import BackwardCounters, Counters
-from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import (
-    PRESET,
-    RECURRENCE,
-    STEPS,
-    TILED_BACKWARD,
-    TILES,
-    Honours,
-    backward_ineffective,
-    idle_recompute,
-    tiled_ineffective,
-)
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
-from numdev.attention.kernelrun import KernelRun
+from numdev.attention.instrumented import Instrumented, kernel_refusal
 from numdev.attention.mask import Mask
-from numdev.attention.path import BR, kernel_refusal
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
 from numdev.attention.recurrence import BackwardRun, Rows, Run, through
-from numdev.attention.softmax import OnlineSoftmax, Recompute, ScaleOn
+from numdev.attention.softmax import ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
-from numdev.attention.tiling import Order, Tiling
-from numdev.errors import BadInput, NotHonoured, Unsupported
+from numdev.attention.tiling import KernelLaunch, Order
+from numdev.errors import BadInput, Unsupported
 from numdev.settings import setting
 
+_KERNEL_ROWS = 64  # of the kernel's tile, whatever Br is: Br changes no bit of tiled attention, and so must not choose a launch
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
 # block is as many rows as memory should bear.
 _WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 28}
 
 
 @dataclass(frozen=True)
-class Tiled(ForwardPass):
+class Tiled(OverTiles):
     """Tiled attention under a precision policy.
 
     A row's state is not touched by a tile in which the row sees no key. So the result of a row depends on its own query, on k
@@ -68,41 +56,18 @@ class Tiled(ForwardPass):
     row's place.)
 
     Attributes:
-        precision: the format of each step.
-        tiling: which tiles, in which order.
-        softmax: the recurrence.
+        precision, tiling, softmax: as in `OverTiles`.
         count: whether to fill `Output.counters`; counting reads every P twice more. None counts too, but lets the instrumented
-            kernel, which counts nothing, take a run on a GPU (`numdev.attention.path`); with the others no kernel takes it.
+            kernel, which counts nothing, take a long run on a GPU; with the others no kernel takes it.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | STEPS | TILES | RECURRENCE | {"attention.count"})
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ | {"attention.count"})
 
-    precision: Precision
-    tiling: Tiling = Tiling()
-    softmax: OnlineSoftmax = OnlineSoftmax()
     count: bool | None = setting(
         None,
         "whether the run counts its events, which are the columns `counter.*`; null counts them, except in a long run on a GPU, "
         "which goes by the instrumented kernel and counts nothing; with true and false a GPU goes by tensor operations",
     )
-
-    @property
-    def idle(self) -> dict[str, str]:
-        return self.precision.idle | self.tiling.idle
-
-    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`."""
-        return tiled_ineffective(self.precision, self.tiling, self.softmax, shape)
-
-    def cost_model(self, launch: KernelLaunch) -> CostModel:
-        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
-
-    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        return KernelArithmetic(self.precision, self.softmax, tiling=self.tiling)
-
-    def unrounded(self) -> Tiled:
-        """Itself, its output left in the format of the accumulator."""
-        return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""
@@ -112,7 +77,7 @@ class Tiled(ForwardPass):
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
         """The run by the instrumented kernel, where it takes it."""
-        kernel = KernelRun(self.precision, replace(self.tiling, br=BR), self.softmax)
+        kernel = Instrumented(self.precision, replace(self.tiling, br=_KERNEL_ROWS), self.softmax)
         if kernel_refusal(kernel, q, k, v, mask, scale, self.count) is not None:
             return None
         try:
@@ -131,36 +96,31 @@ class Tiled(ForwardPass):
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
         launch = KernelLaunch(FUSED if unsupported_reason(run, self.tiling) is None else "")
-        out, lse = self._compiled(run) if launch.name else self._tensors(run)
+        if launch.name:
+            from numdev.attention.compiled.run import attend  # here, since numba takes as long to import as all of numdev
+
+            out, lse = attend(run, self.tiling)
+        else:
+            out, lse = self._tensors(run)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = {} if counters is None else counters.summary()
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted, launch)
 
-    def _compiled(self, run: Run) -> tuple[Tensor, Tensor]:
-        """The bits of `_tensors`, by compiled passes."""
-        from numdev.attention.compiled.run import attend  # here, since numba takes as long to import as all of numdev
-
-        return attend(run, self.tiling)
-
     def _tensors(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Block by block of the rows, by tensor operations."""
+        """Block by block of the rows, by tensor operations; how many rows a block has changes no bit."""
         q, v = run.q, run.v
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, run.k.shape[-2])))
-        for first in range(0, q.shape[-2], block):
-            rows = slice(first, min(first + block, q.shape[-2]))
-            out[..., rows, :], lse[..., rows, :] = self._rows(run, rows.start, rows.stop)
-        return out, lse
-
-    def _rows(self, run: Run, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """A block of rows through every tile; how many rows a block has changes no bit."""
         splits = self.tiling.key_tiles(run.k.shape[-2])
-        return through(run, splits, first, lambda split: Rows(run, first, last, split))
+        for first in range(0, q.shape[-2], block):
+            last = min(first + block, q.shape[-2])
+            out[..., first:last, :], lse[..., first:last, :] = through(run, splits, first, partial(Rows, run, first, last))
+        return out, lse
 
 
 @dataclass(frozen=True)
-class TiledBackward(BackwardPass):
+class TiledBackward(GradientsOverTiles):
     """A forward pass, then the tiled backward pass under a precision policy.
 
     dQ of a row is summed over the KV tiles in the tiling's order. dK and dV of a KV tile are summed over the heads of the
@@ -168,21 +128,14 @@ class TiledBackward(BackwardPass):
     adds to dQ by atomics has no fixed order: `Order.RANDOM` with a seed draws one for dQ; `query_order` is that of dK and dV.
 
     Attributes:
-        forward: the forward pass, which saves O and LSE.
-        precision: the format of each step.
-        tiling: which tiles, in which order; one split.
-        recompute: how P and delta are recomputed.
+        forward, precision, tiling, recompute: as in `GradientsOverTiles`.
         query_order: order of the query tiles; None is the tiling's.
         count: whether to fill `Gradients.counters`; counting changes no result.
         turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
     """
 
-    honours: ClassVar[Honours] = Honours(TILED_BACKWARD | {"backward.query_order", "backward.count"})
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ_BACKWARD | {"backward.query_order", "backward.count"})
 
-    forward: Attention
-    precision: BackwardPrecision
-    tiling: Tiling = Tiling()
-    recompute: Recompute = Recompute()
     query_order: Order | None = setting(
         None,
         "in which order a tile of keys meets the tiles of queries, which are added to dK and dV: forward, reverse, ...; null is "
@@ -192,39 +145,27 @@ class TiledBackward(BackwardPass):
     turns: Turns | None = None
 
     def __post_init__(self) -> None:
-        if self.tiling.splits != 1:
-            raise BadInput("tiling.splits", self.tiling.splits, "gradients of ranges of keys cannot be combined; give 1")
+        super().__post_init__()
         if self.turns is not None:
             self.turns.check(self.tiling)
             if self.query_order is not None:
                 raise BadInput("backward.query_order", self.query_order.value, "the walk has an order of its own; give null")
 
     @property
-    def idle(self) -> dict[str, str]:
-        """Settings that have no effect, and the setting under which each would."""
-        orders = (self.tiling.order, self.query_order)
-        tiles = [replace(self.tiling, order=order).idle for order in orders if order is not None]
-        unread = {name: reader for name, reader in tiles[0].items() if all(name in others for others in tiles)}
-        return unread | idle_recompute(self.recompute)
-
-    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`."""
-        return backward_ineffective(self.forward, self.precision, self.tiling, self.recompute, shape)
+    def orders(self) -> tuple[Order, ...]:
+        return (self.tiling.order,) if self.query_order is None else (self.tiling.order, self.query_order)
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br, bc=self.tiling.bc)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
-        return KernelArithmetic(
-            self.precision, recompute=self.recompute, tiling=self.tiling, query_order=self.query_order, turns=self.turns
-        )
+        return replace(super().arithmetic(shape, mask), query_order=self.query_order, turns=self.turns)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
         """The backward pass alone. Its carrier holds the saved O and LSE: an FP32 one rounds those in FP64 to nearest."""
-        check_backward_shapes(q, k, v, do, mask)
-        saved.check(q, v)
+        check_backward_shapes(q, k, v, do, mask, saved)
         carrier, kv_heads = self.precision.carrier, k.shape[1]
         k, v = (mask.without_padding(x.to(carrier))[:, :, None] for x in (k, v))
         q, do, out = (group_heads(x.to(carrier), kv_heads) for x in (q, do, saved.out))
@@ -237,18 +178,17 @@ class TiledBackward(BackwardPass):
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
         launch = KernelLaunch(FUSED if backward_unsupported_reason(run) is None else "")
-        dq, dk, dv = self._compiled(run, delta, counters) if launch.name else run.gradients(delta, counters)
+        if launch.name:
+            from numdev.attention.compiled.run import gradients  # as above
+
+            dq, dk, dv = gradients(run, delta, counters)
+        else:
+            dq, dk, dv = run.gradients(delta, counters)
         steps.at(END, 0, 0)
         dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
         return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted, launch)
-
-    def _compiled(self, run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The bits of `BackwardRun.gradients`, by compiled passes."""
-        from numdev.attention.compiled.run import gradients  # here, since numba takes as long to import as all of numdev
-
-        return gradients(run, delta, counters)
 
     def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
         """Of query tiles and KV tiles of grouped heads, in their order."""

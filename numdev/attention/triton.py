@@ -13,10 +13,11 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
+from numdev.attention.accepted_settings import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
 from numdev.attention.base import (
     Attention,
-    ForwardPass,
     Gradients,
+    KernelArithmetic,
     Output,
     Saved,
     check_backward_shapes,
@@ -25,9 +26,6 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import BackwardPass
-from numdev.attention.honours import PRESET, RECOMPUTED, RECURRENCE, SIDES, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.hopper.launch import (
     BACKWARD,
     QUERIES,
@@ -52,12 +50,14 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute, ScaleOn
 from numdev.attention.tile_schedule import Turns
-from numdev.attention.tiling import Order, Tiling
+from numdev.attention.tiling import KernelLaunch, Order, Tiling
 from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
 
 __all__ = ["Kernel", "Products", "Triton", "TritonBackward"]
 
+Exponentials = tuple[OnlineSoftmax, Recompute]
+Sides = tuple[int | None, int | None]  # Br and Bc, None for those of the launch table
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 _BACKWARD_FORMATS = (BF16, FP16, FP32)
 
@@ -74,7 +74,7 @@ _OWN = {"attention.products", "attention.kernel"}
 
 
 @dataclass(frozen=True)
-class Triton(ForwardPass):
+class Triton(Attention):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -90,7 +90,7 @@ class Triton(ForwardPass):
         kernel: see `Kernel`. `Output.launch` says which one ran.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
 
     fmt: Format = BF16
     br: int | None = None
@@ -108,6 +108,27 @@ class Triton(ForwardPass):
     def __post_init__(self) -> None:
         _check(self.fmt, _FORMATS, self.br, self.bc, self.splits or 1)
 
+    @staticmethod
+    def of_settings(
+        preset: str,
+        fmt: Format,
+        exponentials: Exponentials,
+        products: Products,
+        kernel: Kernel,
+        tile: Sides,
+        order: Order | None,
+        splits: int | None,
+    ) -> Triton:
+        """From settings, of which what is not set is left to the kernel.
+
+        Raises:
+            NotHonoured: for a policy whose output is in another format than theirs.
+        """
+        made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel)
+        if "_" in preset and Precision.parse(preset).format != made.format:
+            raise NotHonoured("precision.preset", preset, f"attention=triton returns {made.format}; name a format alone")
+        return made
+
     @property
     def precision(self) -> Precision:
         """The policy under which it computes."""
@@ -120,7 +141,7 @@ class Triton(ForwardPass):
         return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
-        """See `numdev.attention.honours.OnShape`; the launch table's Bc is known on the GPU alone."""
+        """The launch table's Bc is known on the GPU alone."""
         if shape is None or self.bc is None or self.splits is None:
             return []
         return Tiling(bc=self.bc, splits=self.splits).ineffective(shape.keys)
@@ -151,12 +172,10 @@ class Triton(ForwardPass):
 
     @property
     def is_tf32(self) -> bool:
-        """Whether FP32 operands are multiplied in TF32."""
         return self.products is Products.TF32
 
     @property
     def storage(self) -> torch.dtype:
-        """The dtype in which the inputs are stored, so that a call converts nothing."""
         return held_dtype(self.fmt)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
@@ -230,7 +249,7 @@ class TritonBackward(BackwardPass):
         kernel: see `Kernel`.
     """
 
-    honours: ClassVar[Honours] = Honours(
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
         PRESET | SIDES | {"tiling.order", _PRODUCTS, "backward.kernel"} | RECURRENCE | RECOMPUTED, "kernel", _BACKWARD_FORMATS
     )
 
@@ -248,6 +267,15 @@ class TritonBackward(BackwardPass):
         if self.tf32 and self.fmt != FP32:
             raise BadInput(_PRODUCTS, "tf32", f"only products of fp32 can be in tf32, not those of {self.fmt.name}; give ieee")
 
+    @staticmethod
+    def of_settings(
+        fmt: Format, exponentials: Exponentials, products: Products, kernel: Kernel, tile: Sides, order: Order | None
+    ) -> TritonBackward:
+        """From settings: after our forward kernels with the tile of their table. `kernel` is of both passes."""
+        softmax, recompute = exponentials
+        forward = Triton(fmt, softmax=softmax, products=products, kernel=kernel)
+        return TritonBackward(forward, fmt, *tile, order, recompute, products is Products.TF32, kernel)
+
     @property
     def idle(self) -> dict[str, str]:
         unread = {} if self.recompute.reads_output else {"recompute.output": "recompute.delta=output"}
@@ -260,12 +288,10 @@ class TritonBackward(BackwardPass):
 
     @property
     def storage(self) -> torch.dtype:
-        """The dtype in which the inputs are stored, so that a call converts nothing."""
         return held_dtype(self.fmt)
 
     @property
     def is_tf32(self) -> bool:
-        """Whether FP32 operands are multiplied in TF32."""
         return self.tf32
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
@@ -303,8 +329,7 @@ class TritonBackward(BackwardPass):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask)
-        saved.check(q, v)
+        check_backward_shapes(q, k, v, do, mask, saved)
         require(q.device)
         if q.shape[-1] != v.shape[-1]:
             raise Unsupported(
@@ -338,6 +363,18 @@ class TritonBackward(BackwardPass):
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both portable kernels."""
         return choose_backward(self.fmt, head_dim, mask, device_of(device), self.br, self.bc)
+
+
+def exponentials(
+    softmax: OnlineSoftmax, exp: Exponential | None, recompute: Recompute | None = None, recompute_exp: Exponential | None = None
+) -> Exponentials:
+    """Both with the exponential exp2, unless one is set: `exp` and `recompute_exp`."""
+    recompute = Recompute() if recompute is None else recompute
+    if exp is None and softmax.exp == Exponential.EXP:
+        softmax = replace(softmax, exp=Exponential.EXP2)
+        if recompute_exp is None and recompute.exponential == Exponential.EXP:
+            recompute = replace(recompute, exponential=Exponential.EXP2)
+    return softmax, recompute
 
 
 def _check(fmt: Format, formats: tuple[Format, ...], br: int | None, bc: int | None, splits: int = 1) -> None:

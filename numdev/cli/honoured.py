@@ -1,7 +1,7 @@
 """Checks that what would be measured reads every explicit setting; refuses a setting that it would ignore.
 
-A class that declares `honours` (`numdev.attention.honours.Honouring`) states which settings it reads; any other class reads the
-arguments of its own node, and what they refer to.
+A class that declares `accepted_settings` states which settings it reads; any other class reads the arguments of its own node, and
+what they refer to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from numdev.attention.honours import Honouring, Honours, OnShape
+from numdev.attention.accepted_settings import AcceptedSettings
+from numdev.attention.base import Implementation
 from numdev.cli import nodes, schema
 from numdev.cli.compose import Flat, Library, Request, Said, config_folder, reference
 from numdev.cli.nodes import TARGET
@@ -33,7 +34,7 @@ def check(request: Request) -> None:
     read = _read(request.raw, variant)
     if ignored := [name for name in said if name not in read]:
         one = _implementation(request.raw, variant)
-        raise _refusal(ignored[0], said, _why(ignored, request, one, honours_of(request.raw, one)))
+        raise _refusal(ignored[0], said, _why(ignored, request, one, accepted_by(request.raw, one)))
     for name, rule in _overruled():
         others = [f"{name.partition('.')[0]}.{other}" for other in rule.by]
         if _is_stated(said, name) and all(
@@ -50,10 +51,10 @@ def check_built(request: Request, variant: Any, problem: Any) -> None:
         NotHonoured: naming the setting, and the setting under which it is read, or the values that have an effect.
     """
     parts = [variant]
-    if not isinstance(variant, Honouring) and is_dataclass(variant):  # it holds the one that says what it reads
+    if not isinstance(variant, Implementation) and is_dataclass(variant):  # it holds the one that says what it reads
         parts = [getattr(variant, field.name) for field in fields(variant)]
     for part in parts:
-        for name, reader in part.idle.items() if isinstance(part, Honouring) else ():
+        for name, reader in part.idle.items() if isinstance(part, Implementation) else ():
             if name in request.said:
                 reads = f"{kind_of(request)} reads {_called(name, request.said)} only with {reader}"
                 raise _refusal(name, request.said, f"{reads}; leave it out, or give {reader} too")
@@ -66,7 +67,7 @@ def check_effective(request: Request, made: Any, problem: Any) -> None:
     Raises:
         NotHonoured: naming the setting, and the values that have one.
     """
-    for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, OnShape) else ():
+    for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, Implementation) else ():
         if error.field in request.said:
             raise _refusal(error.field, request.said, error.mend)
 
@@ -84,11 +85,11 @@ def reads(request: Request) -> frozenset[str]:
     return _read(request.raw, nodes.place(request.config, "variant"))
 
 
-def honours_of(raw: Flat, path: str) -> Honours:
+def accepted_by(raw: Flat, path: str) -> AcceptedSettings:
     """The settings that a node reads."""
     kind = nodes.made_by(raw[f"{path}.{TARGET}"]) if f"{path}.{TARGET}" in raw else None
-    declared = getattr(kind, "honours", None)  # which a class of another operation need not have
-    return declared if isinstance(declared, Honours) else Honours(under(raw, path))
+    declared = getattr(kind, "accepted_settings", None)  # which a class of another operation need not have
+    return declared if isinstance(declared, AcceptedSettings) else AcceptedSettings(under(raw, path))
 
 
 def under(raw: Flat, path: str) -> frozenset[str]:
@@ -98,7 +99,7 @@ def under(raw: Flat, path: str) -> frozenset[str]:
     while waiting:
         prefix = waiting.pop()
         if prefix != path and (own := _declared_by(raw, prefix)) is not None:
-            names |= {prefix, *own.settings}
+            names |= {prefix, *own.names}
             continue
         for name, value in raw.items():
             if name != prefix and not name.startswith(f"{prefix}."):
@@ -112,15 +113,15 @@ def under(raw: Flat, path: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _declared_by(raw: Flat, path: str) -> Honours | None:
+def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
     """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
     name = raw.get(f"{path}.{TARGET}")
-    declared = getattr(nodes.made_by(name) if name else None, "honours", None)
-    return declared if isinstance(declared, Honours) else None
+    declared = getattr(nodes.made_by(name) if name else None, "accepted_settings", None)
+    return declared if isinstance(declared, AcceptedSettings) else None
 
 
 def _implementation(raw: Flat, variant: str) -> str:
-    """The node within the variant whose class declares what it honours; otherwise the node of the variant."""
+    """The node within the variant whose class declares what it accepts; otherwise the node of the variant."""
     for name, value in raw.items():
         target = reference(value, name) if isinstance(value, str) and name.startswith(f"{variant}.") else None
         if target is not None and _declared_by(raw, target) is not None:
@@ -130,7 +131,7 @@ def _implementation(raw: Flat, variant: str) -> str:
 
 def _read(raw: Flat, variant: str) -> frozenset[str]:
     """Everything that a point reads, and the nodes that hold it: an option that names a constructor states only its group."""
-    settings = honours_of(raw, variant).settings
+    settings = accepted_by(raw, variant).names
     always = {"seeds", variant, "problem", "baseline"} | under(raw, "problem") | under(raw, "baseline")
     read = always | settings
     return frozenset(read | {name.rpartition(".")[0] for name in read})
@@ -151,8 +152,8 @@ def _options(group: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _able(group: str, settings: Iterable[str]) -> Iterator[str]:
     for option, leaf in _options(group).items():
-        declared = getattr(nodes.made_by(leaf[TARGET]), "honours", None) if TARGET in leaf else None
-        if isinstance(declared, Honours) and declared.settings.issuperset(settings):
+        declared = getattr(nodes.made_by(leaf[TARGET]), "accepted_settings", None) if TARGET in leaf else None
+        if isinstance(declared, AcceptedSettings) and declared.names.issuperset(settings):
             yield option
 
 
@@ -161,7 +162,7 @@ def _is_stated(said: Said, name: str) -> bool:
     return name in said and said[name].name == name
 
 
-def _why(ignored: list[str], request: Request, variant: str, reads: Honours) -> str:
+def _why(ignored: list[str], request: Request, variant: str, reads: AcceptedSettings) -> str:
     first, *others = ignored
     it, option = _called(first, request.said), kind_of(request)
     if refusal := reads.refusal(first, option):

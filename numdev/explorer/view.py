@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from numdev.api import bench
-from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.groups import GROUPS
 from numdev.attention.precision import Precision

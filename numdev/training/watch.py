@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.attention.base import Differentiable, Gradients, Implementation, group_heads, softmax_scale
-from numdev.attention.differentiable import BackwardPass, differentiable, uncast
+from numdev.attention.base import Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.differentiable import Backward, BackwardPass, differentiable, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
@@ -75,11 +75,11 @@ class Watched:
     The gradients have the same bits too, unless q, k and v are one tensor, whose three gradients may be added in another order.
     """
 
-    attention: Differentiable
+    attention: Backward
     watch: Watch
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.attention.base.Differentiable`."""
+        """See `numdev.attention.differentiable.Backward`."""
         if not torch.is_grad_enabled():
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone

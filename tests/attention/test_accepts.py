@@ -26,13 +26,12 @@ from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.compiled import rules
 from numdev.attention.compiled.rules import FUSED
 from numdev.attention.exact import Exact
-from numdev.attention.instrumented import Instrumented, InstrumentedBackward
-from numdev.attention.kernelrun import KernelRun
+from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper import launch as hopper_launch
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
-from numdev.attention.path import Path, by, kernel_refusal
+from numdev.attention.path import Path, by
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
@@ -266,9 +265,9 @@ def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: 
 
 
 def automatic(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    kernel = KernelRun(precision, tiling, softmax)
+    kernel = Instrumented(precision, tiling, softmax)
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("numdev.attention.path.is_on_gpu", lambda x: True)
+        patch.setattr("numdev.attention.instrumented.is_on_gpu", lambda x: True)
         return kernel_refusal(kernel, *draw(SIZES), mask, 0.3, None)
 
 

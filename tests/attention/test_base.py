@@ -9,10 +9,10 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import KernelLaunch
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex

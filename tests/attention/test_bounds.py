@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from numdev.attention.exact import Exact
-from numdev.attention.kernelrun import KernelRun
+from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
@@ -44,7 +44,7 @@ def both(seed: int, sizes: Sizes, device: str) -> tuple[Tensor, Tensor, Tensor, 
     policy, tiling, softmax, mask = case(seed)
     q, k, v = on(device, policy.round_inputs(*draw(sizes, seed, 0.5)))
     scale = q.shape[-1] ** -0.5
-    kernel = KernelRun(policy, tiling, softmax)(q, k, v, mask, scale).out
+    kernel = Instrumented(policy, tiling, softmax)(q, k, v, mask, scale).out
     with by(Path.TENSORS):
         tensors = Tiled(policy, tiling, softmax, count=False)(q, k, v, mask, scale).out
     exact, e = bound(policy, tiling, softmax, (q, k, v), mask, scale)

@@ -18,13 +18,12 @@ from numdev.attention.cost import Algorithm, Cost, CostModel, Width
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
-from numdev.attention.tiling import Tiling
+from numdev.attention.tiling import KernelLaunch, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex

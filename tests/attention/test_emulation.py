@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.base import ForwardPass, Saved
-from numdev.attention.differentiable import WithGradients
+from numdev.attention.base import Attention, Saved
+from numdev.attention.differentiable import Backward
 from numdev.attention.emulation import emulation_of, gradients_emulation_of
 from numdev.attention.exact import Exact, ExactBackward, rounded_once
 from numdev.attention.instrumented import Instrumented
@@ -59,7 +59,7 @@ def of(head_dim: int, heads: int = 64) -> Shape:
         (Custom(OURS), 64, {"bc": 16, "order": FORWARD}, (16, FORWARD)),
     ],
 )
-def test_order_and_tile(variant: ForwardPass, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
+def test_order_and_tile(variant: Attention, dim: int, stated: dict[str, Any], expected: tuple[int, Order]) -> None:
     found = emulation_of(variant, of(dim), **stated)
     assert (found.tiling.bc, found.tiling.order) == expected
 
@@ -79,7 +79,7 @@ def test_order_and_tile(variant: ForwardPass, dim: int, stated: dict[str, Any], 
         (Vanilla(), 64, "tiling.bc"),
     ],
 )
-def test_what_is_not_known_must_be_said(variant: ForwardPass, dim: int, field: str) -> None:
+def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}: .*(state what|give)"):
         emulation_of(variant, of(dim))
 
@@ -204,7 +204,7 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
         (TritonBackward(ATTEND, kernel=Kernel.PORTABLE), "tiling.br: .*depends on the launch"),
     ],
 )
-def test_what_is_not_known_of_gradients_must_be_said(variant: WithGradients, field: str) -> None:
+def test_what_is_not_known_of_gradients_must_be_said(variant: Backward, field: str) -> None:
     with pytest.raises(BadInput, match=f"^{field}.*state what"):
         gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND)
 
@@ -225,8 +225,6 @@ def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
     with pytest.raises(BadInput, match=r"^forward: 'triton' .*tiling\.bc: .*depends on the launch.*or give the forward pass"):
         gradients_emulation_of(unknown, of(64), Mask())
     assert gradients_emulation_of(unknown, of(64), Mask(), forward=unknown.forward_pass).forward == unknown.forward
-    with pytest.raises(BadInput, match=r"^forward: 'ExactBackward' .*give the forward pass"):
-        gradients_emulation_of(TritonBackward(ExactBackward(), br=16, bc=16, kernel=Kernel.PORTABLE), of(64), Mask())  # type: ignore[arg-type]
 
 
 HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)

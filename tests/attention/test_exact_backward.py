@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP64
 from numdev.attention import exact
-from numdev.attention.base import Backward
-from numdev.attention.differentiable import saved_by
+from numdev.attention.differentiable import Backward, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward

@@ -96,7 +96,7 @@ def test_it_honours_the_steps_of_the_forward_pass_that_it_reads(step: str) -> No
     inputs = draw_all((1, 2, 1, 7, 9, 4))
     both = (Precision.golden(), Precision.golden().with_step(**{step: "bf16"}))
     plain, changed = (NaiveBackward(BackwardPrecision.golden(), forward)(*inputs, Mask()).dv for forward in both)
-    assert torch.equal(plain, changed) != (f"forward_precision.{step}" in NaiveBackward.honours.settings)
+    assert torch.equal(plain, changed) != (f"forward_precision.{step}" in NaiveBackward.accepted_settings.names)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

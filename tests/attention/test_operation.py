@@ -13,11 +13,10 @@ from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention import cost
 from numdev.attention.base import Gradients
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import WithGradients
+from numdev.attention.differentiable import Backward
 from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
 from numdev.attention.instrumented import InstrumentedBackward
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
@@ -25,7 +24,7 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Tiling
+from numdev.attention.tiling import KernelLaunch, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
@@ -82,7 +81,7 @@ def test_what_implementations_declare() -> None:
         (16, 32),
     ]
     assert [model(variant).width for variant in tiled[:-1]] == [Width(2.0, 2.0)] * 4
-    assert all(isinstance(variant, WithGradients) for variant in (*VARIANTS.values(), FlexBackward()))
+    assert all(isinstance(variant, Backward) for variant in (*VARIANTS.values(), FlexBackward()))
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import numdev as nd
-from numdev.attention import path
+from numdev.attention import instrumented
 from numdev.attention.emulation import emulation_of
-from numdev.attention.instrumented import Instrumented
-from numdev.attention.kernelrun import INSTRUMENTED, KernelRun
+from numdev.attention.instrumented import INSTRUMENTED, Instrumented, kernel_refusal
 from numdev.attention.mask import Mask
-from numdev.attention.path import Path, by, kernel_refusal
+from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax
@@ -30,7 +29,7 @@ PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
 @pytest.fixture
 def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter stands in for a GPU."""
-    monkeypatch.setattr(path, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: True)
 
 
 def reason(
@@ -44,7 +43,7 @@ def reason(
 ) -> str:
     """Why a short run goes without the kernel; empty where it does not."""
     q, k, v = precision.round_inputs(*draw((1, 1, 1, 20, 40, dim)))
-    return kernel_refusal(KernelRun(precision, tiling, softmax), q, k, v, mask or Mask(), scale, count) or ""
+    return kernel_refusal(Instrumented(precision, tiling, softmax), q, k, v, mask or Mask(), scale, count) or ""
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -76,7 +75,7 @@ def test_what_it_does_not_take(why: str, changed: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("on_any_device")
 def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = KernelRun(BF16, PLAIN_TILES, PLAIN)
+    kernel = Instrumented(BF16, PLAIN_TILES, PLAIN)
     q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
     wild, trained = v.clone(), k.clone().requires_grad_()
     wild[..., 3, 2] = torch.inf
@@ -91,12 +90,12 @@ def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "short" in reason()
     for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
-            patch.setattr(path, name, least + 1)
+            patch.setattr(instrumented, name, least + 1)
             assert "short" in reason(tiling=Tiling(16, 16))
-            patch.setattr(path, name, least)
+            patch.setattr(instrumented, name, least)
             assert reason(tiling=Tiling(16, 16)) == ""
-    monkeypatch.setattr(path, "_FEWEST_TILES", 1)
-    monkeypatch.setattr(path, "triton_version", lambda: "none")
+    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
+    monkeypatch.setattr(instrumented, "triton_version", lambda: "none")
     assert "not installed" in reason()
     monkeypatch.undo()
     assert "not on a GPU" in reason()
@@ -110,7 +109,7 @@ def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
 @pytest.fixture
 def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run is too short."""
-    monkeypatch.setattr(path, "_FEWEST_TILES", 1)
+    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
 
 
 @pytest.mark.usefixtures("always")
@@ -156,7 +155,7 @@ def test_a_record_names_the_kernel_and_has_no_counters() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
     policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
-    keys = path._FEWEST_TILES * tiling.bc
+    keys = instrumented._FEWEST_TILES * tiling.bc
     q, k, v = (torch.rand(1, 1, n, 64, device="cuda") for n in (1024, keys, keys))
     inputs = policy.round_inputs(q, k, v)
     assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith(INSTRUMENTED)

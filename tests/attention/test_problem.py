@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from numdev.api import Bench
 from numdev.arithmetic.formats import FP64
-from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16, FP32
+from numdev.attention.base import Implementation
 from numdev.attention.exact import ExactBackward, RoundedBackward
 from numdev.attention.groups import BACKWARD_GROUPS, GROUPS
-from numdev.attention.honours import Honouring
 from numdev.attention.instrumented import InstrumentedBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
@@ -302,8 +302,8 @@ def test_what_a_variant_honours_are_settings(name: str) -> None:
         "backward.kernel",
     }
     kind: Any = KINDS[name]
-    assert kind.honours.settings <= known | {"tiling.head_dim"}
-    assert isinstance(variant(backward=name), Honouring)
+    assert kind.accepted_settings.names <= known | {"tiling.head_dim"}
+    assert isinstance(variant(backward=name), Implementation)
 
 
 class TestCommand:

@@ -13,9 +13,9 @@ from numdev.arithmetic.formats import BF16, E5M2, FP32
 from numdev.arithmetic.microscale import MICROSCALED, Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind, Tied
+from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask

@@ -33,8 +33,10 @@ KNOWN = composer(LIBRARY.folders)
 RUN = {"device", "results", "out", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
 RUN |= {f"plot.{part.name}" for part in fields(PlotConfig)}
 NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
-HONOURS = {kind: honoured.honours_of(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")}
-MAKERS = tuple(HONOURS)
+ACCEPTED = {
+    kind: honoured.accepted_by(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")
+}
+MAKERS = tuple(ACCEPTED)
 FUNCTION = "numdev.attention.exact:rounded_once"
 EMULATED = {"baseline": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
 
@@ -177,7 +179,7 @@ class TestTheLaw:
     def test_the_value_that_it_would_have_anyway_is_refused_too(self, kind: str) -> None:
         whole = asked_of(kind)
         always = honoured.under(whole.raw, "problem") | honoured.under(whole.raw, "baseline") | {"seeds"} | RUN
-        others = set(NAMES) - HONOURS[kind].settings - always
+        others = set(NAMES) - ACCEPTED[kind].names - always
         assert others or kind in ("tiled", "instrumented")
         for name in sorted(name for name in others if whole.raw.get(name) is not None):
             with pytest.raises(NotHonoured, match=rf"^{name}: .*attention={kind} ") as refused:
@@ -191,7 +193,7 @@ class TestTheLaw:
             stated = [name for name, value in flat({group: LIBRARY.leaf(group, option)}) if value is not None]
             asked = EXPANDER.request({"attention": kind, group: option} | function(kind))
             assert set(stated) == {name for name in asked.said if name.startswith(f"{group}.")}
-            honours = HONOURS[kind].settings
+            honours = ACCEPTED[kind].names
             if group == "precision":
                 continue  # held below
             if set(stated) <= honours:
@@ -203,7 +205,7 @@ class TestTheLaw:
 
 class TestDeclarations:
     def test_every_setting_is_honoured_by_something(self) -> None:
-        declared = set().union(*(each.settings for each in HONOURS.values()))
+        declared = set().union(*(each.names for each in ACCEPTED.values()))
         for group in ("problem", "baseline"):
             for option in LIBRARY.options(group):
                 declared |= honoured.under(dict(KNOWN.values(group, option)), group)
@@ -212,21 +214,21 @@ class TestDeclarations:
     def test_what_declares_nothing_honours_its_own_node_and_what_that_refers_to(self) -> None:
         raw = {"variant._target_": "fractions.Fraction", "variant.numerator": 3, "variant.of": "${steps}", "variant.n": "${m.n}"}
         others = {"steps.a": 1, "steps.b.c": "${.d}", "steps.b.d": 2, "m.n": 3, "m.o": 4}
-        found = honoured.honours_of(raw | others, "variant").settings
+        found = honoured.accepted_by(raw | others, "variant").names
         assert found == {"variant.numerator", "variant.of", "variant.n", "steps.a", "steps.b.c", "steps.b.d", "m.n"}
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_nothing_is_declared_that_there_is_not(self, kind: str) -> None:
-        assert HONOURS[kind].settings <= set(NAMES)
+        assert ACCEPTED[kind].names <= set(NAMES)
         assert isinstance(build.point(EXPANDER.request({"attention": kind} | function(kind))).variant, Implementation)
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_what_is_idle_is_honoured_otherwise(self, kind: str) -> None:
         variant = build.point(EXPANDER.request({"attention": kind} | function(kind))).variant
-        assert set(variant.idle) <= variant.honours.settings
+        assert set(variant.idle) <= variant.accepted_settings.names
 
 
-FIXED = [kind for kind in MAKERS if HONOURS[kind].family]
+FIXED = [kind for kind in MAKERS if ACCEPTED[kind].family]
 
 
 class TestFormatOfFixedArithmetic:
@@ -235,7 +237,7 @@ class TestFormatOfFixedArithmetic:
 
     @pytest.mark.parametrize("kind", FIXED)
     def test_precision_names_a_format_alone_or_the_variants_own_policy(self, kind: str) -> None:
-        honours, own = HONOURS[kind], "eager" if kind == "vanilla" else "kernel"
+        honours, own = ACCEPTED[kind], "eager" if kind == "vanilla" else "kernel"
         for preset in Precision.preset_names().values():
             family, _, name = preset.rpartition("_")
             if family in ("", own) and name in {fmt.name for fmt in honours.formats}:

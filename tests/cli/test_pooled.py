@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.api import Bench, speed_bench
-from numdev.attention.baseline import baseline_for
 from numdev.attention.distributions import Distribution
+from numdev.attention.emulation import baseline_for
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled

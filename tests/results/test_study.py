@@ -15,9 +15,9 @@ from torch import Tensor
 from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output
-from numdev.attention.baseline import baseline_for
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
+from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.operation import ATTENTION

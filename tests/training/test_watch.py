@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.base import Differentiable
+from numdev.attention.differentiable import Backward
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
@@ -30,7 +30,7 @@ from tests.training.toy import CPU, Toy, trained
 TILES = Tiling(br=8, bc=2)
 INSIDE = TiledBackward(Tiled(Precision.uniform(BF16), TILES), BackwardPrecision.uniform(BF16), TILES)
 KERNEL = TiledBackward(Tiled(Precision.kernel(BF16), TILES), BackwardPrecision.kernel(BF16), TILES)
-EVERY: dict[str, Differentiable] = {
+EVERY: dict[str, Backward] = {
     "inside": INSIDE,
     "kernel": KERNEL,
     "naive": NaiveBackward.eager(BF16),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import Output, check_shapes
-from numdev.attention.honours import PRESET, Honours
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dtype_of
 from numdev.errors import BadInput, BadOutput
@@ -34,7 +34,7 @@ class Custom(InDtype):
         digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.user_code`.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
     function: str = setting(MISSING, "where a function of one's own is imported from: `package.module:function`")
     fmt: Format = BF16

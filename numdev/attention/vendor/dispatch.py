@@ -16,12 +16,12 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import ForwardPass, Gradients, Output, check_backward_shapes
+from numdev.attention.base import Attention, Gradients, Output, check_backward_shapes
 from numdev.attention.cost import CostModel
-from numdev.attention.differentiable import Passes, WithGradients, check_dtypes, rounded_once, uncast
-from numdev.attention.kernel_launch import KernelLaunch
+from numdev.attention.differentiable import Backward, Passes, check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput, Unsupported
 from numdev.machine import profiler
 
@@ -30,7 +30,7 @@ Result = tuple[Tensor, Tensor | None]
 IN_TORCH = (BF16, FP16, FP32, FP64, E4M3FN, E5M2)  # formats that are a dtype of torch
 
 
-class InDtype(ForwardPass):
+class InDtype(Attention):
     """A forward pass in a dtype of torch."""
 
     fmt: Format
@@ -176,7 +176,7 @@ def kernel_family(names: tuple[str, ...]) -> tuple[str, str]:
     return "", ""
 
 
-class ByAutograd(WithGradients):
+class ByAutograd(Backward):
     """A forward pass of torch, differentiated by torch's autograd. Delta is not returned.
 
     The forward pass refuses what it cannot honour. The profiler says which kernel computes the gradients, and a kernel of

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.accepted_settings import PRESET, SIDES, AcceptedSettings
+from numdev.attention.base import KernelArithmetic, Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.honours import PRESET, SIDES, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
-from numdev.attention.tiling import Order
+from numdev.attention.tiling import KernelLaunch, Order
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, is_refusal, proven
 from numdev.errors import BadInput, Unsupported
 
@@ -37,11 +35,16 @@ class Flex(InDtype):
         fmt: of inputs and output.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | SIDES, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | SIDES, "kernel", IN_TORCH)
 
     br: int | None = None
     bc: int | None = None
     fmt: Format = BF16
+
+    @staticmethod
+    def of_settings(fmt: Format, tile: tuple[int | None, int | None]) -> Flex:
+        """From settings: the sides of the tile as `numdev.attention.tiling.sides` has them."""
+        return Flex(*tile, fmt)
 
     def __post_init__(self) -> None:
         for field, side in (("br", self.br), ("bc", self.bc)):
@@ -146,11 +149,16 @@ class FlexBackward(ByAutograd):
         fmt: of inputs and gradients.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | SIDES, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | SIDES, "kernel", IN_TORCH)
 
     br: int | None = None
     bc: int | None = None
     fmt: Format = BF16
+
+    @staticmethod
+    def of_settings(fmt: Format, tile: tuple[int | None, int | None]) -> FlexBackward:
+        """As those of `Flex`."""
+        return FlexBackward(*tile, fmt)
 
     def __post_init__(self) -> None:
         Flex(self.br, self.bc)  # checks the sizes

@@ -12,16 +12,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.base import Output, check_shapes, softmax_scale
+from numdev.attention.accepted_settings import PRESET, AcceptedSettings
+from numdev.attention.base import KernelArithmetic, Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.honours import PRESET, Honours
-from numdev.attention.kernel_arithmetic import KernelArithmetic
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Recompute
-from numdev.attention.tiling import Order
+from numdev.attention.tiling import KernelLaunch, Order
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, dense, hides_rows, proven, refusals
 from numdev.errors import BadInput, Unsupported
 from numdev.settings import setting
@@ -55,7 +53,7 @@ class Sdpa(InDtype):
         fmt: of inputs and output.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | {_FIELD}, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
     backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")
     fmt: Format = BF16
@@ -187,7 +185,7 @@ class SdpaBackward(ByAutograd):
         fmt: of inputs and gradients.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET | {"backward.backend"}, "kernel", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {"backward.backend"}, "kernel", IN_TORCH)
     field: ClassVar[str] = "backward.backend"
 
     backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")

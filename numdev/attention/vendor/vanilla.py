@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
+from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.honours import PRESET, Honours
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.tiling import KernelLaunch
 from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, dense, hides_rows
 from numdev.errors import Unsupported
 
@@ -30,7 +30,7 @@ class Vanilla(InDtype):
         fmt: of inputs, scores, P and output; one that torch multiplies matrices in.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "eager", IN_TORCH)
     unknown: ClassVar[str] = "it has no tiles"
 
     fmt: Format = BF16
@@ -79,7 +79,7 @@ class VanillaBackward(ByAutograd):
         fmt: the format of inputs, scores, P and gradients; torch must be able to multiply matrices in it.
     """
 
-    honours: ClassVar[Honours] = Honours(PRESET, "eager", IN_TORCH)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "eager", IN_TORCH)
     unknown: ClassVar[str] = "it has no tiles"
 
     fmt: Format = BF16

@@ -11,7 +11,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from numdev.attention.kernel_launch import KernelLaunch
 from numdev.attention.kernels.forward import View
 from numdev.attention.kernels.hopper import backward
 from numdev.attention.kernels.hopper import forward as forward_kernel
@@ -32,6 +31,7 @@ from numdev.attention.kernels.hopper.launch import (
 from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.kernels.runtime import TABLES, BackwardInputs, BackwardOutputs, multiprocessors
 from numdev.attention.mask import Mask
+from numdev.attention.tiling import KernelLaunch
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
